@@ -1,0 +1,96 @@
+"""The exception tree of `multi`.
+
+    MultiError
+    |- ConfigError            (ValueError)       a configuration is wrong; names the key path
+    |- LocalProtocolError     (RuntimeError)     you misused the library
+    |- RemoteProtocolError                       the peer broke the protocol
+    |- TransportError         (OSError)          one transport connection failed
+    |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
+    |- SessionRefused         (ConnectionError)  the server said no
+    `- SessionLost            (ConnectionError)  the session ended before everything arrived
+       `- StreamReset                            one stream was reset; the session lives on
+
+"You misused me" and "the peer misbehaved" are different exceptions, as in h11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "ConfigError",
+    "LocalProtocolError",
+    "MultiError",
+    "NoUsableConnection",
+    "RemoteProtocolError",
+    "SessionLost",
+    "SessionRefused",
+    "StreamReset",
+    "TransportError",
+]
+
+
+class MultiError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class ConfigError(MultiError, ValueError):
+    """A configuration is wrong.
+
+    `key_path` names the place (`connection_priority[0].role`), the message says what was found there and what
+    is allowed.
+    """
+
+    def __init__(self, message: str, key_path: str = "") -> None:
+        super().__init__(f"{key_path}: {message}" if key_path else message)
+        self.key_path = key_path
+
+
+class LocalProtocolError(MultiError, RuntimeError):
+    """The caller asked for something that is not possible in this state."""
+
+
+class RemoteProtocolError(MultiError):
+    """The peer sent something the protocol does not allow."""
+
+
+class TransportError(MultiError, OSError):
+    """One transport connection failed; the message says why in words."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1]) if self.args else ""
+
+
+class NoUsableConnection(TransportError):
+    """No candidate could be opened. `attempts` lists each (candidate, reason)."""
+
+    def __init__(self, message: str, attempts: Sequence[tuple[str, str]] = ()) -> None:
+        lines = [message, *(f"  {candidate}: {reason}" for candidate, reason in attempts)]
+        super().__init__("\n".join(lines))
+        self.attempts = tuple(attempts)
+
+
+class SessionRefused(MultiError, ConnectionError):
+    """The server refused the session."""
+
+    def __str__(self) -> str:
+        return str(self.args[-1]) if self.args else ""
+
+
+class SessionLost(MultiError, ConnectionError):
+    """The session ended before everything arrived; `reason` says why in words."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class StreamReset(SessionLost):
+    """The peer reset this stream (or asked us to stop sending on it) with an application `code`."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        super().__init__(reason)
+        self.code = code

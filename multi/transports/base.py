@@ -1,0 +1,196 @@
+"""The transport contract: how one transport-layer connection looks to the rest of `multi`.
+
+A transport moves bytes in order on one or more *lanes* and knows nothing of sessions or segments. A new file in this
+package that calls `register_transport` is a new transport; `tests/integration/test_transport_contract.py` runs the
+same suite over every one.
+
+Rules every channel keeps
+- It always reads its socket; flow control is session credit, never socket back-pressure.
+- `write` never blocks and never fails: what the network does not take is kept and sent later; a failure is reported
+  once through `sink.connection_lost`, never from inside `write`, `flush`, `close` or `abort`.
+- Callbacks are never made from inside `dial`, and never from inside `write` or `flush`.
+- After `connection_lost` (or after `abort`) no callback is made any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from multi.core.facts import Candidate, TransportSample
+from multi.core.ids import Family
+from multi.errors import ConfigError, TransportError
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """`ssl_config`, with file names already resolved against the config file's directory."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+    verify: bool = True
+    server_name: str = ""
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TcpSettings:
+    """`tcp_config` and `mptcp_config`."""
+
+    nagle: bool = False
+    idle_timeout: float = 0.0
+    """Kernel keep-alive and user timeout back the session's own timers; 0 = session timers only."""
+    congestion: str = ""
+    """`TCP_CONGESTION`, empty = system default."""
+    user_timeout: float = 10.0
+    """`TCP_USER_TIMEOUT`: a backstop, our own detection is faster."""
+    fast_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QuicSettings:
+    """`quic_config`."""
+
+    idle_timeout: float = 60.0
+    congestion: str = "cubic"
+    max_datagram_size: int = 1350
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """Everything a transport may be told by the configuration."""
+
+    tcp: TcpSettings = field(default_factory=TcpSettings)
+    mptcp: TcpSettings = field(default_factory=TcpSettings)
+    quic: QuicSettings = field(default_factory=QuicSettings)
+    tls: TlsSettings | None = None
+
+
+class ChannelSink(Protocol):
+    """What a channel calls. Implemented by the session driver and by the server's reception."""
+
+    def data_received(self, data: memoryview, lane: int) -> None:
+        """Bytes of one lane, in order. The memory is valid during the call only."""
+
+    def batch_finished(self) -> None:
+        """All bytes that were ready have been delivered; answer now, once."""
+
+    def writable(self) -> None:
+        """`credit()` has become positive after it was 0."""
+
+    def connection_lost(self, error: TransportError | None) -> None:
+        """The connection ended, once. None = the peer closed it in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelInfo:
+    """Facts about an open channel, fixed when it opens except for `detail`."""
+
+    transport: str
+    family: Family
+    local: str
+    """`address:port`, brackets around IPv6."""
+    remote: str
+    interface: str = ""
+    lanes: int = 1
+    secure: bool = False
+    peer_verified: bool = False
+    channel_binding: bytes = b""
+    """SHA-256 over the DER server certificate, the same on both sides; empty without a certificate."""
+    peer_certificate: bytes = b""
+    """DER certificate of the peer, or empty."""
+    rtt: float = 0.0
+    """Measured while connecting; 0 = unknown."""
+    detail: str = ""
+
+
+class Channel(Protocol):
+    """One live connection."""
+
+    @property
+    def info(self) -> ChannelInfo: ...
+
+    def start(self, sink: ChannelSink) -> None:
+        """Begin to deliver. Bytes that came earlier are delivered from the event loop, not from inside this call."""
+
+    def write(self, buffers: Sequence[Buffer], lane: int) -> None:
+        """Queue bytes in order on a lane; buffers are kept by reference and must not change. See `flush`."""
+
+    def flush(self) -> None:
+        """Hand everything queued to the network now, as far as it takes it."""
+
+    def credit(self) -> int:
+        """Bytes worth queueing now without building up a backlog; 0 while earlier bytes wait. Control may exceed it."""
+
+    def sample(self) -> TransportSample:
+        """Read round-trip time, rate and progress from the transport. Costs a system call at most."""
+
+    def close(self) -> None:
+        """Flush, end our direction, keep reading until the peer ends too or 1 s passes, then release the socket."""
+
+    def abort(self) -> None:
+        """Release the socket at once. No callback follows."""
+
+
+class Listener(Protocol):
+    """A bound server socket."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """The address and port really bound."""
+
+    def close(self) -> None:
+        """Stop accepting. Channels already accepted live on."""
+
+
+AcceptCallback = Callable[[Channel], None]
+"""Called for each incoming channel once its transport handshake is done; the callee calls `channel.start(sink)`."""
+
+
+class Transport(Protocol):
+    """A protocol family. Stateless: settings come with each call."""
+
+    name: str
+
+    def dial(self, candidate: Candidate, settings: TransportSettings) -> Awaitable[Channel]:
+        """Connect, bound to `candidate.interface` and `candidate.local_address`.
+
+        Raises TransportError with a readable reason. Cancelling it leaves no socket behind.
+        """
+
+    def listen(
+        self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback
+    ) -> Awaitable[Listener]:
+        """Bind and accept. `host` `::` serves both families. Raises TransportError (port in use, no certificate)."""
+
+
+_registry: dict[str, Transport] = {}
+T = TypeVar("T", bound=Callable[[], Transport])
+
+
+def register_transport(name: str) -> Callable[[T], T]:
+    """Class decorator: make a transport available under `name` in `connection_priority`."""
+
+    def register(factory: T) -> T:
+        _registry[name] = factory()
+        return factory
+
+    return register
+
+
+def transport(name: str) -> Transport:
+    """Return the transport registered under `name`."""
+    try:
+        return _registry[name]
+    except KeyError:
+        raise ConfigError(f"unknown transport {name!r}; known: {', '.join(sorted(_registry))}") from None
+
+
+def transport_names() -> list[str]:
+    return sorted(_registry)
