@@ -1,0 +1,240 @@
+"""The segment codec: the six fields of the paper's Table 3 in every segment, in a fixed big-endian layout.
+
+     0        1        2                 4                          8
+    +--------+--------+-----------------+--------------------------+
+    |version | type   | header length   | segment length           |
+    +--------+--------+-----------------+--------------------------+
+    | Session ID, 16 bytes                                         |
+    +--------------------------------------------------------------+
+    | sequence number, 8 bytes                                     |
+    +--------------------------------------------------------------+
+    | extensions: (kind, length, value)* up to header length       |
+    +--------------------------------------------------------------+
+    | payload up to segment length                                 |
+
+It decides what a well-formed segment is. What a segment means is left to `payloads`, `handshake` and `session`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+
+from multi.core.ids import SESSION_ID_LENGTH, SessionId, StreamId
+from multi.errors import RemoteProtocolError
+
+VERSION = 1  # never 0x16: that is how a server tells TLS from MULTI
+SUPPORTED_VERSIONS = (VERSION,)
+
+_HEADER = struct.Struct("!BBHI16sQ")
+HEADER_LENGTH = _HEADER.size
+_STREAM_EXTENSION = struct.Struct("!BBI")
+STREAM_HEADER_LENGTH = HEADER_LENGTH + _STREAM_EXTENSION.size
+_EXTENSION_STREAM = 1
+
+TAG_LENGTH = 16  # bytes an AEAD adds to the payload of a sealed segment
+MAX_HEADER_LENGTH = 256  # room for extensions of later versions, bounded against a lying peer
+MAX_DATA_PAYLOAD = 256 * 1024  # one segment must not hold up a 200 Mbit/s connection for more than 10 ms
+MAX_CONTROL_PAYLOAD = 4096  # the largest non-DATA payload, HELLO with a policy, stays well below
+
+
+class SegmentType(IntEnum):
+    """Types 1 to 4 are the paper's; the others are the handshake and the reliable control segments."""
+
+    DATA = 1
+    ACK = 2
+    KEEPALIVE = 3
+    CLOSE = 4
+    HELLO = 16
+    ACCEPT = 17
+    CONFIRM = 18
+    JOIN = 19
+    CHALLENGE = 20
+    PROVE = 21
+    REFUSE = 22
+    FIN = 32
+    RESET = 33
+    STOP_SENDING = 34
+    OPEN = 35
+    MAX_STREAMS = 36
+    DRAIN = 37
+    ROLE = 38
+    POLICY = 39
+    ADDRESS = 40
+
+
+HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.REFUSE + 1))
+CONTROL_TYPES = frozenset(range(SegmentType.FIN, SegmentType.ADDRESS + 1))
+_KNOWN_TYPES = frozenset(int(t) for t in SegmentType)
+
+
+class Segment:
+    """One decoded segment. `payload` and `header` may borrow the receive buffer: copy before the next feed."""
+
+    __slots__ = ("header", "owned", "payload", "sequence", "session_id", "stream", "type")
+
+    def __init__(
+        self,
+        type_: int,
+        session_id: bytes,
+        sequence: int,
+        stream: StreamId,
+        header: memoryview,
+        payload: memoryview,
+        owned: bool,
+    ) -> None:
+        self.type = type_
+        self.session_id = session_id
+        self.sequence = sequence
+        self.stream = stream
+        self.header = header
+        self.payload = payload
+        self.owned = owned
+        """True when `payload` is memory of its own that nobody will change: it may be kept without a copy."""
+
+
+def encode_header(
+    type_: int, session_id: SessionId, sequence: int, stream: StreamId, payload_length: int
+) -> bytes:
+    """Return the header of a segment whose payload (with its tag, when sealed) has `payload_length` bytes."""
+    if stream:
+        return _HEADER.pack(
+            VERSION,
+            type_,
+            STREAM_HEADER_LENGTH,
+            STREAM_HEADER_LENGTH + payload_length,
+            session_id,
+            sequence,
+        ) + _STREAM_EXTENSION.pack(_EXTENSION_STREAM, 4, stream)
+    return _HEADER.pack(VERSION, type_, HEADER_LENGTH, HEADER_LENGTH + payload_length, session_id, sequence)
+
+
+def encode(
+    type_: int,
+    session_id: SessionId,
+    payload: bytes = b"",
+    *,
+    sequence: int = 0,
+    stream: StreamId = StreamId(0),
+) -> bytes:
+    """Return a whole segment in clear."""
+    return encode_header(type_, session_id, sequence, stream, len(payload)) + payload
+
+
+def peek(data: bytes | bytearray | memoryview) -> tuple[int, SessionId] | None:
+    """Return (type, Session ID) of the first segment in `data`, or None when fewer than 32 bytes are there.
+
+    Raises RemoteProtocolError as soon as the bytes cannot be the start of a segment.
+    """
+    if len(data) >= 1 and data[0] != VERSION:
+        raise RemoteProtocolError(f"unknown version {data[0]}")
+    if len(data) < HEADER_LENGTH:
+        return None
+    _, type_, header_length, segment_length, session_id, _ = _HEADER.unpack_from(data)
+    _check(type_, header_length, segment_length)
+    return type_, SessionId(session_id)
+
+
+def _check(type_: int, header_length: int, segment_length: int) -> None:
+    if type_ not in _KNOWN_TYPES:
+        raise RemoteProtocolError(f"unknown segment type {type_}")
+    if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
+        raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
+    limit = (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
+    if not header_length <= segment_length <= header_length + limit:
+        raise RemoteProtocolError(
+            f"segment length {segment_length} is not in {header_length}..{header_length + limit}"
+        )
+
+
+def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
+    """Read the extensions; unknown ones are skipped so that later versions may add some."""
+    stream = StreamId(0)
+    while start < end:
+        if end - start < 2:
+            raise RemoteProtocolError("truncated header extension")
+        kind, length = data[start], data[start + 1]
+        if start + 2 + length > end:
+            raise RemoteProtocolError("header extension is longer than the header")
+        if kind == _EXTENSION_STREAM:
+            if length != 4:
+                raise RemoteProtocolError(f"stream extension of {length} bytes, not 4")
+            stream = StreamId(int.from_bytes(data[start + 2 : start + 6], "big"))
+        start += 2 + length
+    return stream
+
+
+class SegmentDecoder:
+    """Cuts one lane's bytes into segments. Holds at most one unfinished segment."""
+
+    __slots__ = ("_need", "_stash")
+
+    def __init__(self) -> None:
+        self._stash = bytearray()
+        self._need = HEADER_LENGTH
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an unfinished segment."""
+        return len(self._stash)
+
+    def feed(self, data: memoryview) -> Iterator[Segment]:
+        """Yield the segments completed by `data`; must be exhausted before the next call.
+
+        Raises RemoteProtocolError after yielding everything before the fault.
+        """
+        position, total = 0, len(data)
+        if self._stash:
+            stash = self._stash
+            while True:
+                missing = self._need - len(stash)
+                stash += data[position : position + missing]
+                position = min(position + missing, total)
+                if len(stash) == 1 and stash[0] != VERSION:
+                    raise RemoteProtocolError(f"unknown version {stash[0]}")
+                if len(stash) < self._need:
+                    return
+                if self._need == HEADER_LENGTH:
+                    self._need = self._length_at(stash, 0)
+                    if self._need > HEADER_LENGTH:
+                        continue
+                break
+            self._stash, self._need = bytearray(), HEADER_LENGTH
+            yield self._segment(memoryview(stash), 0, len(stash), owned=True)
+        while total - position >= HEADER_LENGTH:
+            length = self._length_at(data, position)
+            if total - position < length:
+                self._need = length
+                break
+            yield self._segment(data, position, length, owned=False)
+            position += length
+        if position < total:
+            if data[position] != VERSION:
+                raise RemoteProtocolError(f"unknown version {data[position]}")
+            self._stash = bytearray(data[position:])
+
+    @staticmethod
+    def _length_at(data: memoryview | bytearray, position: int) -> int:
+        version, type_, header_length, segment_length, _, _ = _HEADER.unpack_from(data, position)
+        if version != VERSION:
+            raise RemoteProtocolError(f"unknown version {version}")
+        _check(type_, header_length, segment_length)
+        length: int = segment_length
+        return length
+
+    @staticmethod
+    def _segment(data: memoryview, position: int, length: int, *, owned: bool) -> Segment:
+        _, type_, header_length, _, session_id, sequence = _HEADER.unpack_from(data, position)
+        body = position + header_length
+        stream = (
+            StreamId(0)
+            if header_length == HEADER_LENGTH
+            else _stream_of(data, position + HEADER_LENGTH, body)
+        )
+        return Segment(
+            type_, session_id, sequence, stream, data[position:body], data[body : position + length], owned
+        )
+
+
+assert SESSION_ID_LENGTH == 16

@@ -1,0 +1,264 @@
+"""The sending half of a stream: bytes the application wrote, until the session acknowledges them.
+
+It decides how application data is kept (by reference where it cannot change, copied once otherwise, small writes
+coalesced) and what is outstanding. Which connection carries what, and when, is the sender's business.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from multi.core.ids import ConnectionId, StreamId
+from multi.core.payloads import MAX_OFFSET, Range
+from multi.errors import LocalProtocolError, RemoteProtocolError
+
+COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more object and buffer
+COALESCED_CHUNK = 64 * 1024  # bytes a coalesced chunk grows to
+CHUNK_OVERHEAD = 200  # bytes of objects kept per chunk, counted against limits
+_COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
+
+
+class Outstanding:
+    """A range that was sent and is not acknowledged; `carriers` are the connections that carry it, newest last."""
+
+    __slots__ = ("acked", "carriers", "end", "lost", "sent_at", "start")
+
+    def __init__(self, start: int, end: int, carriers: tuple[ConnectionId, ...], sent_at: float) -> None:
+        self.start = start
+        self.end = end
+        self.carriers = carriers
+        self.sent_at = sent_at
+        self.acked = False
+        self.lost = False
+        """True while it waits to be rescued."""
+
+
+class SendStream:
+    """Offsets are those of the wire: `acked <= next_offset <= end_offset`."""
+
+    __slots__ = (
+        "_buffers",
+        "_buffers_head",
+        "_offsets",
+        "_outstanding",
+        "_outstanding_head",
+        "_rescue",
+        "_tail_open",
+        "acked",
+        "end_offset",
+        "final",
+        "finish_acked",
+        "id",
+        "next_offset",
+        "priority",
+        "reset_code",
+        "window",
+    )
+
+    def __init__(self, stream: StreamId, window: int, priority: int) -> None:
+        self.id = stream
+        self.priority = priority
+        self.window = window
+        """Absolute offset the peer allows."""
+        self.acked = 0
+        self.next_offset = 0
+        self.end_offset = 0
+        self.final = False
+        """True once the application has ended this direction."""
+        self.finish_acked = False
+        """True once the peer has acknowledged the FIN or RESET."""
+        self.reset_code: int | None = None
+        self._offsets: list[int] = []
+        self._buffers: list[bytes | bytearray | memoryview] = []
+        self._buffers_head = 0
+        self._tail_open = False
+        self._outstanding: list[Outstanding] = []
+        self._outstanding_head = 0
+        self._rescue: list[Outstanding] = []
+
+    # --- application -----------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes. `bytes` and views of `bytes` are kept, anything else is copied now."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if not size:
+            return
+        if self.end_offset + size > MAX_OFFSET:
+            raise LocalProtocolError("a stream cannot carry more than 2^62 bytes")
+        if size < COALESCE_BELOW:
+            tail = self._buffers[-1] if self._tail_open else None
+            if isinstance(tail, bytearray) and len(tail) + size <= COALESCED_CHUNK:
+                tail += data
+            else:
+                self._append(bytearray(data))
+                self._tail_open = True
+        else:
+            if isinstance(data, bytes):
+                kept: bytes | memoryview = data
+            elif isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
+                kept = data.cast("B") if data.ndim != 1 or data.format != "B" else data
+            else:
+                kept = bytes(data)
+            self._append(kept)
+            self._tail_open = False
+        self.end_offset += size
+
+    def _append(self, buffer: bytes | bytearray | memoryview) -> None:
+        self._offsets.append(self.end_offset)
+        self._buffers.append(buffer)
+
+    @property
+    def unsent(self) -> int:
+        return self.end_offset - self.next_offset
+
+    @property
+    def unacked(self) -> int:
+        """Bytes written and not acknowledged, sent or not."""
+        return self.end_offset - self.acked
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept, with the overhead of the objects that hold them."""
+        return self.unacked + CHUNK_OVERHEAD * (len(self._buffers) - self._buffers_head)
+
+    @property
+    def sendable(self) -> int:
+        """New bytes the peer's stream window allows now."""
+        return min(self.end_offset, self.window) - self.next_offset
+
+    @property
+    def done(self) -> bool:
+        """Everything, with the end, is acknowledged."""
+        return self.finish_acked
+
+    # --- sending ---------------------------------------------------------------------------------------------------
+
+    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[memoryview]]:
+        """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
+        start = self.next_offset
+        self.next_offset = start + size
+        self._outstanding.append(Outstanding(start, self.next_offset, connection, now))
+        return start, self.slice(start, self.next_offset)
+
+    def slice(self, start: int, end: int) -> list[memoryview]:
+        """Return the buffers of [start, end); the range must still be kept."""
+        index = bisect_right(self._offsets, start, self._buffers_head) - 1
+        pieces: list[memoryview] = []
+        while start < end:
+            buffer = self._buffers[index]
+            if not isinstance(buffer, memoryview):
+                # A view freezes a coalesced chunk: what was sent once can never change.
+                if self._tail_open and index == len(self._buffers) - 1:
+                    self._tail_open = False
+                buffer = self._buffers[index] = memoryview(buffer)
+            base = self._offsets[index]
+            piece = buffer[start - base : end - base]
+            pieces.append(piece)
+            start += len(piece)
+            index += 1
+        return pieces
+
+    def split(self, item: Outstanding, size: int) -> Outstanding:
+        """Cut `item` after `size` bytes and return its first part (still in the list, as is the rest)."""
+        if item.end - item.start <= size:
+            return item
+        index = bisect_left(self._outstanding, item.start, self._outstanding_head, key=lambda o: o.start)
+        rest = Outstanding(item.start + size, item.end, item.carriers, item.sent_at)
+        item.end = rest.start
+        self._outstanding.insert(index + 1, rest)
+        if item.lost:
+            rest.lost = True
+            self._rescue.insert(self._rescue.index(item) + 1, rest)
+        return item
+
+    def outstanding(self) -> Iterator[Outstanding]:
+        """Unacknowledged ranges in offset order."""
+        items = self._outstanding
+        for index in range(self._outstanding_head, len(items)):
+            if not items[index].acked:
+                yield items[index]
+
+    def lose(self, item: Outstanding) -> None:
+        """Queue a range for rescue."""
+        if not item.lost and not item.acked:
+            item.lost = True
+            index = bisect_left(self._rescue, item.start, key=lambda o: o.start)
+            self._rescue.insert(index, item)
+
+    def next_rescue(self) -> Outstanding | None:
+        while self._rescue and self._rescue[0].acked:
+            self._rescue.pop(0)
+        return self._rescue[0] if self._rescue else None
+
+    def rescues(self) -> list[Outstanding]:
+        return [item for item in self._rescue if not item.acked]
+
+    def rescued(self, item: Outstanding) -> None:
+        """`item` has been handed to another connection, or its own has recovered."""
+        if item.lost:
+            item.lost = False
+            self._rescue.remove(item)
+
+    # --- acknowledgement -------------------------------------------------------------------------------------------
+
+    def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[Outstanding]:
+        """Take an acknowledgement in; return the ranges it newly covers.
+
+        Raises RemoteProtocolError for bytes that were never sent.
+        """
+        if cumulative > self.next_offset or (ranges and ranges[-1][1] > self.next_offset):
+            raise RemoteProtocolError("acknowledgement of data that was never sent")
+        newly: list[Outstanding] = []
+        items = self._outstanding
+        head = self._outstanding_head
+        if cumulative > self.acked:
+            while head < len(items) and items[head].end <= cumulative:
+                if not items[head].acked:
+                    newly.append(items[head])
+                head += 1
+            self._outstanding_head = head
+            self.acked = cumulative
+            if head > _COMPACT_AFTER and head * 2 > len(items):
+                del items[:head]
+                self._outstanding_head = 0
+            self._release(cumulative)
+        for start, end in ranges:
+            index = bisect_left(items, start, self._outstanding_head, key=lambda o: o.start)
+            while index < len(items) and items[index].end <= end:
+                if not items[index].acked:
+                    newly.append(items[index])
+                    items[index].acked = True
+                index += 1
+        for item in newly:
+            item.acked = True
+        return newly
+
+    def _release(self, below: int) -> None:
+        """Drop the buffers that end at or before `below`."""
+        head, count = self._buffers_head, len(self._buffers)
+        while head < count and (self._offsets[head + 1] if head + 1 < count else self.end_offset) <= below:
+            if head == count - 1 and self._tail_open:
+                break
+            self._buffers[head] = b""
+            head += 1
+        self._buffers_head = head
+        if head > _COMPACT_AFTER and head * 2 > count:
+            del self._buffers[:head]
+            del self._offsets[:head]
+            self._buffers_head = 0
+
+    def discard(self) -> list[Outstanding]:
+        """Forget everything unsent and unacknowledged (RESET); return what was outstanding."""
+        dropped = list(self.outstanding())
+        for item in dropped:
+            item.acked = True
+        self._outstanding.clear()
+        self._outstanding_head = 0
+        self._rescue.clear()
+        self._offsets.clear()
+        self._buffers.clear()
+        self._buffers_head = 0
+        self._tail_open = False
+        self.end_offset = self.acked = self.next_offset
+        return dropped
