@@ -1,13 +1,13 @@
 """The transport contract: how one transport-layer connection looks to the rest of `multi`.
 
-A transport moves bytes in order on one or more *lanes* and knows nothing of sessions or segments. A new file in this
-package that calls `register_transport` is a new transport; `tests/integration/test_transport_contract.py` runs the
-same suite over every one.
+A transport moves bytes in order on one or more *lanes* and knows nothing of sessions or segments. A new file
+in this package that calls `register_transport` is a new transport, and the same suite runs over every one:
+`tests/integration/test_transport_contract.py`.
 
 Rules every channel keeps
 - It always reads its socket; flow control is session credit, never socket back-pressure.
-- `write` never blocks and never fails: what the network does not take is kept and sent later; a failure is reported
-  once through `sink.connection_lost`, never from inside `write`, `flush`, `close` or `abort`.
+- `write` never blocks and never fails: what the network does not take is kept and sent later; a failure is
+  reported once through `sink.connection_lost`, never from inside `write`, `flush`, `close` or `abort`.
 - Callbacks are never made from inside `dial`, and never from inside `write` or `flush`.
 - After `connection_lost` (or after `abort`) no callback is made any more.
 """
@@ -117,7 +117,7 @@ class Channel(Protocol):
     def info(self) -> ChannelInfo: ...
 
     def start(self, sink: ChannelSink) -> None:
-        """Begin to deliver. Bytes that came earlier are delivered from the event loop, not from inside this call."""
+        """Begin to deliver. Bytes that came earlier are delivered from the event loop, not from this call."""
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
         """Queue bytes in order on a lane; buffers are kept by reference and must not change. See `flush`."""
@@ -126,13 +126,19 @@ class Channel(Protocol):
         """Hand everything queued to the network now, as far as it takes it."""
 
     def credit(self) -> int:
-        """Bytes worth queueing now without building up a backlog; 0 while earlier bytes wait. Control may exceed it."""
+        """Bytes worth queueing now without building up a backlog; 0 while earlier bytes wait.
+
+        Control may exceed it.
+        """
 
     def sample(self) -> TransportSample:
         """Read round-trip time, rate and progress from the transport. Costs a system call at most."""
 
     def close(self) -> None:
-        """Flush, end our direction, keep reading until the peer ends too or 1 s passes, then release the socket."""
+        """Flush, end our direction, keep reading until the peer ends too or 1 s passes, release the socket.
+
+        What the peer still sends is discarded; `connection_lost` follows once, when the socket is released.
+        """
 
     def abort(self) -> None:
         """Release the socket at once. No callback follows."""
@@ -150,7 +156,7 @@ class Listener(Protocol):
 
 
 AcceptCallback = Callable[[Channel], None]
-"""Called for each incoming channel once its transport handshake is done; the callee calls `channel.start(sink)`."""
+"""Called for each incoming channel once its transport handshake is done; it calls `channel.start(sink)`."""
 
 
 class Transport(Protocol):
@@ -167,7 +173,10 @@ class Transport(Protocol):
     def listen(
         self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback
     ) -> Awaitable[Listener]:
-        """Bind and accept. `host` `::` serves both families. Raises TransportError (port in use, no certificate)."""
+        """Bind and accept. `host` `::` serves both families.
+
+        Raises TransportError (port in use, no certificate).
+        """
 
 
 _registry: dict[str, Transport] = {}

@@ -1,0 +1,325 @@
+"""Sockets bound to a network, tuned and named: what the TCP, MPTCP and QUIC transports share.
+
+Decides how a socket is tied to an interface, which options it gets and how an `errno` reads in words. Which
+candidate is dialled, and what to do when it fails, is decided elsewhere. No function here needs root.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from multi.core.facts import Candidate
+from multi.core.ids import Family
+from multi.errors import TransportError
+from multi.transports.base import TcpSettings
+
+SocketAddress: TypeAlias = Any
+"""What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
+
+LISTEN_BACKLOG = 1024  # connections; the kernel cuts it down to net.core.somaxconn
+NOTSENT_LOWAT = (
+    16 * 1024
+)  # bytes; unsent bytes cannot be taken back from a slow path. The channel raises it on fast ones
+SYN_RETRIES = 3  # Linux >= 6.5 repeats the first SYNs 1 s apart; the path manager gives up earlier anyway
+RTO_MAX_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
+KEEPALIVE_PROBES = 3
+
+# Options the socket module of Python 3.11 has no name for (include/uapi/linux/in.h, tcp.h).
+_IP_BIND_ADDRESS_NO_PORT = 24
+_TCP_RTO_MAX_MS = 44
+_TCP_FASTOPEN_CONNECT = 30
+_SO_BINDTODEVICE = 25
+_DARWIN_IP_BOUND_IF = 25
+_DARWIN_IPV6_BOUND_IF = 125
+
+_WORDS = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.ECONNRESET: "connection reset by peer",
+    errno.ECONNABORTED: "connection aborted",
+    errno.EPIPE: "connection closed by peer",
+    errno.EHOSTUNREACH: "no route to host",
+    errno.ENETUNREACH: "network is unreachable",
+    errno.ENETDOWN: "network is down",
+    errno.ETIMEDOUT: "timed out",
+    errno.EMFILE: "too many open files",
+    errno.ENFILE: "too many open files in the system",
+    errno.EADDRINUSE: "address already in use",
+    errno.EADDRNOTAVAIL: "address is not available on this machine",
+    errno.ENODEV: "no such interface",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "not permitted (a firewall or missing capability)",
+    errno.EAFNOSUPPORT: "this machine does not support that IP version",
+    errno.ENOBUFS: "no buffer space",
+}
+
+
+def words(error: OSError) -> str:
+    """The reason of a socket error as people say it: "connection refused", "no route to host"."""
+    if error.errno in _WORDS:
+        return _WORDS[error.errno]
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def transport_error(error: OSError, doing: str = "") -> TransportError:
+    """Wrap a socket error, keeping its `errno`; `doing` goes before the reason."""
+    if isinstance(error, TransportError):
+        return error
+    reason = f"{doing}: {words(error)}" if doing else words(error)
+    return TransportError(error.errno, reason) if error.errno is not None else TransportError(reason)
+
+
+def format_address(address: SocketAddress) -> str:
+    """`127.0.0.1:7788` or `[::1]:7788`; IPv4 addresses mapped into IPv6 are shown as IPv4."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        return ""
+    host, port = unmapped(address[0]), address[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def unmapped(host: str) -> str:
+    return host[7:] if host.startswith("::ffff:") and "." in host else host
+
+
+def family_of(address: SocketAddress) -> Family:
+    return Family.IPV6 if ":" in unmapped(address[0]) else Family.IPV4
+
+
+def socket_family(family: Family) -> socket.AddressFamily:
+    return socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET
+
+
+def socket_address(host: str, port: int, interface: str = "") -> SocketAddress:
+    """The form `connect` and `bind` take for a literal address.
+
+    A link-local IPv6 address needs its scope as a number: it comes from `%name` or from `interface`.
+    """
+    if ":" not in host:
+        return (host, port)
+    host, _, zone = host.partition("%")
+    if not zone and host.lower().startswith("fe80:"):
+        zone = interface
+    if not zone:
+        return (host, port, 0, 0)
+    try:
+        scope = int(zone) if zone.isdigit() else socket.if_nametoindex(zone)
+    except OSError as error:
+        raise TransportError(errno.ENODEV, f"no interface named {zone!r}") from error
+    return (host, port, 0, scope)
+
+
+def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.socket:
+    """A fresh non-blocking socket of the candidate's family, bound to its interface and source address.
+
+    Raises TransportError when the interface or the address does not exist here.
+    """
+    try:
+        sock = socket.socket(socket_family(candidate.family), kind, protocol)
+    except OSError as error:
+        raise transport_error(error) from error
+    with ExitStack() as undo:
+        undo.callback(sock.close)
+        sock.setblocking(False)
+        if candidate.interface:
+            _bind_to_device(sock, candidate.interface)
+        if candidate.local_address:
+            _bind_to_address(sock, candidate.local_address, candidate.interface)
+        undo.pop_all()
+    return sock
+
+
+def _bind_to_device(sock: socket.socket, interface: str) -> None:
+    # An address alone does not choose the interface: with one default route, packets leave through it,
+    # whatever source address they carry.
+    try:
+        index = socket.if_nametoindex(interface)
+    except OSError as error:
+        raise TransportError(errno.ENODEV, f"no interface named {interface!r}") from error
+    try:
+        if sys.platform == "linux":
+            sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, interface.encode())
+        elif sys.platform == "darwin":
+            if sock.family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, _DARWIN_IPV6_BOUND_IF, index)
+            else:
+                sock.setsockopt(socket.IPPROTO_IP, _DARWIN_IP_BOUND_IF, index)
+    except OSError as error:
+        raise transport_error(error, f"cannot bind to interface {interface}") from error
+
+
+def _bind_to_address(sock: socket.socket, address: str, interface: str) -> None:
+    with suppress(OSError):
+        # Choose the port at connect, when the remote address is known: one port can then serve many remotes.
+        sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    try:
+        sock.bind(socket_address(address, 0, interface))
+    except OSError as error:
+        raise transport_error(error, f"cannot bind to {address}") from error
+
+
+def tune_stream(sock: socket.socket, settings: TcpSettings) -> None:
+    """Set the options of a TCP or MPTCP connection. MPTCP sockets lack some of them, which is no error.
+
+    Raises TransportError if the configured congestion control does not exist.
+    """
+    tcp = socket.IPPROTO_TCP
+    if settings.congestion:
+        _set_congestion(sock, settings.congestion)
+    # asyncio sets TCP_NODELAY only on sockets whose protocol number it knows, and never on MPTCP.
+    _try_option(sock, tcp, socket.TCP_NODELAY, 0 if settings.nagle else 1)
+    set_notsent_lowat(sock, NOTSENT_LOWAT)
+    if sys.platform == "linux":
+        _try_option(sock, tcp, _TCP_RTO_MAX_MS, RTO_MAX_MS)
+        _try_option(sock, tcp, socket.TCP_SYNCNT, SYN_RETRIES)
+        if settings.user_timeout > 0:
+            _try_option(sock, tcp, socket.TCP_USER_TIMEOUT, round(settings.user_timeout * 1000))
+    if settings.idle_timeout > 0:
+        _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        idle = max(1, round(settings.idle_timeout / 2))
+        interval = max(1, round(settings.idle_timeout / 2 / KEEPALIVE_PROBES))
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            _try_option(sock, tcp, socket.TCP_KEEPIDLE, idle)
+        if hasattr(socket, "TCP_KEEPINTVL"):
+            _try_option(sock, tcp, socket.TCP_KEEPINTVL, interval)
+            _try_option(sock, tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def set_notsent_lowat(sock: socket.socket, size: int) -> None:
+    """Let the kernel hold about `size` bytes not yet sent before it stops taking more."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        _try_option(sock, socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Make `close` drop what is unsent and send a reset."""
+    _try_option_bytes(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _set_congestion(sock: socket.socket, name: str) -> None:
+    if not hasattr(socket, "TCP_CONGESTION"):
+        raise TransportError("this system cannot choose the congestion control of a connection")
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        available = ", ".join(available_congestion_controls()) or "unknown"
+        verb = "may not be chosen without privilege" if error.errno == errno.EPERM else "is not available"
+        message = f"congestion control {name!r} {verb}; available: {available}"
+        raise TransportError(error.errno or errno.ENOENT, message) from error
+
+
+def available_congestion_controls() -> list[str]:
+    """Names the kernel has loaded; empty where it does not tell."""
+    try:
+        text = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
+    except OSError:
+        return []
+    return sorted(text.split())
+
+
+def _try_option(sock: socket.socket, level: int, option: int, value: int) -> None:
+    # Older kernels and MPTCP sockets refuse some options; each of them only sharpens what works without.
+    with suppress(OSError):
+        sock.setsockopt(level, option, value)
+
+
+def _try_option_bytes(sock: socket.socket, level: int, option: int, value: bytes) -> None:
+    with suppress(OSError):
+        sock.setsockopt(level, option, value)
+
+
+def enable_fast_open(sock: socket.socket) -> None:
+    """TCP Fast Open (RFC 7413): the first bytes written travel in the SYN if the server is known."""
+    if sys.platform == "linux":
+        _try_option(sock, socket.IPPROTO_TCP, _TCP_FASTOPEN_CONNECT, 1)
+
+
+async def connect(sock: socket.socket, candidate: Candidate) -> None:
+    """Connect a non-blocking stream socket. Raises TransportError in words; cancelling is safe.
+
+    By hand, because `loop.sock_connect` resolves the address with the socket's protocol and fails on MPTCP.
+    """
+    address = socket_address(candidate.remote_address, candidate.remote_port, candidate.interface)
+    try:
+        code = sock.connect_ex(address)
+        if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR):
+            await _writable(sock)
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code == 0 and sock.getsockname() == sock.getpeername():
+            # The port we dialled was free and the kernel picked it as our own: TCP then connects to itself.
+            code = errno.ECONNREFUSED
+    except OSError as error:
+        raise transport_error(error) from error
+    if code:
+        reason = words(OSError(code, os.strerror(code)))
+        if code in (errno.ENETUNREACH, errno.EHOSTUNREACH) and candidate.interface:
+            reason += f" through {candidate.interface}"
+        raise TransportError(code, reason)
+
+
+async def _writable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    loop.add_writer(sock.fileno(), _resolve, done)
+    try:
+        await done
+    finally:
+        loop.remove_writer(sock.fileno())
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def listening_socket(host: str, port: int, open_socket: Callable[[int], socket.socket]) -> socket.socket:
+    """A non-blocking socket bound to `host` and `port`; `open_socket(family)` creates it.
+
+    `::` and the empty host serve both families, or IPv4 alone without IPv6. Raises TransportError.
+    """
+    if host in ("", "::"):
+        try:
+            return _bind_server("::", port, open_socket)
+        except TransportError as error:
+            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                raise
+        return _bind_server("0.0.0.0", port, open_socket)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = []
+    if not found:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            raise TransportError(f"cannot listen on {host!r}: {error.strerror}") from error
+    return _bind_server(str(found[0][4][0]), port, open_socket)
+
+
+def _bind_server(host: str, port: int, open_socket: Callable[[int], socket.socket]) -> socket.socket:
+    place = format_address((host, port))
+    try:
+        sock = open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise transport_error(error, f"cannot listen on {place}") from error
+    with ExitStack() as undo:
+        undo.callback(sock.close)
+        sock.setblocking(False)
+        if ":" in host:
+            _try_option(sock, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        if sock.type == socket.SOCK_STREAM and os.name == "posix":
+            # A restarted server must not wait for connections of its former life to leave TIME-WAIT.
+            _try_option(sock, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(socket_address(host, port))
+        except OSError as error:
+            raise transport_error(error, f"cannot listen on {place}") from error
+        undo.pop_all()
+    return sock

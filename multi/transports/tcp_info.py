@@ -1,0 +1,65 @@
+"""TCP_INFO as a typed object. Linux only: elsewhere, and on a closed socket, the answer is None."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from typing import NamedTuple
+
+_TCP_INFO = 11
+# include/uapi/linux/tcp.h, native byte order, the part every kernel since 4.18 has:
+# 8 x u8, 24 x u32, 4 x u64, 6 x u32, u64 delivery_rate.
+_LAYOUT = struct.Struct("=8B24I4Q6IQ")
+_APP_LIMITED = 1  # bit 0 of the eighth byte
+_GARBAGE_BELOW = 64 * 1024  # bytes; BBR reports loopback-like rates (3 GB/s) on a socket that has sent little
+
+
+class TcpInfo(NamedTuple):
+    """Seconds, bytes, bytes per second."""
+
+    retransmits: int
+    segment_size: int
+    unacked: int
+    rtt: float
+    rtt_variation: float
+    min_rtt: float
+    congestion_window: int
+    bytes_acked: int
+    not_sent: int
+    rate: float
+    """Delivery rate, 0 until enough was acknowledged to trust it."""
+    app_limited: bool
+
+
+def read_tcp_info(sock: socket.socket) -> TcpInfo | None:
+    """One system call. On an MPTCP socket this is the first subflow."""
+    if sys.platform != "linux":
+        return None
+    try:
+        data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAYOUT.size)
+    except OSError:
+        return None
+    if len(data) < _LAYOUT.size:
+        return None
+    return parse_tcp_info(data)
+
+
+def parse_tcp_info(data: bytes) -> TcpInfo:
+    values = _LAYOUT.unpack_from(data)
+    segment_size = values[10]  # snd_mss
+    bytes_acked = values[34]
+    no_minimum = values[39] == 0xFFFFFFFF  # ~0 until the first measurement
+    return TcpInfo(
+        retransmits=values[2],
+        segment_size=segment_size,
+        unacked=values[12] * segment_size,
+        rtt=values[23] / 1e6,
+        rtt_variation=values[24] / 1e6,
+        min_rtt=0.0 if no_minimum else values[39] / 1e6,
+        congestion_window=values[26] * segment_size,
+        bytes_acked=bytes_acked,
+        not_sent=values[38],
+        rate=float(values[42]) if bytes_acked > _GARBAGE_BELOW else 0.0,
+        app_limited=bool(values[7] & _APP_LIMITED),
+    )
