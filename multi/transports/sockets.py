@@ -207,6 +207,10 @@ def _set_congestion(sock: socket.socket, name: str) -> None:
     if not hasattr(socket, "TCP_CONGESTION"):
         raise TransportError("this system cannot choose the congestion control of a connection")
     try:
+        if sock.proto not in (0, socket.IPPROTO_TCP):
+            # An MPTCP socket takes any name now and drops an unknown one when it connects: ask a TCP socket.
+            with socket.socket(sock.family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
     except OSError as error:
         available = ", ".join(available_congestion_controls()) or "unknown"

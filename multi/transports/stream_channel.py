@@ -113,6 +113,9 @@ class StreamChannel:
     def _is_open(self) -> bool:
         return self._state is _State.OPEN
 
+    def _is_released(self) -> bool:
+        return self._state is _State.CLOSED
+
     # Sending
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:

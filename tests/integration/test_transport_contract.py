@@ -686,7 +686,7 @@ def test_unknown_congestion_control_is_an_error(case4: Case) -> None:
 
 
 async def settle() -> None:
-    """Let everything that is ready happen, several turns of the loop deep: there is no event for "nothing"."""
+    """Let everything that is ready happen, several turns deep: there is no event for "nothing"."""
     for _ in range(20):
         await asyncio.sleep(0.001)
 

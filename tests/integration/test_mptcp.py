@@ -1,0 +1,121 @@
+"""MPTCP: fallback in both directions, one port for TCP and MPTCP, kernels without it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+
+import pytest
+
+from multi.core.facts import Candidate
+from multi.core.ids import Family
+from multi.errors import TransportError
+from multi.transports import mptcp, transport
+from multi.transports.base import Channel, TransportSettings
+from multi.transports.mptcp import MptcpChannel
+from multi.transports.mptcp_info import IPPROTO_MPTCP
+from tests.integration.test_transport_contract import Recorder
+
+SETTINGS = TransportSettings()
+NO_SUCH_PROTOCOL = 261
+
+
+def mptcp_works() -> bool:
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP).close()
+    except OSError:
+        return False
+    return True
+
+
+needs_mptcp = pytest.mark.skipif(not mptcp_works(), reason="this kernel has no MPTCP")
+
+
+class Meeting:
+    """A listener of one transport and a client of another, both with recorders."""
+
+    async def open(self, server: str, client: str) -> None:
+        self.accepted: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
+        self.listener = await transport(server).listen("127.0.0.1", 0, SETTINGS, self.accepted.set_result)
+        port = self.listener.address[1]
+        candidate = Candidate(client, Family.IPV4, "localhost", "127.0.0.1", port)
+        self.channel = await transport(client).dial(candidate, SETTINGS)
+        self.peer = await self.accepted
+        self.sink, self.peer_sink = Recorder(), Recorder()
+        self.sink.attach(self.channel)
+        self.peer_sink.attach(self.peer)
+
+    async def exchange(self) -> None:
+        self.channel.write([b"ping"], 0)
+        self.channel.flush()
+        assert await self.peer_sink.until_received(4) == b"ping"
+        self.peer.write([b"pong"], 0)
+        self.peer.flush()
+        assert await self.sink.until_received(4) == b"pong"
+
+    def end(self) -> None:
+        self.channel.abort()
+        self.peer.abort()
+        self.listener.close()
+
+
+@needs_mptcp
+async def test_both_ends_speak_mptcp() -> None:
+    meeting = Meeting()
+    await meeting.open("mptcp", "mptcp")
+    await meeting.exchange()
+    for channel in (meeting.channel, meeting.peer):
+        assert isinstance(channel, MptcpChannel)
+        assert channel.sample().rtt > 0
+        assert channel.info.transport == "mptcp"
+        assert channel.info.detail == "1 subflow"
+        assert not channel.fell_back
+        assert channel.token
+    meeting.end()
+
+
+@needs_mptcp
+async def test_plain_client_of_an_mptcp_listener_is_reported_as_tcp() -> None:
+    meeting = Meeting()
+    await meeting.open("mptcp", "tcp")
+    await meeting.exchange()
+    assert meeting.peer.info.transport == "tcp"
+    assert not isinstance(meeting.peer, MptcpChannel)
+    meeting.end()
+
+
+@needs_mptcp
+async def test_fallback_to_tcp_is_kept_and_reported() -> None:
+    meeting = Meeting()
+    await meeting.open("tcp", "mptcp")
+    await meeting.exchange()
+    channel = meeting.channel
+    assert isinstance(channel, MptcpChannel)
+    sample = channel.sample()
+    assert sample.bytes_acked == 4
+    assert sample.rtt > 0
+    assert channel.fell_back
+    assert channel.info.transport == "mptcp"
+    assert "fell back to TCP" in channel.info.detail
+    meeting.end()
+
+
+async def test_dial_without_mptcp_in_the_kernel_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mptcp, "IPPROTO_MPTCP", NO_SUCH_PROTOCOL)
+    candidate = Candidate("mptcp", Family.IPV4, "localhost", "127.0.0.1", 9)
+    with pytest.raises(TransportError, match="this kernel has no MPTCP"):
+        await transport("mptcp").dial(candidate, SETTINGS)
+
+
+async def test_listener_without_mptcp_in_the_kernel_serves_tcp_and_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mptcp, "IPPROTO_MPTCP", NO_SUCH_PROTOCOL)
+    meeting = Meeting()
+    with caplog.at_level(logging.WARNING, "multi.transports"):
+        await meeting.open("mptcp", "tcp")
+    assert "listening for plain TCP instead" in caplog.text
+    await meeting.exchange()
+    assert meeting.peer.info.transport == "tcp"
+    meeting.end()
