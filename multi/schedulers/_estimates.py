@@ -1,0 +1,84 @@
+"""Estimates from the facts of a connection: its rate, and when bytes given to it would arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from multi.core.scheduler import WAIT, ConnectionView
+
+PROBE = 32 * 1024  # bytes: two usual segments, enough for a first rate sample, 0.25 s at 1 Mbit/s
+INITIAL_WINDOW = 14_600  # bytes: ten packets, RFC 6928
+ASSUMED_RTT = 0.1  # seconds, for a connection that tells nothing at all
+
+
+def rate_of(connection: ConnectionView) -> float:
+    """Delivery rate, else one congestion window per round trip, else 0.0 = unknown."""
+    rate = connection.rate
+    if rate > 0.0:
+        return rate
+    rtt = connection.rtt or connection.min_rtt
+    return connection.congestion_window / rtt if rtt > 0.0 else 0.0
+
+
+def arrival(connection: ConnectionView, size: int) -> float:
+    """Seconds until the last of `size` bytes given to the connection now would reach the peer.
+
+    (queue + size) / rate + half the smallest round trip. The queue is what is in flight beyond one
+    bandwidth-delay product, and at least what has not left the transport; the session counts those bytes in
+    `in_flight` as well, so the two are not added. A connection of unknown rate is taken for infinitely fast
+    until `PROBE` bytes are in flight, or it would never be measured.
+    """
+    rate = connection.rate
+    in_flight = connection.in_flight
+    min_rtt = connection.min_rtt or connection.rtt
+    if rate <= 0.0:
+        rate = rate_of(connection)
+        if rate <= 0.0:
+            if in_flight < PROBE:
+                return min_rtt / 2
+            rate = INITIAL_WINDOW / (min_rtt or ASSUMED_RTT)
+    queue = in_flight - rate * min_rtt
+    not_sent = connection.not_sent
+    if queue < not_sent:
+        queue = not_sent
+    return (queue + size) / rate + min_rtt / 2
+
+
+def tells(connection: ConnectionView) -> bool:
+    """Whether an estimate rests on a rate, or a round trip (in which every transport moves ten packets)."""
+    return connection.rate > 0.0 or connection.rtt > 0.0 or connection.min_rtt > 0.0
+
+
+def earliest(connections: Iterable[ConnectionView], size: int) -> Sequence[ConnectionView]:
+    """The connection with credit on which `size` bytes arrive first; nobody when none has credit."""
+    best: ConnectionView | None = None
+    best_arrival = inf
+    for connection in connections:
+        if connection.credit > 0:
+            at = arrival(connection, size)
+            if best is None or at < best_arrival:
+                best, best_arrival = connection, at
+    return WAIT if best is None else (best,)
+
+
+def latency(connection: ConnectionView) -> float:
+    """Round-trip time to sort by: unknown comes last, a keep-alive will tell it soon."""
+    return connection.rtt or connection.min_rtt or inf
+
+
+def nearest(connections: Iterable[ConnectionView]) -> Sequence[ConnectionView]:
+    """The connection with credit and the lowest round-trip time; nobody when none has credit."""
+    best: ConnectionView | None = None
+    best_rtt = inf
+    for connection in connections:
+        if connection.credit > 0:
+            rtt = latency(connection)
+            if best is None or rtt < best_rtt:
+                best, best_rtt = connection, rtt
+    return WAIT if best is None else (best,)
+
+
+def window_of(connection: ConnectionView) -> float:
+    """Congestion window in bytes, else the bandwidth-delay product, else 0 = unknown."""
+    return connection.congestion_window or connection.rate * connection.rtt

@@ -1,0 +1,63 @@
+"""How long a scheduler may wait for a blocked connection while another could send.
+
+A rate is a memory: a connection that has just stalled still looks fast, and waiting for it would stop the
+healthy ones until the session suspects it. Waiting is therefore allowed only while the awaited connection
+moves.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from multi.core.ids import ConnectionId
+from multi.core.scheduler import ConnectionView
+
+STILL_LEAST = 0.010  # seconds without progress that prove nothing: acknowledgements are delayed as long
+STILL_MOST = 1.0  # seconds; a round-trip time bloated by a full queue must not buy endless waiting
+EPISODE_LEAST = 0.100  # seconds without any segment sent, although one connection had credit
+EPISODE_MOST = 2.0  # seconds
+EPISODE_GAP = (
+    1.0  # seconds between two questions after which waiting begins anew; the session asks every 5 ms
+)
+MARKS_MOST = 64  # connections remembered; ids are never reused, so old ones must go
+
+
+class Patience:
+    """Watches awaited connections; one per scheduler."""
+
+    __slots__ = ("_asked", "_least", "_marks", "_since")
+
+    def __init__(self, least: float = STILL_LEAST) -> None:
+        self._least = least
+        self._marks: dict[ConnectionId, tuple[int, int, float]] = {}
+        self._since = inf
+        self._asked = -inf
+
+    def allows(self, connection: ConnectionView, now: float) -> bool:
+        """True while waiting for this blocked connection is justified.
+
+        It must have bytes under way, something must have moved within two of its round trips, and nobody
+        must have been kept from sending for more than four.
+        """
+        in_flight = connection.in_flight
+        not_sent = connection.not_sent
+        if in_flight <= 0 and not_sent <= 0:
+            return False
+        if now - self._asked > EPISODE_GAP or self._since > now:
+            self._since = now
+        self._asked = now
+        rtt = connection.rtt
+        mark = self._marks.get(connection.id)
+        if mark is None or mark[0] != in_flight or mark[1] != not_sent:
+            if len(self._marks) >= MARKS_MOST:
+                self._marks.clear()
+            self._marks[connection.id] = (in_flight, not_sent, now)
+        elif now - mark[2] > max(min(2 * rtt, STILL_MOST), self._least):
+            return False
+        return now - self._since <= max(min(4 * rtt, EPISODE_MOST), EPISODE_LEAST, self._least)
+
+    def sent_on(self, connection: ConnectionView) -> None:
+        """A segment goes out on `connection`: it has moved, and the waiting is over."""
+        if self._marks:
+            self._marks.pop(connection.id, None)
+        self._since = inf

@@ -1,0 +1,103 @@
+"""Adaptive, the default: every segment where it arrives first, or nowhere yet if waiting delivers it sooner.
+
+An earliest-arrival scheduler in the line of OTIAS (Yang, Wang, Amer, ICCCN 2014), STTF (Hurtig et al., ToN
+2019) and ECF, from facts every transport can give, so one formula serves TCP, QUIC and MPTCP. Bytes given
+to a slow connection cannot be taken back; that is why it would rather wait than give them away, and why all
+its waiting is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from multi.core.ids import ConnectionId
+from multi.core.scheduler import WAIT, ConnectionView, SendRequest
+from multi.schedulers._estimates import arrival, rate_of, tells
+from multi.schedulers._patience import Patience
+from multi.schedulers.registry import register_scheduler
+
+PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
+PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
+
+
+@register_scheduler("adaptive")
+class Adaptive:
+    """Gives a segment to S, the earliest arrival among the connections with credit.
+
+    Not if a blocked connection F would have delivered everything waiting, as far as the window allows,
+    before S delivers this one segment: then nobody gets it. Reinjected bytes are a gap at the head of the
+    stream, so for them F needs to be earlier with this segment only. F is awaited while it moves
+    (`Patience`), and never if nothing is known of its speed.
+    """
+
+    __slots__ = ("_patience", "_probe_at")
+
+    def __init__(self) -> None:
+        self._patience = Patience()
+        self._probe_at: dict[ConnectionId, float] = {}
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        if len(connections) == 1:
+            return connections
+        size = request.size
+        best: ConnectionView | None = None
+        best_arrival = inf
+        blocked = False
+        for connection in connections:
+            if connection.credit <= 0:
+                blocked = True
+                continue
+            at = arrival(connection, size)
+            if best is None or at < best_arrival:
+                best, best_arrival = connection, at
+        if best is None:
+            return WAIT
+        if blocked and self._better_to_wait(request, connections, best, best_arrival):
+            return WAIT
+        self._patience.sent_on(best)
+        return (best,)
+
+    def _better_to_wait(
+        self,
+        request: SendRequest,
+        connections: Sequence[ConnectionView],
+        best: ConnectionView,
+        best_arrival: float,
+    ) -> bool:
+        if not tells(best):
+            return False
+        ahead = request.size
+        if not request.reinjection:
+            ahead = max(ahead, min(request.backlog, request.window))
+        for connection in connections:
+            if connection.credit > 0 or not tells(connection):
+                continue
+            at = arrival(connection, ahead)
+            if at < best_arrival and self._patience.allows(connection, request.now):
+                return not self._probe_due(request, best, connection, at)
+        return False
+
+    def _probe_due(
+        self, request: SendRequest, best: ConnectionView, awaited: ConnectionView, awaited_arrival: float
+    ) -> bool:
+        """Whether `best` gets a segment to renew its rate, which would else stay as bad as it once was.
+
+        Only an idle one, only amid bulk data, and only if it would be of use with as good a rate as the
+        awaited one.
+        """
+        if best.in_flight > 0 or request.reinjection or request.backlog < PROBE_BACKLOG:
+            return False
+        rate = rate_of(awaited)
+        if rate <= 0.0:
+            return False
+        shortest = request.size / rate + (best.min_rtt or best.rtt) / 2
+        if shortest >= awaited_arrival:
+            return False
+        if len(self._probe_at) > 64:  # ids are never reused
+            self._probe_at.clear()
+        due = self._probe_at.setdefault(best.id, request.now + PROBE_INTERVAL)
+        if request.now < due:
+            return False
+        self._probe_at[best.id] = request.now + PROBE_INTERVAL
+        return True

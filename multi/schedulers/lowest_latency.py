@@ -1,0 +1,19 @@
+"""Lowest latency first (paper III-B4); the old default of MPTCP, there called minRTT."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from multi.core.scheduler import ConnectionView, SendRequest
+from multi.schedulers._estimates import nearest
+from multi.schedulers.registry import register_scheduler
+
+
+@register_scheduler("lowest_latency", aliases=("LL",))
+class LowestLatency:
+    """The lowest round-trip time with credit; what it cannot take spills to the next."""
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        if len(connections) == 1:
+            return connections
+        return nearest(connections)

@@ -1,0 +1,39 @@
+"""Round robin: the paper's scheduler (sections III-B4 and V-B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from multi.core.scheduler import WAIT, ConnectionView, SendRequest
+from multi.schedulers._estimates import earliest
+from multi.schedulers.registry import register_scheduler
+
+
+@register_scheduler("RR")
+class RoundRobin:
+    """Alternates segment by segment among the connections with credit; a blocked one loses its turn.
+
+    Strict alternation would pull all connections down to the slowest. Reinjected bytes are late already and
+    go where they arrive first.
+    """
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        if len(connections) == 1:
+            return connections
+        if request.reinjection:
+            return earliest(connections, request.size)
+        first: ConnectionView | None = None
+        for connection in connections:
+            if connection.credit > 0:
+                if connection.id > self._last:
+                    break
+                first = first or connection
+        else:
+            if first is None:
+                return WAIT
+            connection = first
+        self._last = connection.id
+        return (connection,)

@@ -1,0 +1,55 @@
+"""Weighted round robin: bytes in proportion to the `weight` of the configuration entries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from multi.core.ids import ConnectionId
+from multi.core.scheduler import WAIT, ConnectionView, SendRequest
+from multi.schedulers._estimates import earliest
+from multi.schedulers.registry import register_scheduler
+
+DEBT_MOST = (
+    256 * 1024
+)  # bytes a blocked connection may catch up; more would starve the others when it comes back
+
+
+@register_scheduler("WRR")
+class WeightedRoundRobin:
+    """Serves the connection with credit furthest behind its share (start-time fair queueing, Goyal 1996).
+
+    Work-conserving: shares hold among the connections that can send. Weight 0 = only when no other can.
+    """
+
+    def __init__(self) -> None:
+        self._served: dict[ConnectionId, float] = {}  # bytes divided by weight
+        self._clock = 0.0
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        if len(connections) == 1:
+            return connections
+        if request.reinjection:
+            return earliest(connections, request.size)
+        best: ConnectionView | None = None
+        best_served = inf
+        for connection in connections:
+            if connection.credit > 0:
+                served = self._position(connection)
+                if best is None or served < best_served:
+                    best, best_served = connection, served
+        if best is None:
+            return WAIT
+        if best_served < inf:
+            if len(self._served) > 2 * len(connections):
+                present = {c.id for c in connections}
+                self._served = {k: v for k, v in self._served.items() if k in present}
+            self._clock = best_served
+            self._served[best.id] = best_served + request.size / best.weight
+        return (best,)
+
+    def _position(self, connection: ConnectionView) -> float:
+        weight = connection.weight
+        if weight <= 0.0:
+            return inf
+        return max(self._served.get(connection.id, self._clock), self._clock - DEBT_MOST / weight)

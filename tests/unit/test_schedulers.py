@@ -1,0 +1,538 @@
+"""Each scheduler's choices, one question at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi.core.ids import STREAM_ZERO, ConnectionId, Role
+from multi.core.scheduler import ConnectionView, Scheduler, SendRequest
+from multi.errors import ConfigError
+from multi.schedulers import create_scheduler, register_scheduler, scheduler_names
+
+SHIPPED = [
+    "adaptive",
+    "BLEST",
+    "cost",
+    "ECF",
+    "lowest_latency",
+    "redundant",
+    "RR",
+    "top_latency",
+    "top_throughput",
+    "WRR",
+]
+SEGMENT = 16_000
+POLL = 0.005  # the session asks a waiting scheduler at least this often
+
+
+@dataclass(frozen=True, slots=True)
+class FakeView:
+    """A connection as a scheduler sees it: 50 ms, 1 MB/s, 50 kB window, nothing on it."""
+
+    id: ConnectionId
+    credit: int = 65_536
+    rtt: float = 0.050
+    min_rtt: float = 0.050
+    rate: float = 1_000_000.0
+    in_flight: int = 0
+    not_sent: int = 0
+    congestion_window: int = 50_000
+    rtt_variation: float = 0.0
+    transport: str = "tcp"
+    interface: str = ""
+    role: Role = Role.ACTIVE
+    weight: float = 1.0
+    cost: float = 0.0
+
+
+def view(number: int, **facts: Any) -> FakeView:
+    if "rtt" in facts:
+        facts.setdefault("min_rtt", facts["rtt"])
+    return replace(FakeView(ConnectionId(number)), **facts)
+
+
+def request(
+    now: float = 1.0,
+    size: int = SEGMENT,
+    backlog: int = 1_000_000,
+    window: int = 1_000_000,
+    reinjection: bool = False,
+) -> SendRequest:
+    return SendRequest(STREAM_ZERO, 3, size, backlog, window, reinjection, now)
+
+
+def chosen(scheduler: Scheduler, views: Sequence[ConnectionView], asked: SendRequest) -> list[int]:
+    return [c.id for c in scheduler.select(asked, views)]
+
+
+# Every scheduler
+
+
+def test_each_scheduler_of_the_configuration_exists() -> None:
+    assert set(SHIPPED) <= set(scheduler_names())
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_single_connection_is_always_chosen(name: str) -> None:
+    scheduler = create_scheduler(name, {})
+    assert [chosen(scheduler, [view(7)], request(now=t / 10)) for t in range(5)] == [[7]] * 5
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("reinjection", [False, True])
+def test_a_blocked_connection_that_carries_nothing_is_never_waited_for(name: str, reinjection: bool) -> None:
+    fast_but_blocked = view(1, credit=0, rtt=0.005, rate=1e8, congestion_window=10**7)
+    scheduler = create_scheduler(name, {"n": 1} if name.startswith("top") else {})
+    asked = request(reinjection=reinjection)
+    assert chosen(scheduler, [fast_but_blocked, view(2)], asked) == [2]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_waiting_for_a_stalled_connection_ends_within_two_of_its_round_trips(name: str) -> None:
+    stalled = view(
+        1, credit=0, rtt=0.050, rate=1e8, congestion_window=10**7, in_flight=64_000, not_sent=16_000
+    )
+    slow = view(2, rtt=0.500, rate=20_000.0, congestion_window=10_000)
+    scheduler = create_scheduler(name, {"n": 1} if name.startswith("top") else {})
+    waits = 0
+    while not chosen(scheduler, [stalled, slow], request(now=1 + waits * POLL)):
+        waits += 1
+    bound = 1.0 if name == "cost" else 0.100  # a costly connection joins when cheap ones stall for `seconds`
+    assert waits * POLL <= bound + 2 * POLL
+    # and it is not waited for again until it moves
+    assert chosen(scheduler, [stalled, slow], request(now=1 + (waits + 1) * POLL)) == [2]
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_reinjected_bytes_go_to_a_remaining_connection_whatever_its_rank(name: str) -> None:
+    scheduler = create_scheduler(name, {"n": 1} if name.startswith("top") else {})
+    best, worse, worst = view(1, rtt=0.005, rate=1e7), view(2, rtt=0.1), view(3, rtt=0.3, rate=1e5)
+    assert 1 in chosen(scheduler, [best, worse, worst], request(now=1.0))
+    assert 2 in chosen(scheduler, [worse, worst], request(now=1.0, reinjection=True))
+    if name == "top_latency":  # being left out of one answer has not cost the best its rank
+        assert chosen(scheduler, [best, worse, worst], request(now=1.1)) == [1]
+
+
+facts = st.builds(
+    view,
+    st.just(0),
+    credit=st.sampled_from([0, 0, 1, 16_000, 1 << 30]),
+    rtt=st.sampled_from([0.0, 1e-6, 0.01, 0.6, 3600.0]),
+    min_rtt=st.sampled_from([0.0, 1e-6, 0.01, 0.6, 3600.0]),
+    rate=st.sampled_from([0.0, 1e-9, 1.0, 1e6, 1e12]),
+    in_flight=st.sampled_from([0, 1, 64_000, 1 << 40]),
+    not_sent=st.sampled_from([0, 1, 64_000, 1 << 40]),
+    congestion_window=st.sampled_from([0, 1, 14_600, 1 << 40]),
+    rtt_variation=st.sampled_from([0.0, 0.01, 100.0]),
+    weight=st.sampled_from([0.0, 1e-9, 1.0, 1e9]),
+    cost=st.sampled_from([0.0, 1.0, 5.0]),
+)
+situations = st.lists(facts, min_size=1, max_size=5).map(
+    lambda views: [replace(v, id=ConnectionId(i)) for i, v in enumerate(views, start=1)]
+)
+requests = st.builds(
+    request,
+    size=st.sampled_from([1, 16_000, 65_536]),
+    backlog=st.sampled_from([1, 16_000, 1 << 40]),
+    window=st.sampled_from([1, 16_000, 1 << 40]),
+    reinjection=st.booleans(),
+)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@given(steps=st.lists(st.tuples(situations, requests, st.sampled_from([0.0, 0.001, 0.3, 50.0])), max_size=8))
+def test_any_facts_give_an_answer_among_the_connections_with_credit(
+    name: str, steps: list[tuple[list[FakeView], SendRequest, float]]
+) -> None:
+    scheduler = create_scheduler(name, {})
+    now = 0.0
+    for views, asked, step in steps:
+        now += step
+        answer = scheduler.select(replace(asked, now=now), views)
+        assert all(any(c is v for v in views) for c in answer)
+        assert len({c.id for c in answer}) == len(answer)
+        if any(v.credit for v in views) and len(views) > 1:
+            assert all(c.credit for c in answer)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+@given(
+    views=situations.filter(lambda views: any(v.credit for v in views)),
+    asked=requests,
+    moves=st.booleans(),
+    step=st.sampled_from([0.0005, POLL, 0.2]),
+)
+def test_a_connection_with_credit_is_used_within_bounded_time(
+    name: str, views: list[FakeView], asked: SendRequest, moves: bool, step: float
+) -> None:
+    """Whatever the facts say, and even if the blocked ones seem to move all the time."""
+    scheduler = create_scheduler(name, {})
+    now = 0.0
+    while not any(c.credit for c in scheduler.select(replace(asked, now=now), views)):
+        now += step
+        if moves:
+            views = [replace(v, in_flight=v.in_flight + (v.credit == 0)) for v in views]
+        assert now <= 2.0 + 2 * step
+
+
+# RR and WRR
+
+
+def test_round_robin_alternates_and_skips_the_blocked() -> None:
+    scheduler = create_scheduler("RR", {})
+    a, b, c = view(1), view(2), view(3)
+    blocked = replace(b, credit=0, in_flight=50_000, rtt=0.001)
+    assert [chosen(scheduler, [a, b, c], request()) for _ in range(4)] == [[1], [2], [3], [1]]
+    assert [chosen(scheduler, [a, blocked, c], request()) for _ in range(3)] == [[3], [1], [3]]
+    assert chosen(scheduler, [a, b, c], request()) == [1]
+
+
+def test_round_robin_gives_reinjected_bytes_to_the_earliest_arrival() -> None:
+    scheduler = create_scheduler("RR", {})
+    views = [view(1, rtt=0.5), view(2, rtt=0.01), view(3, rtt=0.2)]
+    assert [chosen(scheduler, views, request(reinjection=True)) for _ in range(3)] == [[2]] * 3
+
+
+def test_weighted_round_robin_splits_bytes_by_weight_within_two_percent() -> None:
+    scheduler = create_scheduler("WRR", {})
+    views = [view(1, weight=1.0), view(2, weight=3.0), view(3, weight=0.5)]
+    sent = {1: 0, 2: 0, 3: 0}
+    for i in range(5_000):
+        size = 1_000 + (i * 7_919) % 15_000  # segments of all sizes
+        (number,) = chosen(scheduler, views, request(size=size))
+        sent[number] += size
+    total = sum(sent.values())
+    assert [sent[i] / total for i in (1, 2, 3)] == pytest.approx([1 / 4.5, 3 / 4.5, 0.5 / 4.5], rel=0.02)
+
+
+def test_weighted_round_robin_catches_up_no_more_than_its_bound_after_a_block() -> None:
+    scheduler = create_scheduler("WRR", {})
+    views = [view(1), view(2)]
+    for _ in range(1_000):
+        assert chosen(scheduler, [views[0], replace(views[1], credit=0)], request()) == [1]
+    run = 0
+    while chosen(scheduler, views, request()) == [2]:
+        run += 1
+    assert run * SEGMENT <= 256 * 1024 + 2 * SEGMENT
+
+
+def test_weight_zero_is_used_only_when_nothing_else_can_send() -> None:
+    scheduler = create_scheduler("WRR", {})
+    standby, other = view(1, weight=0.0), view(2)
+    assert [chosen(scheduler, [standby, other], request()) for _ in range(3)] == [[2]] * 3
+    assert chosen(scheduler, [standby, replace(other, credit=0)], request()) == [1]
+
+
+# Latency and throughput ranks
+
+
+def test_lowest_latency_spills_to_the_next_when_blocked_and_ranks_the_unknown_last() -> None:
+    scheduler = create_scheduler("LL", {})
+    near, far, unknown = view(1, rtt=0.010), view(2, rtt=0.080), view(3, rtt=0.0)
+    assert chosen(scheduler, [near, far, unknown], request()) == [1]
+    near = replace(near, credit=0, in_flight=10)
+    assert chosen(scheduler, [near, far, unknown], request()) == [2]
+    assert chosen(scheduler, [near, replace(far, credit=0), unknown], request()) == [3]
+
+
+def test_top_latency_uses_only_the_n_lowest_and_waits_for_them() -> None:
+    scheduler = create_scheduler("top_latency", {"n": 2})
+    views = [view(1, rtt=0.3), view(2, rtt=0.010), view(3, rtt=0.020)]
+    assert chosen(scheduler, views, request()) == [2]
+    views[1] = replace(views[1], credit=0, in_flight=64_000)
+    assert chosen(scheduler, views, request()) == [3]
+    views[2] = replace(views[2], credit=0, in_flight=64_000)
+    assert chosen(scheduler, views, request()) == []
+
+
+def test_top_latency_rank_changes_only_for_a_clear_advantage_and_after_a_second() -> None:
+    scheduler = create_scheduler("top_latency", {"n": 1})
+
+    def best(now: float, first: float, second: float) -> list[int]:
+        return chosen(scheduler, [view(1, rtt=first), view(2, rtt=second)], request(now=now))
+
+    assert best(0.0, 0.050, 0.060) == [1]
+    assert best(5.0, 0.050, 0.046) == [1]  # better by 8 %: noise
+    assert best(5.1, 0.050, 0.040) == [2]  # better by 20 %
+    assert best(5.9, 0.050, 0.100) == [2]  # much worse, but 0.8 s after the last change
+    assert best(6.2, 0.050, 0.100) == [1]
+
+
+def test_top_latency_fills_the_place_of_a_lost_connection_at_once() -> None:
+    scheduler = create_scheduler("top_latency", {"n": 1})
+    near, far = view(1, rtt=0.010), view(2, rtt=0.080)
+    assert chosen(scheduler, [near, far, view(3, rtt=0.2)], request(now=1.0)) == [1]
+    assert chosen(scheduler, [far, view(3, rtt=0.2)], request(now=1.001)) == [2]
+
+
+def test_top_throughput_learns_unknown_rates_with_a_bounded_probe_then_takes_the_best() -> None:
+    scheduler = create_scheduler("top_throughput", {"n": 1})
+    slow, unknown = view(1, rate=1e6), view(2, rate=0.0, congestion_window=0)
+    first = [chosen(scheduler, [slow, unknown], request(now=0.1 * i, size=16_384)) for i in range(8)]
+    assert first == [[2]] * 4 + [[1]] * 4  # 64 KiB, then no more
+    known = replace(unknown, rate=5e6)
+    assert chosen(scheduler, [slow, known], request(now=1.5)) == [2]
+
+
+def test_top_throughput_measures_the_others_again_after_five_seconds_of_bulk() -> None:
+    scheduler = create_scheduler("top_throughput", {"n": 1})
+    views = [view(1, rate=2e6), view(2, rate=1e6)]
+    small = [chosen(scheduler, views, request(now=t, backlog=SEGMENT)) for t in (0.0, 3.0, 6.0)]
+    assert small == [[1]] * 3
+    assert chosen(scheduler, views, request(now=6.1)) == [2]
+
+
+def test_top_throughput_rank_needs_a_clear_advantage() -> None:
+    scheduler = create_scheduler("top_throughput", {"n": 1})
+    assert chosen(scheduler, [view(1, rate=1e6), view(2, rate=0.9e6)], request(now=0.0)) == [1]
+    assert chosen(scheduler, [view(1, rate=1e6), view(2, rate=1.1e6)], request(now=2.0)) == [1]
+    assert chosen(scheduler, [view(1, rate=1e6), view(2, rate=1.2e6)], request(now=3.0)) == [2]
+
+
+# BLEST and ECF
+
+
+def test_blest_waits_when_the_slow_segment_would_block_the_window() -> None:
+    # F: 10 ms, cwnd 50,000. S: 100 ms. While S delivers, F has 100/10 + 1 = 11 round trips.
+    # F could send (50,000 + 1448 * 10/2) * 11 * lambda = 749,000 bytes;
+    # lambda is 1.19, as it falls by 0.01 at the first call.
+    faster = view(1, credit=0, rtt=0.010, in_flight=50_000)
+    slower = view(2, rtt=0.100)
+    scheduler = create_scheduler("BLEST", {})
+    # Window: 600,000 + 50,000 in flight - 16,000 for S = 634,000: too small for both.
+    assert chosen(scheduler, [faster, slower], request(window=600_000)) == []
+    # 750,000 + 50,000 - 16,000 = 784,000: room for both.
+    assert chosen(scheduler, [faster, slower], request(now=1.001, window=750_000)) == [2]
+
+
+def test_blest_becomes_more_careful_after_a_reinjection() -> None:
+    # As above: 749,000 bytes at lambda 1.19, 774,000 at 1.23. Room: 730,000 + 50,000 - 16,000 = 764,000.
+    faster = view(1, credit=0, rtt=0.010, in_flight=50_000)
+    slower = view(2, rtt=0.100)
+    scheduler = create_scheduler("BLEST", {})
+    assert chosen(scheduler, [faster, slower], request(now=1.0, window=730_000)) == [2]
+    assert chosen(scheduler, [faster, slower], request(now=1.1, reinjection=True)) == [2]
+    assert chosen(scheduler, [faster, slower], request(now=1.2, window=730_000)) == []
+
+
+def test_ecf_waits_when_all_that_is_left_would_be_complete_sooner_on_the_faster() -> None:
+    # F: 10 ms, cwnd 50,000; S: 100 ms, cwnd 50,000; 200,000 bytes left; delta 0.
+    # F: 0.010 * (200,000 + 50,000) = 2,500 < 50,000 * 0.100 = 5,000: F would be done before S.
+    # S: 0.100 * 200,000 = 20,000 >= 50,000 * 2 * 0.010 = 1,000: and S would not make up for it. Wait.
+    faster = view(1, credit=0, rtt=0.010, in_flight=50_000)
+    slower = view(2, rtt=0.100)
+    scheduler = create_scheduler("ECF", {})
+    assert chosen(scheduler, [faster, slower], request(backlog=200_000)) == []
+    # 500,000 left: 5,500. More than 5,000, but within the quarter of hysteresis (6,250) once waiting.
+    assert chosen(scheduler, [faster, slower], request(now=1.001, backlog=500_000)) == []
+    # 600,000 left: 6,500. Both are needed.
+    assert chosen(scheduler, [faster, slower], request(now=1.002, backlog=600_000)) == [2]
+    # Not waiting any more: 5,500 is now too much.
+    assert chosen(scheduler, [faster, slower], request(now=1.003, backlog=500_000)) == [2]
+
+
+# Redundant and cost
+
+
+def test_redundant_sends_on_all_with_credit() -> None:
+    scheduler = create_scheduler("redundant", {})
+    views = [view(1), view(2, credit=0), view(3)]
+    assert chosen(scheduler, views, request()) == [1, 3]
+
+
+def test_redundant_n_takes_the_n_nearest() -> None:
+    scheduler = create_scheduler("redundant", {"n": 2})
+    assert set(chosen(scheduler, [view(1, rtt=0.2), view(2, rtt=0.01), view(3, rtt=0.1)], request())) == {
+        2,
+        3,
+    }
+
+
+def test_cost_leaves_the_costly_connection_alone_while_the_cheap_one_copes() -> None:
+    scheduler = create_scheduler("cost", {})
+    cheap, costly = view(1, rate=1e6), view(2, rate=1e8, rtt=0.005, cost=1.0)
+    assert chosen(scheduler, [cheap, costly], request(backlog=900_000)) == [1]
+    blocked = replace(cheap, credit=0, in_flight=64_000)
+    assert chosen(scheduler, [blocked, costly], request(backlog=900_000)) == []
+
+
+def test_cost_lets_the_costly_connection_join_when_the_backlog_takes_too_long() -> None:
+    # 1.1 MB at 1 MB/s takes 1.1 s on the cheap one; the limit is 1 s, or 2 s if configured so.
+    cheap, costly = view(1, rate=1e6, credit=0, in_flight=64_000), view(2, cost=1.0)
+    assert chosen(create_scheduler("cost", {}), [cheap, costly], request(backlog=1_100_000)) == [2]
+    assert chosen(create_scheduler("cost", {"seconds": 2}), [cheap, costly], request(backlog=1_100_000)) == []
+
+
+def test_cost_uses_the_costly_connection_when_it_is_the_only_one_left() -> None:
+    scheduler = create_scheduler("cost", {})
+    assert chosen(scheduler, [view(2, cost=1.0), view(3, cost=2.0)], request(backlog=1)) == [2]
+
+
+# Adaptive
+
+
+def test_adaptive_takes_the_earliest_arrival_not_the_lowest_latency() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    # 1: 5 ms of delay, but 100 kB to drain at 1 MB/s = 121 ms. 2: 25 ms and 16 ms for the segment = 41 ms.
+    views = [view(1, rtt=0.010, in_flight=110_000), view(2, rtt=0.050)]
+    assert chosen(scheduler, views, request()) == [2]
+
+
+def test_adaptive_counts_unsent_bytes_once() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    # 1: 50 kB in flight, 40 kB of it unsent, BDP 10 kB: 40 kB to drain: 5 + 56 = 61 ms, not 101.
+    # 2: 75 + 16 = 91 ms.
+    views = [view(1, rtt=0.010, in_flight=50_000, not_sent=40_000), view(2, rtt=0.150)]
+    assert chosen(scheduler, views, request()) == [1]
+
+
+def test_adaptive_waits_when_the_slow_connection_would_only_delay() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    # F: 10 ms, 5 MB/s, 100 kB on it (50 kB queue). 100 kB waiting: (50 + 100) / 5000 + 5 ms = 35 ms.
+    # S: 100 ms, 1 MB/s: one segment of 16 kB takes 66 ms.
+    faster = view(1, credit=0, rtt=0.010, rate=5e6, in_flight=100_000)
+    slower = view(2, rtt=0.100)
+    assert chosen(scheduler, [faster, slower], request(backlog=100_000)) == []
+    # 1 MB waiting: F needs 215 ms, so S helps; but not if the window ends after 100 kB.
+    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000)) == [2]
+    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000)) == []
+
+
+def test_adaptive_waits_for_a_moving_connection_but_not_for_more_than_four_round_trips() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    slower = view(2, rtt=0.600, rate=1e5)
+    now, in_flight = 1.0, 100_000
+    while not chosen(
+        scheduler,
+        [view(1, credit=0, rtt=0.030, rate=5e6, in_flight=in_flight), slower],
+        request(now=now, backlog=SEGMENT),
+    ):
+        now += POLL
+        in_flight -= 100
+    assert 0.12 < now - 1.0 < 0.14
+
+
+def test_adaptive_waits_with_reinjected_bytes_for_whoever_closes_the_gap_first() -> None:
+    # F: (50 + 16) / 5000 + 5 ms = 18 ms whatever waits behind. S at 1 MB/s: 21 ms, at 2 MB/s: 13 ms.
+    faster = view(1, credit=0, rtt=0.010, rate=5e6, in_flight=100_000)
+    gap = request(backlog=10_000_000, reinjection=True)
+    assert chosen(create_scheduler("adaptive", {}), [faster, view(2, rtt=0.010)], gap) == []
+    assert chosen(create_scheduler("adaptive", {}), [faster, view(2, rtt=0.010, rate=2e6)], gap) == [2]
+
+
+def test_adaptive_never_waits_when_nothing_is_known() -> None:
+    unknown = {"rtt": 0.0, "rate": 0.0, "congestion_window": 0, "in_flight": 64_000}
+    scheduler = create_scheduler("adaptive", {})
+    assert chosen(scheduler, [view(1, credit=0, **unknown), view(2, rtt=0.5, rate=1e3)], request()) == [2]
+    assert chosen(scheduler, [view(1, credit=0, in_flight=64_000), view(2, **unknown)], request()) == [2]
+
+
+def test_adaptive_probes_a_new_connection_with_two_segments() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    known, new = view(1, rtt=0.020), view(2, rtt=0.030, rate=0.0, congestion_window=0)
+    assert chosen(scheduler, [known, new], request()) == [2]
+    assert chosen(scheduler, [known, replace(new, in_flight=16_000)], request()) == [2]
+    assert chosen(scheduler, [known, replace(new, in_flight=33_000)], request()) == [1]
+
+
+@pytest.mark.parametrize(("rtt", "probes"), [(0.020, [5.0]), (0.600, [])])
+def test_adaptive_tests_a_bad_estimate_again_after_five_seconds(rtt: float, probes: list[float]) -> None:
+    """A rate is renewed by traffic alone: judged slow once, a connection would stay unused for ever.
+
+    Unless its delay alone makes it useless, whatever its rate.
+    """
+    scheduler = create_scheduler("adaptive", {})
+    left_out = view(2, rtt=rtt, rate=1e4)
+    used = []
+    for step in range(1_200):  # 6 s in which 1 is blocked and free in turn
+        asked = request(now=step * POLL, backlog=500_000)
+        if step % 2:
+            assert chosen(scheduler, [view(1, rtt=0.020, rate=5e6), left_out], asked) == [1]
+        elif chosen(scheduler, [view(1, rtt=0.020, rate=5e6, credit=0, in_flight=200_000), left_out], asked):
+            used.append(asked.now)
+    assert used == probes
+
+
+# Names and parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "key_path", "words"),
+    [
+        ("rr", {}, "", "did you mean 'RR'"),
+        ("lowest_latncy", {}, "", "did you mean 'lowest_latency'"),
+        ("", {}, "", "allowed: adaptive"),
+        ("json:loads", {}, "", "unknown scheduler"),
+        ("RR", {"n": 1.0}, "n", "no such parameter; allowed: none"),
+        ("top_latency", {"m": 1.0}, "m", "allowed: n"),
+        ("top_latency", {"n": 0.0}, "n", "a whole number from 1 to 64"),
+        ("top_throughput", {"n": 1.5}, "n", "a whole number from 1 to 64"),
+        ("redundant", {"n": -1.0}, "n", "a whole number from 0 to 64"),
+        ("redundant", {"n": float("nan")}, "n", "a finite number"),
+        ("cost", {"seconds": -1.0}, "seconds", "0 to 3600"),
+        ("cost", {"second": 1.0}, "second", "did you mean 'seconds'"),
+    ],
+)
+def test_a_wrong_name_or_parameter_is_explained(
+    name: str, parameters: dict[str, float], key_path: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        create_scheduler(name, parameters)
+    assert caught.value.key_path == key_path
+    assert words in str(caught.value)
+
+
+class Last:
+    """Takes the last connection; also the class the import test names."""
+
+    def __init__(self, step: float = 1.0) -> None:
+        self.step = step
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        return connections[-1:]
+
+
+def test_a_registered_class_or_function_is_found_by_name_and_alias_and_gets_its_parameters() -> None:
+    register_scheduler("test_last", aliases=("test_final",))(Last)
+    for name in ("test_last", "test_final"):
+        scheduler = create_scheduler(name, {"step": 3})
+        assert isinstance(scheduler, Last)
+        assert (scheduler.step, type(scheduler.step)) == (3.0, float)
+
+    @register_scheduler("test_factory")
+    def make(**parameters: float) -> Scheduler:
+        return Last(sum(parameters.values()))
+
+    made = create_scheduler("test_factory", {"a": 1, "b": 2})
+    assert isinstance(made, Last)
+    assert made.step == 3.0
+    assert "test_last" in scheduler_names()
+    assert "test_final" not in scheduler_names()
+
+
+@pytest.mark.parametrize("name", ["RR", "LL", "adaptive"])
+def test_the_shipped_names_cannot_be_taken(name: str) -> None:
+    with pytest.raises(ConfigError, match="taken"):
+        register_scheduler(name)(Last)
+    with pytest.raises(ConfigError, match="taken"):
+        register_scheduler("test_other", aliases=(name,))(Last)
+
+
+def test_a_class_path_is_imported_only_when_allowed() -> None:
+    path = f"{__name__}:Last"
+    with pytest.raises(ConfigError, match="unknown scheduler"):
+        create_scheduler(path, {})
+    made = create_scheduler(path, {"step": 2}, allow_import=True)
+    assert type(made).__name__ == "Last"
+
+
+@pytest.mark.parametrize("path", ["no_such_package:X", "json:no_such_name", "json:", ":X", "json:__name__"])
+def test_a_class_path_that_leads_nowhere_is_a_configuration_error(path: str) -> None:
+    with pytest.raises(ConfigError):
+        create_scheduler(path, {}, allow_import=True)
