@@ -1,0 +1,148 @@
+"""Types of single configuration values: ports, names, hosts, interfaces, transports, schedulers.
+
+Each type refuses what can never be right. Whether an interface, host or file exists is found out later,
+by those who use it: a configuration can be checked on another machine than the one it is for.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from multi.config.findings import one_of, refusal, shown
+from multi.core.ids import Family
+
+__all__ = [
+    "BUILTIN_SCHEDULERS",
+    "BUILTIN_TRANSPORTS",
+    "KINDS",
+    "Bytes",
+    "Count",
+    "FileName",
+    "Host",
+    "InterfaceChoice",
+    "InterfaceName",
+    "Port",
+    "SchedulerName",
+    "Seconds",
+    "Section",
+    "Text",
+    "TransportName",
+    "address_family",
+]
+
+BUILTIN_TRANSPORTS = ("tcp", "quic", "mptcp")
+BUILTIN_SCHEDULERS = (
+    "adaptive",
+    "RR",
+    "WRR",
+    "lowest_latency",
+    "LL",
+    "top_latency",
+    "top_throughput",
+    "BLEST",
+    "ECF",
+    "redundant",
+    "cost",
+)
+KINDS = ("eth", "wifi", "cellular")
+"""Kinds of interface an entry may ask for; `any` is all of them."""
+
+DAY = 86_400.0  # seconds; the longest time-out that makes sense for one connection
+GIBIBYTE = 1 << 30
+
+_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_DOTTED_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
+
+
+class Section(BaseModel):
+    """Base of every part of a configuration: no unknown keys, no conversions, no changes after loading."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def address_family(text: str) -> Family | None:
+    """Family of a literal IP address (a zone such as `%eth0` is allowed), None when `text` is none."""
+    try:
+        return Family.IPV4 if ipaddress.ip_address(text).version == 4 else Family.IPV6
+    except ValueError:
+        return None
+
+
+def _text(value: str) -> str:
+    if not value.isprintable():
+        raise refusal(f"found {shown(value)}; allowed: text without control characters")
+    return value
+
+
+def _host(value: str) -> str:
+    if address_family(value):
+        return value
+    if "/" in value or any(character.isspace() for character in value):
+        allowed = "a host name or IP address, no URL"
+    elif value.startswith("[") or re.fullmatch(r"[^:]+:[0-9]+", value):
+        allowed = "a host name or IP address alone, without brackets; the port belongs in remote_port or port"
+    elif ":" in value or _DOTTED_NUMBERS.fullmatch(value):
+        allowed = "a host name or a valid IP address"
+    else:
+        return value
+    raise refusal(f"found {shown(value)}; allowed: {allowed}")
+
+
+def _interface(value: str) -> str:
+    if address_family(value):
+        address = ipaddress.ip_address(value)
+        if address.is_unspecified or address.is_multicast:
+            raise refusal(f'found {shown(value)}; allowed: an address of this machine, or "any"')
+    elif ":" in value or _DOTTED_NUMBERS.fullmatch(value):
+        raise refusal(f"found {shown(value)}; allowed: a valid IP address, an interface name or a kind")
+    elif "/" in value:
+        raise refusal(
+            f"found {shown(value)}; allowed: an IP address without prefix length, or an interface name"
+        )
+    return value
+
+
+def _transport(value: str) -> str:
+    if value in BUILTIN_TRANSPORTS:
+        return value
+    from multi.transports.base import (
+        transport_names,
+    )  # only configs with further transports pay for the import
+
+    names = transport_names()
+    if value in names:
+        return value
+    raise refusal(one_of(value, dict.fromkeys((*BUILTIN_TRANSPORTS, *names))))
+
+
+def _scheduler(value: str) -> str:
+    if value in BUILTIN_SCHEDULERS or _CLASS_PATH.fullmatch(value):
+        return value
+    from multi.schedulers import scheduler_names  # only configs with further schedulers pay for the import
+
+    names = scheduler_names()
+    if value in names:
+        return value
+    known = dict.fromkeys((*BUILTIN_SCHEDULERS, *names))
+    raise refusal(one_of(value, known, further=', a registered name or "package.module:Class"'))
+
+
+Port = Annotated[int, Field(ge=1, le=65_535)]
+Seconds = Annotated[float, Field(ge=0.1, le=DAY)]
+Count = Annotated[int, Field(ge=1, le=1_000_000)]
+Bytes = Annotated[int, Field(ge=65_536, le=GIBIBYTE)]  # windows start at 64 KiB: no bound may be smaller
+Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_text)]
+FileName = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_text)]
+Host = Annotated[Text, AfterValidator(_host)]
+InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
+InterfaceChoice = Annotated[
+    Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)
+]
+TransportName = Annotated[Text, Field(examples=list(BUILTIN_TRANSPORTS)), AfterValidator(_transport)]
+SchedulerName = Annotated[Text, Field(examples=list(BUILTIN_SCHEDULERS)), AfterValidator(_scheduler)]
