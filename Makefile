@@ -1,0 +1,128 @@
+# Everything a person or a CI machine needs. Only Python 3.11+ and access to package registries are assumed.
+# On Debian and Ubuntu missing system packages are installed when that is allowed.
+
+VENV ?= .venv
+# An interpreter of your choice: make setup PYTHON=/path/to/python3.12
+PYTHON ?=
+# Passed on: make test ARGS="-k scheduler", make bench ARGS=--quick
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+EXTRAS := dev,fast,plot
+# Installed beforehand, from the lock like the rest: an isolated build would fetch whatever is newest.
+BUILD := hatchling editables
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test lint format demo bench lock clean
+
+help:  ## show the targets
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1|/' | while IFS='|' read -r target text; do \
+		printf '  make %-8s %s\n' "$$target" "$$text"; done
+
+setup: $(STAMP)  ## create .venv and install everything, once
+
+test: $(STAMP)  ## run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)  ## check style, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy --strict
+
+format: $(STAMP)  ## format the code and repair what ruff can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+demo: $(STAMP)  ## run the roaming demo
+	$(BIN)/multi demo $(ARGS)
+
+bench: $(STAMP)  ## measure against other parties and write a report
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean:  ## remove what runs have left behind; .venv stays
+	rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+# Shell functions of the recipes below.
+define SHELL_FUNCTIONS
+set -eu
+say() { echo "setup: $$*" >&2; }
+
+# good_python COMMAND: it runs and is new enough. A name on the PATH alone proves nothing (pyenv shims).
+good_python() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
+can_make_venv() { "$$1" -c 'import ensurepip, venv' 2>/dev/null; }
+
+# Sets python to the first good one that can make an environment, else to the first good one, else to nothing.
+find_python() {
+	python=
+	for candidate in $${PYTHON:-python3.13 python3.12 python3.11 python3}; do
+		good_python "$$candidate" || continue
+		if can_make_venv "$$candidate"; then python=$$candidate; return; fi
+		python=$${python:-$$candidate}
+	done
+}
+
+# Install system packages if this is Debian-like and we may; otherwise fail without a fuss.
+install_system() {
+	command -v apt-get >/dev/null || return 1
+	sudo=
+	if [ "$$(id -u)" != 0 ]; then
+		command -v sudo >/dev/null || return 1
+		sudo=sudo
+		[ -t 0 ] || sudo='sudo -n'
+	fi
+	say "installing system packages: $$*"
+	$$sudo apt-get update -qq || true
+	$$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$$@" >&2
+}
+endef
+export SHELL_FUNCTIONS PYTHON
+
+$(STAMP): pyproject.toml constraints.txt
+	@eval "$$SHELL_FUNCTIONS"; \
+	PATH="$$PATH:/usr/sbin:/sbin"; export PATH; \
+	if ! command -v ip >/dev/null; then \
+		install_system iproute2 || say "no 'ip' command: tests and demo in network namespaces will be skipped"; \
+	fi; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1 || ! good_python $(BIN)/python; then \
+		find_python; \
+		if [ -z "$$python" ]; then \
+			[ -n "$$PYTHON" ] || install_system python3 python3-venv || true; \
+			find_python; \
+		fi; \
+		if [ -z "$$python" ]; then \
+			say "Python 3.11 or newer is needed, found: $$(python3 --version 2>/dev/null || echo none)"; \
+			say "install it, or name one: make setup PYTHON=/path/to/python3"; \
+			exit 1; \
+		fi; \
+		if ! can_make_venv "$$python"; then \
+			version=$$("$$python" -c 'import sys; print("python%d.%d" % sys.version_info[:2])'); \
+			install_system "$$version-venv" || install_system python3-venv || true; \
+		fi; \
+		if ! can_make_venv "$$python"; then \
+			say "$$python has no venv module; on Debian and Ubuntu: apt-get install python3-venv"; \
+			exit 1; \
+		fi; \
+		say "creating $(VENV) with $$("$$python" --version)"; \
+		"$$python" -m venv --clear $(VENV); \
+	fi; \
+	export PIP_DISABLE_PIP_VERSION_CHECK=1; \
+	say "installing packages"; \
+	$(BIN)/python -m pip install -q -c constraints.txt $(BUILD); \
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[$(EXTRAS)]'
+	@touch $@
+
+lock:  ## resolve the newest versions in a clean environment and write constraints.txt
+	@eval "$$SHELL_FUNCTIONS"; \
+	find_python; \
+	[ -n "$$python" ] || { say "no Python 3.11 or newer"; exit 1; }; \
+	directory=$$(mktemp -d); trap 'rm -rf "$$directory"' EXIT; \
+	"$$python" -m venv "$$directory"; \
+	"$$directory/bin/python" -m pip install -q --upgrade pip; \
+	"$$directory/bin/python" -m pip install -q '.[$(EXTRAS)]' $(BUILD); \
+	{ \
+		echo "# Exact versions of everything that 'make setup' installs, for Python 3.11 to 3.13."; \
+		echo "# Made by: make lock PYTHON=python3.11 (the oldest, so that the versions suit all)"; \
+		"$$directory/bin/python" -m pip freeze --exclude multi-session; \
+	} > constraints.txt
