@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import multi
 from multi.core.ids import STREAM_ZERO, ConnectionId, Role
 from multi.core.scheduler import ConnectionView, Scheduler, SendRequest
 from multi.errors import ConfigError
@@ -536,3 +539,15 @@ def test_a_class_path_is_imported_only_when_allowed() -> None:
 def test_a_class_path_that_leads_nowhere_is_a_configuration_error(path: str) -> None:
     with pytest.raises(ConfigError):
         create_scheduler(path, {}, allow_import=True)
+
+
+def test_the_example_of_a_custom_scheduler_runs_and_can_be_chosen_by_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(multi, "register_scheduler"):
+        monkeypatch.setattr(multi, "register_scheduler", register_scheduler, raising=False)
+    example = Path(__file__).parents[2] / "examples" / "custom_scheduler.py"
+    runpy.run_path(str(example), run_name="__main__")
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["wlan0", "wwan0"]
+    views = [view(1, interface="wwan0", rtt=0.001), view(2, interface="wlan0")]
+    assert chosen(create_scheduler("prefer_wifi", {}), views, request()) == [2]
