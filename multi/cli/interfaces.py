@@ -1,0 +1,70 @@
+"""`multi interfaces`: the interfaces of this machine and what a session could do with them."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from multi.core.ids import Family
+from multi.net.interfaces import UserKinds, interfaces
+from multi.paths.links import Interface, Kind
+
+__all__ = ["show_interfaces"]
+
+PIPED_WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the table
+
+
+def show_interfaces(user_kinds: UserKinds) -> int:
+    """Print the table; on a terminal an address per line, otherwise an interface per line. Returns 0.
+
+    `user_kinds` is the `interfaces` map of a configuration, kind -> names. Raises ConfigError for an unknown
+    kind.
+    """
+    found = interfaces(user_kinds)
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else PIPED_WIDTH, markup=False, highlight=False)
+    if not found:
+        console.print("The interfaces of this machine cannot be read.")
+        return 0
+    console.print(_table(found, separator="\n" if terminal else ", "))
+    return 0
+
+
+def _table(found: tuple[Interface, ...], separator: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("name", "kind", "addresses", "gateway", "metered", "usable"):
+        table.add_column(heading, overflow="fold")
+    for interface in found:
+        table.add_row(
+            interface.name,
+            interface.kind.value,
+            separator.join(_addresses(interface)),
+            separator.join(gateway or "direct" for _, gateway in interface.gateways),
+            "yes" if interface.metered else "",
+            _usable(interface),
+        )
+    return table
+
+
+def _addresses(interface: Interface) -> list[str]:
+    return [
+        f"{a.address}/{a.prefix_length}" + ("" if a.usable else f" ({a.reason})") for a in interface.addresses
+    ]
+
+
+def _usable(interface: Interface) -> str:
+    """`yes`, with what it is limited to, or why not."""
+    reason = interface.unusable_reason()
+    if reason:
+        return f"no: {reason}"
+    if interface.kind is Kind.LOOPBACK:
+        return "yes, this machine only"
+    families = [f for f in Family if not interface.unusable_reason(f)]
+    routed = {family for family, _ in interface.gateways}
+    beyond = [f.value for f in families if f in routed]
+    if not beyond:
+        return "yes, no default route"
+    return "yes" if len(beyond) == len(families) else f"yes, default route for {beyond[0]} only"
