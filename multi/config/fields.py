@@ -25,6 +25,7 @@ __all__ = [
     "Host",
     "InterfaceChoice",
     "InterfaceName",
+    "KeyName",
     "Port",
     "SchedulerName",
     "Seconds",
@@ -78,6 +79,18 @@ def _text(value: str) -> str:
     if not value.isprintable():
         raise refusal(f"found {shown(value)}; allowed: text without control characters")
     return value
+
+
+def _wire_text(limit: int) -> AfterValidator:
+    """Text that goes into the handshake, where it has so many bytes at most."""
+
+    def check(value: str) -> str:
+        size = len(value.encode())
+        if size > limit:
+            raise refusal(f"found {shown(value)}, {size} bytes in UTF-8; allowed: at most {limit}")
+        return value
+
+    return AfterValidator(check)
 
 
 def _host(value: str) -> str:
@@ -145,4 +158,7 @@ InterfaceChoice = Annotated[
     Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)
 ]
 TransportName = Annotated[Text, Field(examples=list(BUILTIN_TRANSPORTS)), AfterValidator(_transport)]
-SchedulerName = Annotated[Text, Field(examples=list(BUILTIN_SCHEDULERS)), AfterValidator(_scheduler)]
+SchedulerName = Annotated[
+    Text, _wire_text(255), Field(examples=list(BUILTIN_SCHEDULERS)), AfterValidator(_scheduler)
+]
+KeyName = Annotated[Text, _wire_text(64)]  # `multi.core.handshake.MAX_PSK_ID`

@@ -62,7 +62,7 @@ def _from_file(path: Path) -> Config:
         config = _from_mapping(_parsed(text, path))
         return _with_warnings(config.located_in(Path(os.path.abspath(path)).parent))
     except ConfigError as error:
-        error.add_note(f"in {path}")
+        error.add_note(f"in {_named(path)}")
         raise
 
 
@@ -84,17 +84,24 @@ def _text_of(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_SIZE + 1)
     except OSError as error:
-        raise ConfigError(f"cannot read {shown(str(path))}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot read {_named(path)}: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"cannot read {shown(str(path))}: {error}") from error
+        raise ConfigError(f"cannot read {_named(path)}: {error}") from error
     if len(content) > MAX_FILE_SIZE:
-        raise ConfigError(f"{path}: found more than {MAX_FILE_SIZE} bytes; allowed: a configuration file")
+        raise ConfigError(
+            f"{_named(path)}: found more than {MAX_FILE_SIZE} bytes; allowed: a file of at most so many"
+        )
     try:
         return content.decode("utf-8-sig")  # some editors put a byte order mark in front
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path}: found a byte that is not UTF-8 at offset {error.start}; allowed: UTF-8"
+            f"{_named(path)}: found a byte that is not UTF-8 at offset {error.start}; allowed: UTF-8"
         ) from error
+
+
+def _named(path: Path) -> str:
+    """The file's name in a message, printable whatever bytes it has."""
+    return str(path) if str(path).isprintable() else ascii(str(path))
 
 
 class _Object(dict[str, Any]):
@@ -116,14 +123,14 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         value = json.loads(text, object_pairs_hook=_Object)
     except json.JSONDecodeError as error:
         raise ConfigError(
-            f"no JSON: {error.msg} at line {error.lineno}, column {error.colno} of {path}"
+            f"no JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_named(path)}"
         ) from error
     except RecursionError:
-        raise ConfigError(f"no configuration: {path} is nested too deeply") from None
+        raise ConfigError(f"no configuration: {_named(path)} is nested too deeply") from None
     except ValueError as error:  # CPython refuses integers of more than 4300 digits
-        raise ConfigError(f"no JSON for us: {path} holds a number that is too long") from error
+        raise ConfigError(f"no JSON for us: {_named(path)} holds a number that is too long") from error
     if not isinstance(value, _Object):
-        raise ConfigError(f"found {shown(value)} in {path}; allowed: an object, {{...}}")
+        raise ConfigError(f"found {shown(value)} in {_named(path)}; allowed: an object, {{...}}")
     repeated = _repeated_keys(value)
     if repeated:
         raise error_of(repeated)

@@ -39,11 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Config"]
 
-KEEPALIVE_INTERVAL = (
-    15.0  # seconds; NAT boxes forget UDP mappings after 30 s, this survives one lost keep-alive
-)
-KEEPALIVES_PER_IDLE_TIMEOUT = 3  # two may be lost before the connection is given up
-
 _HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -170,11 +165,6 @@ class Config(Section):
         if transport == "quic":
             return self.quic_config.idle_timeout
         return (self.mptcp_config if transport == "mptcp" else self.tcp_config).idle_timeout
-
-    def keepalive_interval(self, transport: str) -> float:
-        """Seconds between keep-alives: min(15 s, a third of the idle timeout)."""
-        idle = self.idle_timeout(transport)
-        return min(KEEPALIVE_INTERVAL, idle / KEEPALIVES_PER_IDLE_TIMEOUT) if idle else KEEPALIVE_INTERVAL
 
     def transport_settings(self) -> TransportSettings:
         """What the transports need to know, with file names resolved. Opens no file."""

@@ -17,10 +17,10 @@ from multi.config.fields import (
     FileName,
     Host,
     InterfaceName,
+    KeyName,
     SchedulerName,
     Seconds,
     Section,
-    Text,
     TransportName,
 )
 from multi.config.findings import refusal, shown
@@ -40,7 +40,8 @@ __all__ = [
 ]
 
 MIB = 1 << 20
-MAX_PARAMETERS = 16  # of a scheduler; more would be a table, which belongs in the scheduler
+MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
+MAX_PARAMETER_NAME = 64  # characters; they travel in the handshake
 
 
 class SchedulerSpec(Section, extra="allow"):
@@ -69,8 +70,8 @@ class SchedulerSpec(Section, extra="allow"):
                 f"found {len(self.__pydantic_extra__)} parameters; allowed: at most {MAX_PARAMETERS}"
             )
         for name in self.__pydantic_extra__:
-            if not name.isidentifier():
-                raise refusal(f"found a parameter named {shown(name)}; allowed: a Python name")
+            if not (name.isascii() and name.isidentifier() and len(name) <= MAX_PARAMETER_NAME):
+                raise refusal(f"found a parameter named {shown(name)}; allowed: a Python name in ASCII")
         return self
 
 
@@ -207,9 +208,9 @@ class Auth(Section):
     psk_file: FileName
     """File with the pre-shared key; both ends need the same. A file and not the key itself: a configuration
     may be readable by others. Required."""
-    psk_id: Text | None = None
-    """Name of the key, sent in clear so that the server knows which key is meant. Default null: the key has
-    no name."""
+    psk_id: KeyName | None = None
+    """Name of the key, at most 64 bytes, sent in clear so that the server knows which key is meant.
+    Default null: the key has no name."""
 
 
 class Listen(Section):
