@@ -50,9 +50,8 @@ class ConnectionTerms:
     """Bytes per second, 0 = no cap."""
 
     def encode(self) -> bytes:
-        return (
-            bytes([self.sealed, len(self.ciphers), *self.ciphers, self.role])
-            + struct.pack("!dd", self.weight, self.max_rate)
+        return bytes([self.sealed, len(self.ciphers), *self.ciphers, self.role]) + struct.pack(
+            "!dd", self.weight, self.max_rate
         )
 
     @staticmethod
@@ -205,9 +204,7 @@ class Challenge:
     def decode(payload: bytes | memoryview) -> Challenge:
         fields = Fields(payload)
         number, sealed, cipher = _number_sealed_cipher(fields)
-        challenge = Challenge(
-            number, fields.take(NONCE_LENGTH), sealed, cipher, fields.take(PROOF_LENGTH)
-        )
+        challenge = Challenge(number, fields.take(NONCE_LENGTH), sealed, cipher, fields.take(PROOF_LENGTH))
         fields.end()
         return challenge
 
@@ -292,13 +289,13 @@ class SessionKeys:
         """Proof in ACCEPT (`side` b"S") and CONFIRM (b"C")."""
         return self._mac(self._confirm, side, self._transcript, terms, accept, binding)
 
-    def join_proof(
-        self, side: bytes, join: bytes, challenge: bytes, nonce: bytes, binding: bytes
-    ) -> bytes:
+    def join_proof(self, side: bytes, join: bytes, challenge: bytes, nonce: bytes, binding: bytes) -> bytes:
         """Proof in CHALLENGE (`side` b"S") and PROVE (b"C")."""
         return self._mac(self._join, side, self._session_id, join, challenge, nonce, binding)
 
-    def traffic_secret(self, direction: bytes, number: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    def traffic_secret(
+        self, direction: bytes, number: int, client_nonce: bytes, server_nonce: bytes
+    ) -> bytes:
         """Secret of one connection in one direction (b"C" = client to server)."""
         return expand(
             self._prk, b"traffic" + direction + number.to_bytes(4, "big") + client_nonce + server_nonce
@@ -307,9 +304,7 @@ class SessionKeys:
     @staticmethod
     def _mac(key: bytes, *parts: bytes) -> bytes:
         # Each part carries its length, so that no two different lists of parts give the same bytes.
-        return hmac.digest(
-            key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256"
-        )
+        return hmac.digest(key, b"".join(len(part).to_bytes(4, "big") + part for part in parts), "sha256")
 
 
 def psk_binder(psk: bytes, session_part: bytes, binding: bytes) -> bytes:
@@ -325,5 +320,3 @@ def same(a: bytes, b: bytes) -> bool:
 
 def common_version(offered: Sequence[int]) -> int | None:
     return max((v for v in offered if v in SUPPORTED_VERSIONS), default=None)
-
-

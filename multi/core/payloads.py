@@ -101,14 +101,10 @@ def stream_ack_size(ack: StreamAck) -> int:
 
 
 def encode_ack(ack: Ack) -> bytes:
-    parts = [
-        _ACK.pack(ack.session_window, ack.control_cumulative, len(ack.control_ranges), len(ack.streams))
-    ]
+    parts = [_ACK.pack(ack.session_window, ack.control_cumulative, len(ack.control_ranges), len(ack.streams))]
     parts += [_RANGE.pack(*r) for r in ack.control_ranges]
     for stream in ack.streams:
-        parts.append(
-            _STREAM_ACK.pack(stream.stream, stream.cumulative, stream.window, len(stream.ranges))
-        )
+        parts.append(_STREAM_ACK.pack(stream.stream, stream.cumulative, stream.window, len(stream.ranges)))
         parts += [_RANGE.pack(*r) for r in stream.ranges]
     return b"".join(parts)
 

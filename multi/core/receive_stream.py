@@ -44,8 +44,41 @@ def _append(pieces: list[Piece] | deque[Piece], piece: Piece) -> None:
     pieces.append(piece)
 
 
+class Window:
+    """What the peer may send: an absolute offset that follows consumption, with a size that grows with its speed.
+
+    The size doubles whenever half of it is consumed within two round trips, up to a hard cap: the receiver-side
+    autotuning of TCP. An application that does not read never makes it grow.
+    """
+
+    __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "size")
+
+    def __init__(self, size: int, cap: int, now: float) -> None:
+        self.size = min(size, cap)
+        self._cap = cap
+        self.advertised = self.size
+        self._mark = 0
+        self._mark_at = now
+
+    def consumed(self, total: int, now: float, rtt: float) -> bool:
+        """`total` bytes have been consumed so far; return True when the peer should hear of a new window."""
+        recently = now - self._mark_at <= 2 * rtt + 0.020
+        if total - self._mark >= self.size // 2:
+            if recently:
+                self.size = min(self._cap, self.size * 2)
+            self._mark, self._mark_at = total, now
+        elif not recently:
+            self._mark, self._mark_at = total, now
+        return total + self.size - self.advertised >= self.size // 4
+
+    def advertise(self, total: int) -> int:
+        """Return the absolute offset to advertise now; it never shrinks."""
+        self.advertised = max(self.advertised, total + self.size)
+        return self.advertised
+
+
 class ReceiveStream:
-    """`consumed <= next_offset <= highest <= window`."""
+    """`consumed <= next_offset <= highest <= window.advertised`."""
 
     __slots__ = (
         "_islands",
@@ -54,24 +87,19 @@ class ReceiveStream:
         "consumed",
         "discarding",
         "final",
-        "grown_at",
         "highest",
         "id",
         "next_offset",
         "reset_code",
         "window",
-        "window_size",
     )
 
-    def __init__(self, stream: StreamId, window_size: int, now: float) -> None:
+    def __init__(self, stream: StreamId, window: Window) -> None:
         self.id = stream
-        self.window_size = window_size
-        self.window = window_size
-        """Absolute offset the peer may send up to, as last advertised."""
+        self.window = window
         self.next_offset = 0
         self.highest = 0
         self.consumed = 0
-        self.grown_at = now
         self.final: int | None = None
         self.reset_code: int | None = None
         self.discarding = False
@@ -113,9 +141,9 @@ class ReceiveStream:
         the end.
         """
         end = start + len(payload)
-        if end > self.window:
+        if end > self.window.advertised:
             raise RemoteProtocolError(
-                f"data up to {end} on stream {self.id}, but the window ends at {self.window}"
+                f"data up to {end} on stream {self.id}, but the window ends at {self.window.advertised}"
             )
         if self.final is not None and end > self.final:
             raise RemoteProtocolError(f"data up to {end} on stream {self.id}, which ends at {self.final}")
@@ -189,9 +217,9 @@ class ReceiveStream:
         """The peer ends the stream at `final`; return how far `highest` moved."""
         if self.final is not None and self.final != final:
             raise RemoteProtocolError(f"stream {self.id} ends at {self.final} and at {final}")
-        if final < self.highest or final > self.window:
+        if final < self.highest or final > self.window.advertised:
             raise RemoteProtocolError(
-                f"stream {self.id} ends at {final}, outside {self.highest}..{self.window}"
+                f"stream {self.id} ends at {final}, outside {self.highest}..{self.window.advertised}"
             )
         self.final = final
         advanced = final - self.highest
@@ -255,6 +283,6 @@ class ReceiveStream:
             if joined:
                 self._ready.append(joined)
             return memoryview(joined)
+        if isinstance(self._ready[0], bytearray):
+            self._ready[0] = bytes(self._ready[0])  # a view would forbid joining the next piece to it
         return memoryview(self._ready[0])
-
-

@@ -27,37 +27,47 @@ class ConnectionView(Protocol):
     @property
     def transport(self) -> str:
         """`tcp`, `mptcp`, `quic` or a registered name."""
+
     @property
     def interface(self) -> str:
         """Name of the interface it is bound to, or empty."""
+
     @property
     def role(self) -> Role: ...
     @property
     def weight(self) -> float:
         """The entry's `weight`, 1.0 unless configured."""
+
     @property
     def cost(self) -> float:
         """The entry's `cost`, 0.0 = free."""
+
     @property
     def credit(self) -> int:
         """Bytes its transport will take now. 0 = blocked: choosing it means waiting for it."""
+
     @property
     def in_flight(self) -> int:
         """Session bytes sent on it and not yet acknowledged by the session."""
+
     @property
     def not_sent(self) -> int:
         """Bytes its transport has accepted but not put on the wire."""
+
     @property
     def congestion_window(self) -> int:
         """Bytes, or 0 when the transport does not tell."""
+
     @property
     def rtt(self) -> float:
         """Smoothed round-trip time, or 0.0 when unknown."""
+
     @property
     def rtt_variation(self) -> float: ...
     @property
     def min_rtt(self) -> float:
         """Smallest round-trip time seen, or 0.0 when unknown."""
+
     @property
     def rate(self) -> float:
         """Estimated delivery rate, or 0.0 when unknown."""
@@ -81,9 +91,7 @@ class SendRequest:
 class Scheduler(Protocol):
     """A policy object, one per session and direction; it may keep state between calls."""
 
-    def select(
-        self, request: SendRequest, connections: Sequence[ConnectionView]
-    ) -> Sequence[ConnectionView]:
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         """Return the connections that carry the next segment; empty means wait.
 
         `connections` is never empty, in order of connection id, and includes those without credit. Chosen

@@ -61,9 +61,7 @@ class _RecordKeys:
 
     def _derive(self) -> None:
         key = expand(self._secret, b"key")
-        self._aead: _Aead = (
-            AESGCM(key[:16]) if self._cipher is Cipher.AES_128_GCM else ChaCha20Poly1305(key)
-        )
+        self._aead: _Aead = AESGCM(key[:16]) if self._cipher is Cipher.AES_128_GCM else ChaCha20Poly1305(key)
         self._iv = int.from_bytes(expand(self._secret, b"iv")[:NONCE_LENGTH], "big")
 
     def next_nonce(self) -> bytes:

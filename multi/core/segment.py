@@ -140,7 +140,9 @@ def _check(type_: int, header_length: int, segment_length: int) -> None:
     if type_ not in _KNOWN_TYPES:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
-        raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
+        raise RemoteProtocolError(
+            f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}"
+        )
     limit = (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
     if not header_length <= segment_length <= header_length + limit:
         raise RemoteProtocolError(

@@ -47,6 +47,7 @@ class SendStream:
         "_tail_open",
         "acked",
         "end_offset",
+        "fin_sent",
         "final",
         "finish_acked",
         "id",
@@ -66,6 +67,7 @@ class SendStream:
         self.end_offset = 0
         self.final = False
         """True once the application has ended this direction."""
+        self.fin_sent = False
         self.finish_acked = False
         """True once the peer has acknowledged the FIN or RESET."""
         self.reset_code: int | None = None
@@ -130,11 +132,13 @@ class SendStream:
     @property
     def done(self) -> bool:
         """Everything, with the end, is acknowledged."""
-        return self.finish_acked
+        return self.finish_acked and not self.unacked
 
     # --- sending ---------------------------------------------------------------------------------------------------
 
-    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[memoryview]]:
+    def take(
+        self, size: int, connection: tuple[ConnectionId, ...], now: float
+    ) -> tuple[int, list[memoryview]]:
         """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
         start = self.next_offset
         self.next_offset = start + size

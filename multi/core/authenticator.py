@@ -1,0 +1,426 @@
+"""Who may be part of a session: the client's and the server's side of HELLO and JOIN, per connection.
+
+It decides when a connection is authenticated, when data may flow on it and which keys protect it. What follows from
+that (states, rescue, events) is the session's business, reached through the narrow `Host` interface.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from multi.core.connection import Connection
+from multi.core.handshake import (
+    REFUSED,
+    REFUSED_PROTECTION,
+    REFUSED_VERSION,
+    Accept,
+    Challenge,
+    ConnectionTerms,
+    Hello,
+    Join,
+    KeyPair,
+    Refuse,
+    SessionKeys,
+    common_version,
+    decode_proof,
+    psk_binder,
+    same,
+)
+from multi.core.ids import ConnectionId, SessionId
+from multi.core.payloads import Policy
+from multi.core.sealing import Cipher
+from multi.core.segment import Segment, SegmentType
+from multi.core.settings import SessionSettings
+from multi.errors import RemoteProtocolError
+
+HELLO_PATIENCE = 1.0  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
+
+
+class Host(Protocol):
+    """What the authenticator may ask of its session."""
+
+    session_id: SessionId
+    settings: SessionSettings
+    connections: dict[ConnectionId, Connection]
+
+    def entropy(self, count: int) -> bytes: ...
+    def may_send(self, connection: Connection) -> None:
+        """Data may be written on `connection` from now on, authenticated or not."""
+
+    def authenticated(self, connection: Connection) -> None:
+        """The peer has proved itself on `connection`."""
+
+    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
+        """The peer's HELLO or ACCEPT has come."""
+
+    def refused(self, connection: Connection, refuse: Refuse) -> None: ...
+    def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None: ...
+
+
+class Authenticator(ABC):
+    """Common to both sides."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.keys: SessionKeys | None = None
+
+    @abstractmethod
+    def opened(self, connection: Connection, now: float) -> None:
+        """A transport connection is there."""
+
+    @abstractmethod
+    def handle(self, connection: Connection, segment: Segment, now: float) -> None:
+        """A handshake segment has come; raises RemoteProtocolError when it does not belong here."""
+
+    def lost(self, connection: Connection, now: float) -> None:
+        """A connection is gone."""
+
+    def next_timer(self) -> float | None:
+        return None
+
+    def handle_timer(self, now: float) -> None:
+        """See `next_timer`."""
+
+    def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
+        connection.send(type_, (payload,), len(payload))
+        connection.sent_at = now
+
+    def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
+        """(client to server, server to client)."""
+        assert self.keys is not None
+        return (
+            self.keys.traffic_secret(b"C", number, client_nonce, server_nonce),
+            self.keys.traffic_secret(b"S", number, client_nonce, server_nonce),
+        )
+
+
+# --- client --------------------------------------------------------------------------------------------------------
+
+
+class ClientAuthenticator(Authenticator):
+    """Says HELLO once, on the first connection, repeats it where that one dies, and JOINs with all others."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._pair = KeyPair(host.entropy(32))
+        settings = host.settings
+        self._hello = Hello(
+            nonce=host.entropy(32),
+            key=self._pair.public,
+            window=settings.initial_window,
+            max_streams=settings.max_streams,
+            policy=settings.peer_policy or settings.policy,
+            terms=ConnectionTerms(sealed=True),
+            psk_id=settings.psk_id,
+        )
+        self._terms: dict[ConnectionId, ConnectionTerms] = {}
+        self._greeted: dict[ConnectionId, float] = {}
+        """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
+        self._joins: dict[ConnectionId, Join] = {}
+        self._waiting: list[Connection] = []
+        self._accepted_part = b""
+
+    def opened(self, connection: Connection, now: float) -> None:
+        if self.keys is not None:
+            self._join(connection, now)
+        elif self._greeted:
+            self._waiting.append(connection)
+        else:
+            self._greet(connection, now)
+
+    def lost(self, connection: Connection, now: float) -> None:
+        self._greeted.pop(connection.id, None)
+        self._joins.pop(connection.id, None)
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+        if self.keys is None and not self._greeted and self._waiting:
+            self._greet(self._waiting.pop(0), now)
+
+    def next_timer(self) -> float | None:
+        if self.keys is not None or not self._waiting or not self._greeted:
+            return None
+        return max(self._greeted.values()) + HELLO_PATIENCE
+
+    def handle_timer(self, now: float) -> None:
+        due = self.next_timer()
+        if due is not None and due <= now:
+            self._greet(self._waiting.pop(0), now)
+
+    def _terms_for(self, connection: Connection) -> ConnectionTerms:
+        terms = ConnectionTerms(
+            sealed=self.host.settings.protect.seals(connection.facts.secure),
+            ciphers=tuple(self.host.settings.ciphers),
+            role=connection.role,
+            weight=connection.weight,
+            max_rate=connection.max_rate,
+        )
+        self._terms[connection.id] = terms
+        return terms
+
+    def _greet(self, connection: Connection, now: float) -> None:
+        terms = self._terms_for(connection)
+        hello = replace(self._hello, terms=terms)
+        psk = self.host.settings.psk
+        if psk and connection.facts.secure:
+            binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
+            hello = replace(hello, binder=binder)
+        self._greeted[connection.id] = now
+        self._send(connection, SegmentType.HELLO, hello.encode(), now)
+        if not terms.sealed:
+            self.host.may_send(connection)
+
+    def _join(self, connection: Connection, now: float) -> None:
+        join = Join(self.host.entropy(32), self._terms_for(connection))
+        self._joins[connection.id] = join
+        self._send(connection, SegmentType.JOIN, join.encode(), now)
+
+    def handle(self, connection: Connection, segment: Segment, now: float) -> None:
+        match segment.type:
+            case SegmentType.ACCEPT if connection.id in self._greeted:
+                self._accept(connection, Accept.decode(segment.payload), now)
+            case SegmentType.CHALLENGE if connection.id in self._joins:
+                self._challenge(connection, Challenge.decode(segment.payload), now)
+            case SegmentType.REFUSE if not connection.authenticated:
+                self.host.refused(connection, Refuse.decode(segment.payload))
+            case _:
+                raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
+
+    def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
+        terms = self._terms[connection.id]
+        self._check_choice(terms, accept.sealed, accept.cipher)
+        if accept.version not in self._hello.versions:
+            raise RemoteProtocolError(f"the server chose version {accept.version}")
+        first = self.keys is None
+        if first:
+            shared = self._pair.agree(accept.key)
+            keys = SessionKeys(
+                self.host.session_id,
+                self._hello.session_part(),
+                accept.session_part(),
+                shared,
+                self.host.settings.psk,
+            )
+        else:
+            assert self.keys is not None
+            keys = self.keys
+            if accept.session_part() != self._accepted_part:
+                raise RemoteProtocolError("another server answered the repeated HELLO")
+        binding, part = connection.facts.channel_binding, accept.connection_part()
+        if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
+            raise RemoteProtocolError("the server's proof is wrong")
+        self.keys, self._accepted_part = keys, accept.session_part()
+        del self._greeted[connection.id]
+        connection.number = accept.number
+        proof = keys.hello_proof(b"C", terms.encode(), part, binding)
+        self._send(connection, SegmentType.CONFIRM, proof, now)
+        if accept.sealed:
+            outgoing, incoming = self._secrets(accept.number, self._hello.nonce, accept.nonce)
+            connection.protect(outgoing, incoming, accept.cipher)
+        if first:
+            self.host.peer_known(accept.window, accept.max_streams, None)
+        self.host.authenticated(connection)
+        for waiting in self._waiting:
+            self._join(waiting, now)
+        self._waiting.clear()
+
+    def _challenge(self, connection: Connection, challenge: Challenge, now: float) -> None:
+        assert self.keys is not None
+        join, terms = self._joins.pop(connection.id), self._terms[connection.id]
+        self._check_choice(terms, challenge.sealed, challenge.cipher)
+        binding = connection.facts.channel_binding
+        parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
+        if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
+            raise RemoteProtocolError("the server's proof is wrong")
+        connection.number = challenge.number
+        self._send(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), now)
+        if challenge.sealed:
+            outgoing, incoming = self._secrets(challenge.number, join.nonce, challenge.nonce)
+            connection.protect(outgoing, incoming, challenge.cipher)
+        self.host.authenticated(connection)
+
+    @staticmethod
+    def _check_choice(terms: ConnectionTerms, sealed: bool, cipher: Cipher) -> None:
+        if sealed != terms.sealed:
+            raise RemoteProtocolError("the server changed the protection that was asked for")
+        if cipher not in terms.ciphers:
+            raise RemoteProtocolError("the server chose a cipher that was not offered")
+
+
+# --- server --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The proof a connection has to bring."""
+
+    type: SegmentType
+    proof: bytes
+    incoming: bytes
+    outgoing: bytes
+    cipher: Cipher
+    sealed: bool
+    terms: ConnectionTerms
+
+
+class ServerAuthenticator(Authenticator):
+    """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
+
+    def __init__(self, host: Host, psk: Callable[[bytes], bytes | None] | None = None) -> None:
+        super().__init__(host)
+        self._psk = psk
+        self._hello_part: bytes | None = None
+        self._hello_nonce = b""
+        self._accept: Accept | None = None
+        self._confirmed = False
+        self._next_number = 0
+        self._expected: dict[ConnectionId, _Expected] = {}
+
+    def opened(self, connection: Connection, now: float) -> None:
+        """The client speaks first."""
+
+    def lost(self, connection: Connection, now: float) -> None:
+        self._expected.pop(connection.id, None)
+
+    def handle(self, connection: Connection, segment: Segment, now: float) -> None:
+        expected = self._expected.get(connection.id)
+        if connection.authenticated:
+            raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
+        match segment.type:
+            case SegmentType.HELLO if expected is None:
+                self._hello(connection, Hello.decode(segment.payload), now)
+            case SegmentType.JOIN if expected is None:
+                self._join(connection, Join.decode(segment.payload), now)
+            case SegmentType.CONFIRM | SegmentType.PROVE if expected is not None:
+                if expected.type != segment.type or not same(expected.proof, decode_proof(segment.payload)):
+                    self._refuse(connection, REFUSED, now)
+                    return
+                self._proved(connection, expected)
+            case _:
+                raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
+
+    def _refuse(self, connection: Connection, code: int, now: float) -> None:
+        refuse = Refuse(code)
+        self._send(connection, SegmentType.REFUSE, refuse.encode(), now)
+        self.host.disconnect(connection, str(refuse), abort=False)
+
+    def _accepts_terms(self, connection: Connection, terms: ConnectionTerms, now: float) -> Cipher | None:
+        if terms.sealed != self.host.settings.protect.seals(connection.facts.secure):
+            self._refuse(connection, REFUSED_PROTECTION, now)
+            return None
+        cipher = terms.choose_cipher()
+        if cipher is None:
+            self._refuse(connection, REFUSED_PROTECTION, now)
+        return cipher
+
+    def _hello(self, connection: Connection, hello: Hello, now: float) -> None:
+        part = hello.session_part()
+        repeat = self._hello_part is not None
+        if repeat and (self._confirmed or part != self._hello_part):
+            self._refuse(connection, REFUSED, now)
+            return
+        version = common_version(hello.versions)
+        if version is None:
+            self._refuse(connection, REFUSED_VERSION, now)
+            return
+        cipher = self._accepts_terms(connection, hello.terms, now)
+        if cipher is None:
+            return
+        psk = self._psk(hello.psk_id) if self._psk is not None else b""
+        binding = connection.facts.channel_binding
+        proved_by_binder = bool(psk) and connection.facts.secure
+        if psk is None or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
+            self._refuse(connection, REFUSED, now)
+            return
+        if not repeat:
+            self._agree(hello, part, version, psk)
+        assert self._accept is not None
+        assert self.keys is not None
+        accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)
+        terms, choice = hello.terms.encode(), accept.connection_part()
+        connection.number = accept.number
+        accept = replace(accept, proof=self.keys.hello_proof(b"S", terms, choice, binding))
+        self._send(connection, SegmentType.ACCEPT, accept.encode(), now)
+        incoming, outgoing = self._secrets(accept.number, hello.nonce, accept.nonce)
+        self._expected[connection.id] = _Expected(
+            SegmentType.CONFIRM,
+            self.keys.hello_proof(b"C", terms, choice, binding),
+            incoming,
+            outgoing,
+            cipher,
+            hello.terms.sealed,
+            hello.terms,
+        )
+        self._apply(connection, hello.terms)
+        if hello.terms.sealed:
+            connection.protect_outgoing(outgoing, cipher)
+        if not repeat:
+            self.host.peer_known(hello.window, hello.max_streams, hello.policy)
+        # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
+        if not repeat and (not psk or proved_by_binder):
+            connection.receiving = not hello.terms.sealed
+            self.host.may_send(connection)
+
+    def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
+        pair = KeyPair(self.host.entropy(32))
+        shared = pair.agree(hello.key)
+        settings = self.host.settings
+        self._accept = Accept(
+            version,
+            self.host.entropy(32),
+            pair.public,
+            settings.initial_window,
+            settings.max_streams,
+            0,
+            False,
+            Cipher.AES_128_GCM,
+        )
+        self._hello_part, self._hello_nonce = part, hello.nonce
+        self.keys = SessionKeys(self.host.session_id, part, self._accept.session_part(), shared, psk)
+
+    def _join(self, connection: Connection, join: Join, now: float) -> None:
+        if self.keys is None:
+            self._refuse(connection, REFUSED, now)
+            return
+        cipher = self._accepts_terms(connection, join.terms, now)
+        if cipher is None:
+            return
+        challenge = Challenge(self._take_number(), self.host.entropy(32), join.terms.sealed, cipher)
+        binding = connection.facts.channel_binding
+        parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
+        challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
+        connection.number = challenge.number
+        self._send(connection, SegmentType.CHALLENGE, challenge.encode(), now)
+        incoming, outgoing = self._secrets(challenge.number, join.nonce, challenge.nonce)
+        self._expected[connection.id] = _Expected(
+            SegmentType.PROVE,
+            self.keys.join_proof(b"C", *parts),
+            incoming,
+            outgoing,
+            cipher,
+            join.terms.sealed,
+            join.terms,
+        )
+        self._apply(connection, join.terms)
+        if join.terms.sealed:
+            connection.protect_outgoing(outgoing, cipher)
+
+    def _proved(self, connection: Connection, expected: _Expected) -> None:
+        del self._expected[connection.id]
+        self._confirmed = True
+        if expected.sealed:
+            connection.protect_incoming(expected.incoming, expected.cipher)
+        self.host.authenticated(connection)
+
+    def _take_number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    @staticmethod
+    def _apply(connection: Connection, terms: ConnectionTerms) -> None:
+        connection.role = terms.role
+        connection.weight = terms.weight
+        connection.set_max_rate(terms.max_rate)

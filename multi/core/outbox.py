@@ -1,0 +1,130 @@
+"""Reliable control segments: numbered per session, acknowledged in ACK, sent again until acknowledged.
+
+Control is state: what is lost with a connection is sent again on another. Which connection is the session's choice.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from multi.core.connection import Connection
+from multi.core.ids import ConnectionId, StreamId
+from multi.core.payloads import MAX_RANGES, Range
+from multi.core.segment import SegmentType
+from multi.errors import RemoteProtocolError
+
+MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
+
+
+@dataclass(slots=True)
+class _Control:
+    type: SegmentType
+    payload: bytes
+    stream: StreamId
+    connection: ConnectionId | None = None
+
+
+class Outbox:
+    """The sending side."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._acked = 0
+        self._waiting: list[int] = []
+        self._controls: dict[int, _Control] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is waiting for an acknowledgement."""
+        return not self._controls
+
+    @property
+    def waiting(self) -> bool:
+        """Something may be sent now."""
+        return bool(self._waiting) and self._waiting[0] < self._acked + MAX_AHEAD
+
+    def add(self, type_: SegmentType, payload: bytes, stream: StreamId = StreamId(0)) -> int:
+        number = self._next
+        self._next += 1
+        self._controls[number] = _Control(type_, payload, stream)
+        self._waiting.append(number)
+        return number
+
+    def send(self, connection: Connection) -> None:
+        """Put everything that waits on `connection`."""
+        while self.waiting:
+            number = self._waiting.pop(0)
+            control = self._controls[number]
+            control.connection = connection.id
+            if not connection.outstanding:
+                connection.carries(0, connection.sent_at)
+            connection.carried_control.add(number)
+            connection.send(
+                control.type, (control.payload,), len(control.payload), sequence=number, stream=control.stream
+            )
+
+    def acknowledge(
+        self, cumulative: int, ranges: tuple[Range, ...], connections: dict[ConnectionId, Connection]
+    ) -> list[tuple[SegmentType, StreamId]]:
+        """Return the control segments newly acknowledged."""
+        highest = ranges[-1][1] if ranges else cumulative
+        if highest > self._next:
+            raise RemoteProtocolError("acknowledgement of control segments that were never sent")
+        if cumulative <= self._acked and not ranges:
+            return []
+        numbers = list(range(self._acked, cumulative))
+        for start, end in ranges:
+            numbers += range(start, end)
+        newly = []
+        for number in numbers:
+            control = self._controls.pop(number, None)
+            if control is None:
+                continue
+            newly.append((control.type, control.stream))
+            if control.connection is None:
+                self._waiting.remove(number)
+            elif control.connection in connections:
+                connections[control.connection].carried_control.discard(number)
+        self._acked = max(self._acked, cumulative)
+        return newly
+
+    def lose(self, connection: Connection) -> None:
+        """Send again what only `connection` carried."""
+        for number in connection.carried_control:
+            control = self._controls.get(number)
+            if control is not None and control.connection == connection.id:
+                control.connection = None
+                insort(self._waiting, number)
+        connection.carried_control.clear()
+
+
+class Inbox:
+    """The receiving side: which control numbers have arrived."""
+
+    def __init__(self) -> None:
+        self.cumulative = 0
+        self._above: set[int] = set()
+
+    def take(self, number: int) -> bool:
+        """Record a control segment; return False for a repeat."""
+        if number < self.cumulative or number in self._above:
+            return False
+        if number >= self.cumulative + 2 * MAX_AHEAD:
+            raise RemoteProtocolError(f"control segment {number} while waiting for {self.cumulative}")
+        self._above.add(number)
+        while self.cumulative in self._above:
+            self._above.remove(self.cumulative)
+            self.cumulative += 1
+        return True
+
+    def ranges(self) -> tuple[Range, ...]:
+        ranges: list[Range] = []
+        for number in sorted(self._above):
+            if ranges and ranges[-1][1] == number:
+                ranges[-1] = (ranges[-1][0], number + 1)
+            elif len(ranges) == MAX_RANGES:
+                break
+            else:
+                ranges.append((number, number + 1))
+        return tuple(ranges)

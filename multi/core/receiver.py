@@ -1,0 +1,164 @@
+"""The receiving half of a session: streams, the session window, and when to acknowledge.
+
+It decides what an ACK says and when one is due; the session chooses the connection that carries it.
+"""
+
+from __future__ import annotations
+
+from multi.core.ids import StreamId
+from multi.core.outbox import Inbox
+from multi.core.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
+from multi.core.receive_stream import ReceiveStream, Window
+from multi.core.settings import SessionSettings
+from multi.errors import RemoteProtocolError
+
+ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
+ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
+_ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
+
+
+class Receiver:
+    """All receive streams of one session."""
+
+    def __init__(self, settings: SessionSettings, now: float) -> None:
+        self._settings = settings
+        self.streams: dict[StreamId, ReceiveStream] = {}
+        self.window = Window(settings.initial_window, settings.max_session_window, now)
+        self.control = Inbox()
+        self.charged = 0
+        """Sum of the highest offsets of all streams: what the peer has used of the session window."""
+        self.consumed = 0
+        self._dirty: dict[StreamId, None] = {}
+        self._closed: dict[StreamId, int] = {}
+        """Ended streams on which bytes came again: they are acknowledged up to here."""
+        self._unacked = 0
+        self._changes = 0
+        self.ack_due: float | None = None
+        """When an acknowledgement must leave, None = nothing to say."""
+        self.ack_now = False
+        self.reassembly_peak = 0
+        """Most bytes kept out of order."""
+
+    def add(self, stream: StreamId, now: float) -> ReceiveStream:
+        window = Window(self._settings.initial_window, self._settings.max_stream_window, now)
+        created = self.streams[stream] = ReceiveStream(stream, window)
+        return created
+
+    # --- bytes in --------------------------------------------------------------------------------------------------
+
+    def data(self, stream: ReceiveStream, start: int, payload: memoryview, owned: bool, now: float) -> bool:
+        """Take a DATA segment; return True when the reader has something new."""
+        before, gaps = stream.next_offset, stream.ranges() if stream.final is None else ()
+        self._charge(stream.insert(start, payload, owned), stream)
+        self._dirty[stream.id] = None
+        self._unacked += len(payload)
+        in_order = stream.next_offset > before
+        if not in_order or gaps:
+            # A gap opened or closed, or a repeat came: the sender wants to know soon.
+            self._changes += 1
+            repeat = start + len(payload) <= before
+            if repeat or self._changes >= 2 or stream.next_offset > start + len(payload):
+                self.ack_now = True
+        if stream.complete or self._unacked >= max(ACK_BYTES, self.window.size // 16):
+            self.ack_now = True
+        if self.ack_due is None:
+            self.ack_due = now + ACK_DELAY
+        if stream.discarding and in_order:
+            self.give_back(stream.next_offset - before, now, 0.0)
+        return in_order
+
+    def _charge(self, advanced: int, stream: ReceiveStream) -> None:
+        self.charged += advanced
+        if self.charged > self.window.advertised:
+            raise RemoteProtocolError(
+                f"{self.charged} bytes on all streams, but the session window ends at {self.window.advertised}"
+            )
+
+    def finish(self, stream: ReceiveStream, final: int) -> None:
+        self._charge(stream.finish(final), stream)
+        if stream.discarding:
+            stream.consumed = stream.next_offset
+
+    def reset(self, stream: ReceiveStream, final: int, code: int, now: float) -> None:
+        before = stream.highest
+        given_back = stream.reset(final, code)
+        self._charge(final - before, stream)
+        self.give_back(given_back, now, 0.0)
+
+    def repeat(self, stream: StreamId, end: int) -> None:
+        """Bytes came again for a stream that has ended here: acknowledge them so that the peer forgets them."""
+        self._closed[stream] = max(end, self._closed.get(stream, 0))
+        self._dirty[stream] = None
+        self.ack_now = True
+
+    # --- the application reads ----------------------------------------------------------------------------------------
+
+    def read(self, stream: ReceiveStream, limit: int, now: float, rtt: float) -> bytes:
+        data = stream.read(limit)
+        if data:
+            if stream.window.consumed(stream.consumed, now, rtt) and stream.final is None:
+                self._dirty[stream.id] = None
+                self.ack_now = True
+            self.give_back(len(data), now, rtt)
+        return data
+
+    def give_back(self, size: int, now: float, rtt: float) -> None:
+        """`size` bytes of session window were consumed or discarded."""
+        self.consumed += size
+        if self.window.consumed(self.consumed, now, rtt):
+            self.ack_now = True
+
+    def discard(self, stream: ReceiveStream, now: float) -> None:
+        self.give_back(stream.discard(), now, 0.0)
+
+    # --- acknowledgement --------------------------------------------------------------------------------------------
+
+    def control_arrived(self) -> None:
+        self.ack_now = True
+
+    def everything_dirty(self) -> None:
+        """A connection died or joined: say everything again (mechanics B3)."""
+        for stream in self.streams:
+            self._dirty[stream] = None
+        self.ack_now = True
+
+    @property
+    def ack_pending(self) -> bool:
+        return self.ack_now or self.ack_due is not None
+
+    def ack_payload(self) -> bytes:
+        """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""
+        room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
+        streams: list[StreamAck] = []
+        while self._dirty and len(streams) < 255:
+            stream_id = next(iter(self._dirty))
+            stream = self.streams.get(stream_id)
+            if stream is None:
+                end = self._closed.pop(stream_id, 0)
+                entry = StreamAck(stream_id, end, end)
+            else:
+                window = stream.window.advertise(stream.consumed)
+                fitting = stream.ranges()[: max(0, (room - 21) // 16)]
+                entry = StreamAck(stream_id, stream.next_offset, window, fitting)
+            if stream_ack_size(entry) > room:
+                break
+            room -= stream_ack_size(entry)
+            streams.append(entry)
+            del self._dirty[stream_id]
+        self.ack_now = bool(self._dirty)
+        self.ack_due = None
+        self._unacked = self._changes = 0
+        return encode_ack(
+            Ack(
+                self.window.advertise(self.consumed),
+                self.control.cumulative,
+                self.control.ranges(),
+                tuple(streams),
+            )
+        )
+
+    def full_ack_payload(self, stream: StreamId) -> bytes:
+        """An ACK that certainly speaks of `stream`, for a peer that asks."""
+        if stream in self.streams:
+            self._dirty[stream] = None
+        return self.ack_payload()

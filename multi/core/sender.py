@@ -1,0 +1,296 @@
+"""The sending half of a session: which bytes go next, and again where.
+
+Order of work (design 6): rescue, new data by stream priority, opportunistic reinjection. The scheduler chooses the
+connection; this module decides what it is asked about, and enforces credit, windows and "never again on the connection
+that lost it while another is usable".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from multi.core.connection import Connection
+from multi.core.ids import ConnectionId, StreamId
+from multi.core.payloads import StreamAck
+from multi.core.scheduler import Scheduler, SendRequest
+from multi.core.segment import SegmentType
+from multi.core.send_stream import Outstanding, SendStream
+from multi.core.settings import EARLY_DATA_LIMIT
+
+HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then (mechanics A7)
+REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
+REINJECT_MIN_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
+REINJECT_MAX_AGE = 0.500
+REINJECT_BUDGET = (
+    0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
+)
+REINJECT_ALLOWANCE = 256 * 1024
+MAX_COPIES = 3  # connections that may carry the same range
+
+
+class Sender:
+    """All send streams of one session."""
+
+    def __init__(self, scheduler: Scheduler, reinject: str, session_window: int) -> None:
+        self.scheduler = scheduler
+        self.reinject = reinject
+        self.streams: dict[StreamId, SendStream] = {}
+        self.window = session_window
+        """Absolute: bytes over all streams the peer allows."""
+        self.used = 0
+        """Sum of what was sent for the first time."""
+        self.copied = 0
+        """Bytes sent again, for whatever reason."""
+        self._copied_freely = 0
+        self._backlog = 0
+        self._turn: dict[int, StreamId] = {}
+        self.hold_until: float | None = None
+        """When a waiting scheduler is asked again."""
+        self.early_limit: int | None = EARLY_DATA_LIMIT
+        """Most bytes before the peer's ACCEPT; None = no limit any more."""
+
+    # --- state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def unsent(self) -> int:
+        return sum(stream.unsent for stream in self.streams.values())
+
+    @property
+    def unacked(self) -> int:
+        return sum(stream.unacked for stream in self.streams.values())
+
+    @property
+    def window_left(self) -> int:
+        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
+        return limit - self.used
+
+    @property
+    def blocked_by_window(self) -> bool:
+        """Bytes wait, and only the peer's windows keep them from being sent."""
+        waiting = [s for s in self.streams.values() if s.unsent]
+        return bool(waiting) and (self.window_left <= 0 or all(s.sendable <= 0 for s in waiting))
+
+    # --- acknowledgements --------------------------------------------------------------------------------------------
+
+    def acknowledge(self, ack: StreamAck, connections: dict[ConnectionId, Connection], now: float) -> bool:
+        """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
+        stream = self.streams.get(ack.stream)
+        if stream is None:
+            return False
+        newly = stream.acknowledge(ack.cumulative, ack.ranges)
+        for item in newly:
+            stream.rescued(item)
+            self._release(item, connections, now)
+        grown = ack.window > stream.window
+        if grown:
+            stream.window = ack.window
+        return bool(newly) or grown
+
+    @staticmethod
+    def _release(item: Outstanding, connections: dict[ConnectionId, Connection], now: float) -> None:
+        size = item.end - item.start
+        for carrier in item.carriers:
+            connection = connections.get(carrier)
+            if connection is not None:
+                connection.in_flight -= size
+                if len(item.carriers) == 1:
+                    connection.delivered(size, now)
+
+    def forget(self, stream: SendStream, connections: dict[ConnectionId, Connection], now: float) -> None:
+        """The stream was reset: nothing of it is outstanding any more."""
+        for item in stream.discard():
+            self._release(item, connections, now)
+
+    # --- loss ----------------------------------------------------------------------------------------------------------
+
+    def lose(self, connection: Connection, connections: dict[ConnectionId, Connection]) -> None:
+        """`connection` is suspect or gone: rescue what only it, or others like it, carry."""
+        if self.reinject == "off" and connection.alive:
+            return
+        for stream in self.streams.values():
+            for item in stream.outstanding():
+                if connection.id in item.carriers and not any(
+                    c != connection.id and c in connections and connections[c].may_deliver
+                    for c in item.carriers
+                ):
+                    stream.lose(item)
+
+    def detach(self, connection: Connection) -> None:
+        """`connection` no longer exists: take it off every range it carried."""
+        for stream in self.streams.values():
+            for item in stream.outstanding():
+                if connection.id in item.carriers:
+                    item.carriers = tuple(c for c in item.carriers if c != connection.id)
+        connection.in_flight = 0
+
+    def recover(self, connection: Connection) -> None:
+        """`connection` made progress again: what it carries need not be rescued any more."""
+        for stream in self.streams.values():
+            for item in stream.rescues():
+                if connection.id in item.carriers:
+                    stream.rescued(item)
+
+    # --- sending -------------------------------------------------------------------------------------------------------
+
+    def fill(self, usable: Sequence[Connection], now: float) -> None:
+        """Give the usable connections what they have credit for. `usable` is in order of id."""
+        self.hold_until = None
+        if not usable or not self._has_credit(usable):
+            return
+        rescued_all = self._rescue(usable, now)
+        if not rescued_all:
+            return
+        if self._send_new(usable, now) and self.reinject == "full" and len(usable) > 1:
+            self._reinject(usable, now)
+
+    @staticmethod
+    def _has_credit(connections: Sequence[Connection]) -> bool:
+        return any(c.credit > 0 for c in connections)
+
+    def _select(
+        self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
+    ) -> list[Connection]:
+        """Ask the scheduler; empty = it waits."""
+        request = SendRequest(
+            stream.id, stream.priority, size, self._backlog, max(0, self.window_left), again, now
+        )
+        chosen = self.scheduler.select(request, usable)
+        picked = [c for c in usable if c.credit > 0 and c in chosen]
+        if not picked:
+            self.hold_until = now + HOLD_CHECK
+        return picked
+
+    def _rescue(self, usable: Sequence[Connection], now: float) -> bool:
+        """Send lost ranges again; return False when some still wait for a connection."""
+        for stream in self._by_priority(list(self.streams.values())):
+            self._backlog = stream.unacked
+            while (item := stream.next_rescue()) is not None:
+                others = [c for c in usable if c.id not in item.carriers]
+                if not others:
+                    break
+                if not self._has_credit(others):
+                    return False
+                picked = self._select(stream, item.end - item.start, others, True, now)
+                if not picked:
+                    # A rescue never waits for a better connection: the reader is stalled by exactly these bytes.
+                    picked = [min((c for c in others if c.credit > 0), key=_arrival)]
+                    self.hold_until = None
+                self._copy(stream, item, picked[0], now)
+        return True
+
+    def _copy(self, stream: SendStream, item: Outstanding, connection: Connection, now: float) -> int:
+        item = stream.split(item, connection.segment_size)
+        stream.rescued(item)
+        item.carriers = (*item.carriers, connection.id)
+        item.sent_at = now
+        size = item.end - item.start
+        connection.reinjected += size
+        self.copied += size
+        self._put(connection, stream.id, item.start, stream.slice(item.start, item.end), size, now)
+        return size
+
+    def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
+        """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
+        self._backlog = self.unsent
+        while True:
+            room = self.window_left
+            stream = self._next_stream() if room > 0 else None
+            if stream is None:
+                return True
+            if not self._has_credit(usable):
+                return False
+            available = min(stream.sendable, room)
+            size = min(available, max(c.segment_size for c in usable if c.credit > 0))
+            picked = self._select(stream, size, usable, False, now)
+            if not picked:
+                # The scheduler keeps new bytes for a better connection; this one may still help with old ones.
+                return self.reinject == "full"
+            size = min(available, min(c.segment_size for c in picked))
+            carriers = tuple(c.id for c in picked)
+            start, buffers = stream.take(size, carriers, now)
+            self.used += size
+            self._backlog -= size
+            for connection in picked:
+                self._put(connection, stream.id, start, buffers, size, now)
+            self._turn[stream.priority] = stream.id
+
+    def _put(
+        self,
+        connection: Connection,
+        stream: StreamId,
+        start: int,
+        buffers: Sequence[memoryview],
+        size: int,
+        now: float,
+    ) -> None:
+        connection.carries(size, now)
+        connection.spend(size)
+        connection.send(
+            SegmentType.DATA, buffers, size, sequence=start, stream=stream, lane=connection.data_lane
+        )
+        connection.sent_at = now
+
+    def _next_stream(self) -> SendStream | None:
+        """Strict between priorities, round robin within (design 5)."""
+        if len(self.streams) == 1:
+            (only,) = self.streams.values()
+            return only if only.sendable > 0 else None
+        ready = [s for s in self.streams.values() if s.sendable > 0]
+        if not ready:
+            return None
+        best = min(s.priority for s in ready)
+        ready = [s for s in ready if s.priority == best]
+        last = self._turn.get(best, StreamId(-1))
+        return min(ready, key=lambda s: (s.id <= last, s.id))
+
+    @staticmethod
+    def _by_priority(streams: list[SendStream]) -> list[SendStream]:
+        return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
+
+    # --- opportunistic reinjection (mechanics A8) --------------------------------------------------------------------------
+
+    def _reinject(self, usable: Sequence[Connection], now: float) -> None:
+        """Copy old outstanding ranges to idle connections that would deliver them clearly earlier."""
+        by_id = {c.id: c for c in usable}
+        min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
+        min_age = max(min(1.1 * min_rtt, REINJECT_MAX_AGE), REINJECT_MIN_AGE)
+        for stream in self._by_priority(list(self.streams.values())):
+            scanned = 0
+            for item in stream.outstanding():
+                scanned += 1
+                if scanned > REINJECT_SCAN or not self._has_credit(usable):
+                    break
+                if item.lost or len(item.carriers) >= MAX_COPIES or now - item.sent_at < min_age:
+                    continue
+                size = item.end - item.start
+                if self._copied_freely + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
+                    return
+                candidates = [c for c in usable if c.credit > 0 and c.id not in item.carriers]
+                if not candidates:
+                    continue
+                best = min(candidates, key=_arrival)
+                remaining = min(
+                    (_remaining(by_id[c]) if c in by_id else inf for c in item.carriers), default=inf
+                )
+                if _arrival(best) + size / (best.rate or 1e6) < 0.8 * remaining:
+                    self._copied_freely += self._copy(stream, item, best, now)
+                    # The list changed under the iterator when the range was split: look again next time.
+                    if size > best.segment_size:
+                        return
+
+
+def _arrival(connection: Connection) -> float:
+    """Estimated time until a byte given to it now arrives."""
+    rate = connection.rate or (
+        connection.congestion_window / connection.rtt
+        if connection.congestion_window and connection.rtt
+        else 1e6
+    )
+    queued = connection.not_sent + max(0.0, connection.in_flight - rate * connection.min_rtt)
+    return queued / rate + connection.min_rtt / 2
+
+
+def _remaining(connection: Connection) -> float:
+    """Estimated time until what it carries has arrived; stretched once it is late (design 6)."""
+    return (connection.not_sent + connection.unacked) / (connection.rate or 1e6) + connection.min_rtt / 2

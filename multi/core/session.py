@@ -1,0 +1,906 @@
+"""A session: one end of the conversation, over all its connections. Pure.
+
+Inputs are methods with `now=`; outputs leave through `effects()` (an ordered list) and `next_timer()`. It decides the
+life of connections and of the session, routes segments, and picks the connection for acknowledgements and control.
+What is sent where is decided by `sender` and the scheduler, who may join by `authenticator`, which connections should
+exist by `multi.paths`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from multi.core.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
+from multi.core.connection import Connection
+from multi.core.events import (
+    CloseConnection,
+    ConnectionChanged,
+    Effect,
+    Event,
+    Notify,
+    RoleChanged,
+    SchedulerChanged,
+    SendBytes,
+    SessionClosed,
+    SessionConfirmed,
+    SessionDetached,
+    SessionEnded,
+    SessionOpened,
+    SessionResumed,
+    StreamReadable,
+    StreamWritable,
+    Warned,
+)
+from multi.core.facts import ConnectionFacts, TransportSample
+from multi.core.handshake import REFUSED, Refuse
+from multi.core.ids import STREAM_ZERO, ConnectionId, ConnectionState, Role, SessionId, Side, StreamId
+from multi.core.outbox import Outbox
+from multi.core.payloads import (
+    CLOSE_ABORTED,
+    CLOSE_NORMAL,
+    Close,
+    Fields,
+    Keepalive,
+    Policy,
+    decode_ack,
+    decode_close,
+    decode_keepalive,
+    decode_policy,
+    decode_role,
+    decode_unsigned,
+    encode_close,
+    encode_keepalive,
+    encode_policy,
+    encode_role,
+    encode_unsigned,
+)
+from multi.core.receiver import Receiver
+from multi.core.scheduler import Scheduler
+from multi.core.segment import (
+    CONTROL_TYPES,
+    HANDSHAKE_TYPES,
+    Segment,
+    SegmentDecoder,
+    SegmentType,
+)
+from multi.core.sender import Sender
+from multi.core.settings import EARLY_DATA_LIMIT, KEEPALIVE_INTERVAL, SessionSettings
+from multi.core.state import SessionState, check_session
+from multi.core.streams import Streams
+from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SessionLost
+
+DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
+DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
+HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
+PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
+REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
+LATE = 0.020  # seconds a timer may be late before this host, not the path, is to blame
+REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
+REFUSALS = 3
+
+SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
+Entropy = Callable[[int], bytes]
+
+
+class Session:
+    """See the module. `entropy(n)` gives n random bytes, `make_scheduler` raises ConfigError for an unknown name."""
+
+    def __init__(
+        self,
+        side: Side,
+        session_id: SessionId,
+        settings: SessionSettings,
+        *,
+        entropy: Entropy,
+        make_scheduler: SchedulerMaker,
+        now: float,
+        scheduler: Scheduler | None = None,
+        psk: Callable[[bytes], bytes | None] | None = None,
+    ) -> None:
+        self.side = side
+        self.session_id = session_id
+        self.settings = settings
+        self.entropy = entropy
+        self.connections: dict[ConnectionId, Connection] = {}
+        self.state = SessionState.OPENING
+        self.confirmed = False
+        self.error = ""
+        self._now = now
+        self._make_scheduler = make_scheduler
+        self.policy = settings.policy
+        self._effects: list[Effect] = []
+        if scheduler is None:
+            scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
+        self.sender = Sender(scheduler, self.policy.reinject, settings.initial_window)
+        self.receiver = Receiver(settings, now)
+        self.outbox = Outbox()
+        self.streams = Streams(self, settings)
+        self._auth: Authenticator = (
+            ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
+        )
+        self._opened = False
+        self._closing = False
+        self._close_sent_at: float | None = None
+        self._detached_at: float | None = None
+        self._created_at = now
+        self._probe_at: float | None = None
+        self._probe_wait = PROBE_MIN
+        self._reinject_at: float | None = None
+        self._refusals: list[float] = []
+        self._policy_number = -1
+        self._role_numbers: dict[int, int] = {}
+        self._ping = 0
+        self.streams.create(STREAM_ZERO, 3)
+        if side is Side.SERVER:
+            self.sender.early_limit = None
+
+    # === inputs: connections ========================================================================================
+
+    def connection_opened(self, connection: ConnectionId, facts: ConnectionFacts, *, now: float) -> None:
+        """A transport connection is established (client) or was accepted (server)."""
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            self._effects.append(CloseConnection(connection, True, "the session is closed"))
+            return
+        created = Connection(connection, self.session_id, facts, now)
+        self.connections[connection] = created
+        if self.side is Side.SERVER and len(self.connections) > self.settings.max_connections:
+            self.disconnect(created, "too many connections in this session", abort=True)
+            return
+        self._notify_state(created)
+        self._auth.opened(created, now)
+
+    def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
+        """Bytes of one lane have come, in order."""
+        self._now = now
+        found = self.connections.get(connection)
+        if found is None or not found.alive:
+            return
+        found.bytes_received += len(data)
+        try:
+            self._receive(found, data, lane)
+        except RemoteProtocolError as error:
+            self._protocol_error(found, error)
+
+    def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+        """The transport connection ended; an empty reason means the peer closed it in order."""
+        self._now = now
+        found = self.connections.get(connection)
+        if found is None or not found.alive:
+            return
+        if found.state is ConnectionState.DRAINING and not found.in_flight:
+            self._retire(found, ConnectionState.CLOSED, "drained")
+        elif self._close_sent_at is not None:
+            self._retire(found, ConnectionState.CLOSED, "the session is closing")
+        elif not found.authenticated and not reason:
+            self._retire(found, ConnectionState.LOST, "the peer closed the connection during the handshake")
+        else:
+            self._retire(found, ConnectionState.LOST, reason or "the peer closed the connection")
+
+    def set_credit(self, connection: ConnectionId, credit: int, *, now: float) -> None:
+        """Bytes the transport of `connection` will take now."""
+        self._now = now
+        if (found := self.connections.get(connection)) is not None:
+            found.set_channel_credit(credit)
+
+    def sample(self, connection: ConnectionId, sample: TransportSample, *, now: float) -> None:
+        """The transport's own figures."""
+        self._now = now
+        found = self.connections.get(connection)
+        if found is not None and found.alive and found.take_sample(sample, now):
+            self._recovered(found, "the transport made progress")
+
+    # === inputs: application =========================================================================================
+
+    def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
+        """Queue bytes; see `SendStream.write`. Raises LocalProtocolError after the end, SessionLost when over."""
+        self._now = now
+        self.streams.check_writable(stream).write(data)
+
+    def read(self, stream: StreamId, limit: int, *, now: float) -> bytes:
+        """Return up to `limit` bytes in order (negative = all there is); empty when there is nothing now."""
+        self._now = now
+        return self.streams.read(stream, limit, now)
+
+    def finish(self, stream: StreamId, *, now: float) -> None:
+        """End the writing side after everything written."""
+        self._now = now
+        self.streams.finish(stream)
+
+    def reset(self, stream: StreamId, code: int, *, now: float) -> None:
+        """Give up the writing side: what is not delivered yet may never be."""
+        self._now = now
+        self.streams.reset(stream, code, now)
+
+    def stop_sending(self, stream: StreamId, code: int, *, now: float) -> None:
+        """Read no more; ask the peer to stop. What still comes gives its window back."""
+        self._now = now
+        self.streams.stop_sending(stream, code, now)
+
+    def open_stream(self, priority: int, *, now: float) -> StreamId | None:
+        """Open a stream; None while the peer allows no more."""
+        self._now = now
+        return self.streams.open(priority)
+
+    def close(self, *, now: float) -> None:
+        """End the session after everything written has been acknowledged. Unread bytes are discarded."""
+        self._now = now
+        if self._closing or self.state is SessionState.CLOSED:
+            return
+        self._closing = True
+        self.streams.finish_all(now)
+        if not self._opened and not any(c.alive for c in self.connections.values()):
+            self._end("")
+
+    def abort(self, reason: str = "aborted", *, now: float) -> None:
+        """End the session at once; the peer is told if a connection takes it."""
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            return
+        payload = encode_close(Close(CLOSE_ABORTED, reason))
+        for connection in self._alive():
+            if connection.may_send and connection.authenticated:
+                connection.send(SegmentType.CLOSE, (payload,), len(payload))
+        self._end(reason)
+
+    def fail(self, reason: str, *, refused: bool = False, now: float) -> None:
+        """End the session for a reason outside of it: no candidate could be opened."""
+        self._now = now
+        self._end(reason, refused=refused)
+
+    # === inputs: policy ===============================================================================================
+
+    def drain(self, connection: ConnectionId, *, now: float) -> None:
+        """Make-before-break: nothing new on it; close it when nothing is outstanding in either direction."""
+        self._now = now
+        found = self._find(connection)
+        if not found.authenticated:
+            self.disconnect(found, "removed", abort=True)
+        elif found.state is not ConnectionState.DRAINING:
+            self._drain(found, "drained by this side")
+
+    def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
+        """Change a connection's role on both sides."""
+        self._now = now
+        found = self._find(connection)
+        if found.role is role:
+            return
+        found.role = role
+        self.outbox.add(SegmentType.ROLE, encode_role(found.number, role))
+        self.notify(RoleChanged(found.id, role, by_peer=False))
+
+    def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
+        """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
+        self._now = now
+        own = scheduler or self._make_scheduler(policy.scheduler, dict(policy.parameters))
+        self._use_scheduler(policy, own, by_peer=False)
+        if self.side is Side.CLIENT and scheduler is None:
+            self.outbox.add(SegmentType.POLICY, encode_policy(policy))
+
+    def suspect(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+        """Something outside says that the connection may be dead (carrier lost, clock jump)."""
+        self._now = now
+        found = self.connections.get(connection)
+        if found is not None and found.state is ConnectionState.ACTIVE:
+            self._suspect(found, reason)
+
+    # === inputs: time ===================================================================================================
+
+    def handle_timer(self, *, now: float) -> None:
+        """Do what is due at `now`."""
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            return
+        for connection in list(self.connections.values()):
+            if connection.alive:
+                self._check_connection(connection, now)
+        self._auth.handle_timer(now)
+        if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
+            self._end(f"no connection for {self.settings.resume_timeout:g} s")
+        if self._close_sent_at is not None and now >= self._close_sent_at + self.settings.linger:
+            self._end("")
+        if (
+            self.side is Side.SERVER
+            and not self.confirmed
+            and now >= self._created_at + self.settings.handshake_timeout
+            and not self._alive()
+        ):
+            self._end("the client never confirmed the session")
+        self._probe_window(now)
+
+    def next_timer(self) -> float | None:
+        """When `handle_timer` must be called, or None. Call after `effects`."""
+        if self.state is SessionState.CLOSED:
+            return None
+        due: list[float] = []
+        for optional in (
+            self.receiver.ack_due if self._usable_for_control() else None,
+            self.sender.hold_until,
+            self._reinject_at,
+            self._probe_at,
+            self._auth.next_timer(),
+        ):
+            if optional is not None:
+                due.append(optional)
+        if self._detached_at is not None:
+            due.append(self._detached_at + self.settings.resume_timeout)
+        if self._close_sent_at is not None:
+            due.append(self._close_sent_at + self.settings.linger)
+        if self.side is Side.SERVER and not self.confirmed:
+            due.append(self._created_at + self.settings.handshake_timeout)
+        wants_tokens = bool(self.sender.unacked)
+        for connection in self.connections.values():
+            if connection.alive:
+                self._connection_deadlines(connection, due, wants_tokens)
+        # A timer in the past would spin; what was due has been handled with the last input.
+        return max(min(due), self._now + 1e-4) if due else None
+
+    # === outputs ========================================================================================================
+
+    def effects(self) -> list[Effect]:
+        """Return what is to be done, in order, after everything since the last call has been taken in."""
+        if self.state is not SessionState.CLOSED:
+            self._flush(self._now)
+        for connection in self.connections.values():
+            self._collect(connection)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _collect(self, connection: Connection) -> None:
+        for lane, buffers in enumerate(connection.output):
+            if buffers:
+                self._effects.append(SendBytes(connection.id, lane, buffers))
+                connection.output[lane] = []
+                connection.echo_due = 0.0
+
+    @property
+    def smoothed_rtt(self) -> float:
+        """The longest round trip of the usable connections: the pace at which windows can matter."""
+        return max(
+            (c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE), default=0.1
+        )
+
+    @property
+    def closing(self) -> bool:
+        return self._closing
+
+    @property
+    def wants_samples(self) -> bool:
+        """Transport figures are of use now: something is on its way."""
+        return any(c.alive and (c.outstanding or c.unacked) for c in self.connections.values())
+
+    # === for the authenticator and the streams =========================================================================
+
+    def notify(self, event: Event) -> None:
+        self._effects.append(Notify(event))
+
+    def emit(self, effect: Effect) -> None:
+        self._effects.append(effect)
+
+    def may_send(self, connection: Connection) -> None:
+        connection.may_send = True
+        if connection.lanes > 1:
+            connection.allowance = EARLY_DATA_LIMIT
+        if not self._opened:
+            self._opened = True
+            self._effects.append(SessionOpened())
+
+    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
+        self.sender.early_limit = None
+        self.sender.window = max(self.sender.window, window)
+        self.streams.peer_known(window, max_streams)
+        if policy is not None and self.settings.follow_peer_policy:
+            self._follow(policy)
+
+    def authenticated(self, connection: Connection) -> None:
+        """The peer has proved itself: the connection becomes ACTIVE."""
+        connection.authenticated = connection.receiving = True
+        connection.move(ConnectionState.ACTIVE, "authenticated")
+        connection.heard(self._now)
+        self._notify_state(connection)
+        self.may_send(connection)
+        if not self.confirmed:
+            self.confirmed = True
+            self.state = check_session(self.state, SessionState.OPEN)
+            self.notify(SessionConfirmed())
+        self._attached()
+        self.receiver.everything_dirty()
+        connection.ack_wanted = True
+        if self.side is Side.SERVER:
+            connection.allowance = None
+        self._release_held(connection)
+
+    def refused(self, connection: Connection, refuse: Refuse) -> None:
+        """The server refused HELLO or JOIN on this connection."""
+        joining = self.confirmed
+        self._retire(connection, ConnectionState.LOST, str(refuse))
+        self._effects.append(CloseConnection(connection.id, True, str(refuse)))
+        if not joining or refuse.code != REFUSED or self._carrying():
+            return
+        # No connection is left and the server does not know us: it restarted or forgot (design 5).
+        self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
+        self._refusals.append(self._now)
+        if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
+            self._end("session gone: the server no longer knows this session", refused=True)
+
+    def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None:
+        """Give up one connection; what it carried is rescued."""
+        self._collect(connection)
+        self._effects.append(CloseConnection(connection.id, abort, reason))
+        self._retire(connection, ConnectionState.LOST, reason)
+
+    # === receiving =======================================================================================================
+
+    def _receive(self, connection: Connection, data: memoryview, lane: int) -> None:
+        if lane and not connection.receiving:
+            self._hold(connection, lane, bytes(data))
+            return
+        self._feed(connection, connection.decoder(lane), data, lane)
+
+    def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
+        connection.held.append((lane, data))
+        if sum(len(piece) for _, piece in connection.held) > HELD_LIMIT:
+            raise RemoteProtocolError("too many bytes before the handshake")
+
+    def _release_held(self, connection: Connection) -> None:
+        held, connection.held = connection.held, []
+        for lane, data in held:
+            decoder = connection.decoder(lane) if lane else SegmentDecoder()
+            self._feed(connection, decoder, memoryview(data), lane)
+
+    def _feed(self, connection: Connection, decoder: SegmentDecoder, data: memoryview, lane: int) -> None:
+        for segment in decoder.feed(data):
+            if not connection.alive:
+                return
+            self._segment(connection, segment, lane)
+
+    def _segment(self, connection: Connection, segment: Segment, lane: int) -> None:
+        if segment.session_id != self.session_id:
+            raise RemoteProtocolError("a segment of another session")
+        now = self._now
+        if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
+            connection.open(segment, lane)
+        if segment.type in HANDSHAKE_TYPES:
+            if lane:
+                raise RemoteProtocolError("a handshake segment outside lane 0")
+            self._auth.handle(connection, segment, now)
+            if connection.receiving and connection.held:
+                self._release_held(connection)
+            return
+        if not connection.receiving:
+            if self.side is Side.CLIENT:
+                raise RemoteProtocolError("a segment before the handshake was done")
+            self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
+            return
+        connection.heard(now)
+        if connection.authenticated:
+            connection.allowance = None
+            if connection.state is ConnectionState.SUSPECT:
+                self._recovered(connection, "the peer was heard")
+        if segment.type == SegmentType.DATA:
+            if not connection.echo_due:
+                connection.echo_due = now + max(0.025, connection.suspect_after / 2)
+            if self.streams.data(segment, now) and not self.receiver.ack_due:
+                connection.ack_wanted = True
+        elif segment.type == SegmentType.ACK:
+            self._ack(segment, now)
+        elif segment.type == SegmentType.KEEPALIVE:
+            self._keepalive(connection, decode_keepalive(segment.payload), now)
+        elif segment.type in CONTROL_TYPES:
+            self.receiver.control_arrived()
+            if not connection.echo_due:
+                connection.echo_due = now + max(0.025, connection.suspect_after / 2)
+            if self.receiver.control.take(segment.sequence):
+                self._control(segment, now)
+            else:
+                connection.ack_wanted = True  # a repeat: the acknowledgement got lost on another road
+        elif segment.type == SegmentType.CLOSE:
+            if not connection.authenticated:
+                raise RemoteProtocolError("CLOSE before the handshake was done")
+            self._peer_closed(connection, decode_close(segment.payload))
+
+    def _ack(self, segment: Segment, now: float) -> None:
+        ack = decode_ack(segment.payload)
+        if ack.session_window > self.sender.window:
+            self.sender.window = ack.session_window
+            self._probe_wait = PROBE_MIN
+        for type_, stream in self.outbox.acknowledge(
+            ack.control_cumulative, ack.control_ranges, self.connections
+        ):
+            self.streams.control_acknowledged(type_, stream)
+        for entry in ack.streams:
+            if self.sender.acknowledge(entry, self.connections, now):
+                self._effects.append(StreamWritable(entry.stream))
+                self.streams.maybe_over(entry.stream)
+
+    def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
+        if keepalive.pong:
+            if connection.ping_sent_at and keepalive.token == connection.ping_token:
+                connection.take_rtt(now - connection.ping_sent_at)
+                connection.ping_sent_at = 0.0
+        else:
+            pong = encode_keepalive(Keepalive(keepalive.token, pong=True))
+            connection.send(SegmentType.KEEPALIVE, (pong,), len(pong))
+            connection.sent_at = now
+        if keepalive.wants_ack:
+            self.receiver.everything_dirty()
+            connection.ack_wanted = True
+
+    def _control(self, segment: Segment, now: float) -> None:
+        payload = segment.payload
+        match segment.type:
+            case SegmentType.DRAIN:
+                (number,) = decode_unsigned(payload, 4)
+                for connection in self.connections.values():
+                    if connection.number == number and connection.authenticated and connection.alive:
+                        connection.drain_received = True
+                        if connection.state is not ConnectionState.DRAINING:
+                            self._start_draining(connection, "drained by the peer")
+            case SegmentType.ROLE:
+                number, role = decode_role(payload)
+                if segment.sequence > self._role_numbers.get(number, -1):
+                    self._role_numbers[number] = segment.sequence
+                    self._peer_role(number, role)
+            case SegmentType.POLICY:
+                policy = decode_policy(Fields(payload))
+                if segment.sequence > self._policy_number:
+                    self._policy_number = segment.sequence
+                    self._peer_policy(policy)
+            case SegmentType.ADDRESS:
+                pass
+            case _:
+                self.streams.control(segment, now)
+
+    def _peer_role(self, number: int, role: Role) -> None:
+        for connection in self.connections.values():
+            if connection.number == number and connection.authenticated and connection.alive:
+                connection.role = role
+                self.notify(RoleChanged(connection.id, role, by_peer=True))
+
+    def _peer_policy(self, policy: Policy) -> None:
+        if self.side is Side.CLIENT:
+            self.notify(Warned(f"the server schedules with {policy.scheduler}, not as asked"))
+        elif self.settings.follow_peer_policy:
+            self._follow(policy)
+
+    def _follow(self, policy: Policy) -> None:
+        """Schedule as the client asks; an unknown name falls back to `adaptive` and both sides hear of it."""
+        try:
+            scheduler = self._make_scheduler(policy.scheduler, dict(policy.parameters))
+            reason = ""
+        except ConfigError as error:
+            scheduler = self._make_scheduler("adaptive", {})
+            policy = Policy("adaptive", (), policy.switch, policy.reinject)
+            reason = str(error)
+            self.outbox.add(SegmentType.POLICY, encode_policy(policy))
+        self._use_scheduler(policy, scheduler, by_peer=True, reason=reason)
+
+    def _use_scheduler(
+        self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = ""
+    ) -> None:
+        self.policy = policy
+        self.sender.scheduler = scheduler
+        self.sender.reinject = policy.reinject
+        self.notify(SchedulerChanged(policy.scheduler, by_peer, reason))
+
+    def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
+        reason = str(error)
+        if not connection.authenticated and connection.bytes_received and self.side is Side.CLIENT:
+            reason = f"the peer does not speak MULTI ({error})"
+        self.disconnect(connection, reason, abort=True)
+
+    # === sending ==========================================================================================================
+
+    def usable(self) -> list[Connection]:
+        """Connections for data now: active roles first, backups when there are none, suspects when nothing else."""
+        ready = [
+            c
+            for c in self.connections.values()
+            if c.may_send
+            and (
+                c.state is ConnectionState.ACTIVE
+                or (c.state is ConnectionState.AUTHENTICATING and not c.authenticated)
+            )
+        ]
+        active = [c for c in ready if c.role is Role.ACTIVE]
+        if active or ready:
+            return active or ready
+        return [c for c in self.connections.values() if c.state is ConnectionState.SUSPECT and c.may_send]
+
+    def _usable_for_control(self) -> list[Connection]:
+        ready = [c for c in self.connections.values() if c.may_send and c.authenticated and c.alive]
+        return (
+            [c for c in ready if c.state is ConnectionState.ACTIVE]
+            or [c for c in ready if c.state is ConnectionState.DRAINING]
+            or ready
+        )
+
+    def _flush(self, now: float) -> None:
+        self._send_acks(now)
+        self._send_control()
+        usable = self.usable()
+        for connection in usable:
+            connection.refresh_credit(now)
+        self.sender.fill(usable, now)
+        self._plan_reinjection(usable, now)
+        self._finish_drains()
+        self.streams.send_fins()
+        self._send_control()
+        self._finish_close()
+
+    def _send_control(self) -> None:
+        if self.outbox.waiting and (ready := self._usable_for_control()):
+            self.outbox.send(min(ready, key=_delivery_time))
+
+    def _send_acks(self, now: float) -> None:
+        receiver = self.receiver
+        due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
+        wanted = [c for c in self.connections.values() if c.ack_wanted and c.alive and c.may_send]
+        if not due and not wanted:
+            return
+        ready = self._usable_for_control()
+        if not ready:
+            return
+        # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
+        # connection whose peer needs to hear something there.
+        targets = [c for c in wanted if c.authenticated]
+        best = min(ready, key=_delivery_time)
+        if due and best not in targets:
+            targets.append(best)
+        for connection in wanted:
+            connection.ack_wanted = False
+        if not targets:
+            return
+        while True:
+            payload = receiver.ack_payload()
+            for connection in targets:
+                connection.send(SegmentType.ACK, (payload,), len(payload))
+                connection.sent_at = now
+                connection.echo_due = 0.0
+            if not receiver.ack_now:
+                return
+
+    def _plan_reinjection(self, usable: Sequence[Connection], now: float) -> None:
+        waiting = (
+            self.sender.reinject == "full"
+            and len(usable) > 1
+            and any(c.in_flight for c in self.connections.values())
+            and any(c.credit > 0 for c in usable)
+        )
+        self._reinject_at = now + REINJECT_CHECK if waiting else None
+
+    def _probe_window(self, now: float) -> None:
+        """Ask for the peer's window when only a lost acknowledgement can be what blocks us (mechanics B3)."""
+        blocked = self.sender.blocked_by_window and not any(c.in_flight for c in self.connections.values())
+        if not blocked or not self.confirmed:
+            self._probe_at, self._probe_wait = (
+                (now + PROBE_MIN, PROBE_MIN) if self.sender.unsent and self.confirmed else (None, PROBE_MIN)
+            )
+            return
+        if self._probe_at is not None and now < self._probe_at:
+            return
+        if self._probe_at is not None:
+            for connection in self._usable_for_control():
+                self._send_ping(connection, now, wants_ack=True)
+            self._probe_wait = min(PROBE_MAX, self._probe_wait * 2)
+        self._probe_at = now + self._probe_wait
+
+    def _send_ping(self, connection: Connection, now: float, *, wants_ack: bool = False) -> None:
+        self._ping += 1
+        connection.ping_token = self._ping
+        connection.ping_sent_at = now
+        payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
+        connection.send(SegmentType.KEEPALIVE, (payload,), len(payload))
+        connection.sent_at = now
+
+    # === life of a connection ==============================================================================================
+
+    def _check_connection(self, connection: Connection, now: float) -> None:
+        settings = self.settings
+        if connection.state is ConnectionState.AUTHENTICATING:
+            if now >= connection.created_at + settings.handshake_timeout:
+                self.disconnect(
+                    connection,
+                    f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s",
+                    abort=True,
+                )
+            return
+        if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
+            self.disconnect(
+                connection,
+                f"nothing received for {settings.idle_timeout_of(connection.transport):g} s",
+                abort=True,
+            )
+            return
+        deadline = connection.suspect_at()
+        if deadline is not None and now >= deadline:
+            if connection.state is ConnectionState.ACTIVE:
+                self._suspect(connection, "no progress")
+            elif connection.state is ConnectionState.DRAINING:
+                self.disconnect(connection, "no progress while draining", abort=True)
+        if connection.state is ConnectionState.SUSPECT:
+            if now >= connection.suspect_since + self._dead_after(connection):
+                self.disconnect(connection, "silent for too long", abort=True)
+                return
+            if now >= connection.sent_at + max(connection.suspect_after, 0.2):
+                self._send_ping(connection, now)
+        elif now >= connection.sent_at + self._keepalive_interval(connection):
+            self._send_ping(connection, now)
+        if connection.echo_due and now >= connection.echo_due:
+            connection.ack_wanted = True
+            connection.echo_due = 0.0
+
+    def _connection_deadlines(self, connection: Connection, due: list[float], wants_tokens: bool) -> None:
+        settings = self.settings
+        if connection.state is ConnectionState.AUTHENTICATING:
+            due.append(connection.created_at + settings.handshake_timeout)
+            return
+        due.append(connection.heard_at + settings.idle_timeout_of(connection.transport))
+        if connection.state is ConnectionState.SUSPECT:
+            due.append(connection.suspect_since + self._dead_after(connection))
+            due.append(connection.sent_at + max(connection.suspect_after, 0.2))
+        else:
+            due.append(connection.sent_at + self._keepalive_interval(connection))
+            if (deadline := connection.suspect_at()) is not None:
+                due.append(deadline)
+        if connection.echo_due:
+            due.append(connection.echo_due)
+        if wants_tokens and (ready := connection.tokens_ready_at()) is not None:
+            due.append(ready)
+
+    def _keepalive_interval(self, connection: Connection) -> float:
+        return min(KEEPALIVE_INTERVAL, self.settings.idle_timeout_of(connection.transport) / 3)
+
+    def _dead_after(self, connection: Connection) -> float:
+        others = any(c.state is ConnectionState.ACTIVE for c in self.connections.values())
+        return max(3 * connection.suspect_after, DEAD_AFTER if others else DEAD_AFTER_LAST)
+
+    def _suspect(self, connection: Connection, reason: str) -> None:
+        connection.move(ConnectionState.SUSPECT, reason)
+        connection.suspect_since = self._now
+        self.outbox.lose(connection)
+        self.sender.lose(connection, self.connections)
+        self.receiver.everything_dirty()
+        self._notify_state(connection)
+
+    def _recovered(self, connection: Connection, reason: str) -> None:
+        if connection.state is ConnectionState.SUSPECT:
+            connection.move(ConnectionState.ACTIVE, reason)
+            connection.heard(self._now)
+            self.sender.recover(connection)
+            self._notify_state(connection)
+
+    def _drain(self, connection: Connection, reason: str) -> None:
+        connection.drain_sent = True
+        self.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4)))
+        self._start_draining(connection, reason)
+
+    def _start_draining(self, connection: Connection, reason: str) -> None:
+        if connection.state is ConnectionState.SUSPECT:
+            self.sender.lose(connection, self.connections)
+        connection.move(ConnectionState.DRAINING, reason)
+        self._notify_state(connection)
+
+    def _finish_drains(self) -> None:
+        """Answer the peer's DRAIN once nothing is outstanding; close what both sides have drained."""
+        for connection in self.connections.values():
+            if connection.state is not ConnectionState.DRAINING or connection.in_flight:
+                continue
+            if not connection.drain_sent:
+                connection.drain_sent = True
+                self.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4)))
+            elif connection.drain_received and not connection.carried_control and self.side is Side.CLIENT:
+                self._collect(connection)
+                self._effects.append(CloseConnection(connection.id, False, "drained"))
+                self._retire(connection, ConnectionState.CLOSED, "drained")
+
+    def _retire(self, connection: Connection, state: ConnectionState, reason: str) -> None:
+        """A connection is over: rescue what it carried, say everything again elsewhere."""
+        connection.move(state, reason)
+        connection.may_send = False
+        self.outbox.lose(connection)
+        self.sender.lose(connection, self.connections)
+        self.sender.detach(connection)
+        self.receiver.everything_dirty()
+        self._auth.lost(connection, self._now)
+        self._notify_state(connection)
+        self._check_detached()
+
+    def forget_connection(self, connection: ConnectionId) -> None:
+        """Drop the record of a connection that has ended; its final facts were given with its last event."""
+        found = self.connections.get(connection)
+        if found is not None and not found.alive:
+            self._collect(found)
+            del self.connections[connection]
+
+    def _notify_state(self, connection: Connection) -> None:
+        self.notify(ConnectionChanged(connection.id, connection.state, connection.reason, connection.facts))
+
+    def _alive(self) -> list[Connection]:
+        return [c for c in self.connections.values() if c.alive]
+
+    def _carrying(self) -> list[Connection]:
+        return [c for c in self._alive() if c.authenticated]
+
+    def _find(self, connection: ConnectionId) -> Connection:
+        found = self.connections.get(connection)
+        if found is None or not found.alive:
+            raise LocalProtocolError(f"there is no connection {connection}")
+        return found
+
+    # === life of the session ================================================================================================
+
+    def _check_detached(self) -> None:
+        if self.confirmed and self._detached_at is None and not self._carrying():
+            if self.state is SessionState.CLOSED:
+                return
+            if self._close_sent_at is not None:
+                self._end("")
+                return
+            self._detached_at = self._now
+            self.state = check_session(self.state, SessionState.DETACHED)
+            self.notify(SessionDetached(self.settings.resume_timeout))
+
+    def _attached(self) -> None:
+        self._refusals.clear()
+        if self._detached_at is not None:
+            after, self._detached_at = self._now - self._detached_at, None
+            self.state = check_session(self.state, SessionState.OPEN)
+            self.notify(SessionResumed(after))
+
+    def _finish_close(self) -> None:
+        """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
+        if not self._closing or self._close_sent_at is not None or not self.confirmed:
+            return
+        if not self.streams.all_sent_acknowledged or not self.outbox.empty or not self._carrying():
+            return
+        payload = encode_close(Close(CLOSE_NORMAL))
+        acks = self.receiver.ack_payload()
+        for connection in self._carrying():
+            connection.send(SegmentType.ACK, (acks,), len(acks))
+            connection.send(SegmentType.CLOSE, (payload,), len(payload))
+        self._close_sent_at = self._now
+        self.state = check_session(self.state, SessionState.CLOSING)
+
+    def _peer_closed(self, connection: Connection, close: Close) -> None:
+        if self._close_sent_at is None:
+            answer = encode_close(Close(CLOSE_NORMAL))
+            acks = self.receiver.ack_payload()
+            for other in self._carrying():
+                other.send(SegmentType.ACK, (acks,), len(acks))
+                other.send(SegmentType.CLOSE, (answer,), len(answer))
+        if close.code != CLOSE_NORMAL:
+            self._end(f"the peer ended the session: {close.reason or 'aborted'}")
+        elif self.streams.unacknowledged:
+            self._end(
+                f"the peer closed the session before {self.streams.unacknowledged} bytes were acknowledged"
+            )
+        else:
+            self._end("")
+
+    def _end(self, error: str, *, refused: bool = False) -> None:
+        """The session is over. SessionClosed is its last effect."""
+        if self.state is SessionState.CLOSED:
+            return
+        self.state = check_session(self.state, SessionState.CLOSED)
+        self.error = error
+        for connection in self._alive():
+            self._collect(connection)
+            self._effects.append(CloseConnection(connection.id, False, error or "the session is closed"))
+            connection.move(ConnectionState.CLOSED, error or "the session is closed")
+            self._notify_state(connection)
+        self.streams.session_ended(SessionLost(error) if error else None)
+        for stream in list(self.receiver.streams):
+            self._effects.append(StreamReadable(stream))
+        for stream in list(self.sender.streams):
+            self._effects.append(StreamWritable(stream))
+        self.notify(SessionEnded(error))
+        self._effects.append(SessionClosed(error, refused))
+
+
+def _delivery_time(connection: Connection) -> float:
+    """Estimated time until a small segment given to it now arrives; unknown figures count as slow."""
+    rate = connection.rate or 1e6
+    rtt = connection.min_rtt or connection.rtt or 0.1
+    waiting = connection.not_sent + max(0.0, connection.in_flight - rate * rtt)
+    return rtt / 2 + waiting / rate

@@ -1,0 +1,256 @@
+"""The engine: a session and, on the client, its path manager, behind one set of inputs, one timer, one effect list.
+
+The driver and the simulator pump the same engine, so what the simulator proves holds for the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from multi.core.events import (
+    CancelDial,
+    ConnectionChanged,
+    Effect,
+    Notify,
+    SessionClosed,
+    SessionDetached,
+    SessionResumed,
+)
+from multi.core.facts import Candidate, ConnectionFacts, TransportSample
+from multi.core.ids import ConnectionId, ConnectionState, Role, StreamId
+from multi.core.payloads import Policy
+from multi.core.scheduler import Scheduler
+from multi.core.session import Session
+from multi.core.state import SessionState
+from multi.errors import LocalProtocolError
+from multi.paths.manager import Mode, PathManager, Slot
+from multi.paths.racing import Connect
+
+MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
+
+
+class Engine:
+    """Inputs take `now` and return None; see `Session` for what they mean."""
+
+    def __init__(self, session: Session, *, now: float) -> None:
+        self.session = session
+        self.paths: PathManager | None = None
+        self._now = now
+        self._open_deadline: float | None = None
+        self._over = False
+
+    def open(
+        self,
+        candidates: Iterable[Candidate],
+        *,
+        connect: Connect,
+        mode: Mode,
+        open_timeout: float,
+        jitter: Callable[[], float],
+        now: float,
+    ) -> None:
+        """Client: start to open the candidates."""
+        self._now = now
+        self.paths = PathManager(
+            candidates,
+            connect=connect,
+            mode=mode,
+            drain=self._drain,
+            set_role=self._set_role,
+            jitter=jitter,
+            now=now,
+        )
+        self._open_deadline = now + open_timeout
+        self.paths.handle_timer(now)
+
+    # === inputs ======================================================================================================
+
+    def attempt_failed(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+        """A dial failed."""
+        self._now = now
+        if self.paths is not None:
+            self.paths.attempt_failed(connection, reason, now)
+
+    def connection_opened(self, connection: ConnectionId, facts: ConnectionFacts, *, now: float) -> None:
+        self._now = now
+        self.session.connection_opened(connection, facts, now=now)
+
+    def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
+        self._now = now
+        self.session.receive(connection, data, lane, now=now)
+
+    def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+        self._now = now
+        self.session.connection_lost(connection, reason, now=now)
+
+    def set_credit(self, connection: ConnectionId, credit: int, *, now: float) -> None:
+        self._now = now
+        self.session.set_credit(connection, credit, now=now)
+
+    def sample(self, connection: ConnectionId, sample: TransportSample, *, now: float) -> None:
+        self._now = now
+        self.session.sample(connection, sample, now=now)
+
+    def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
+        self._now = now
+        self.session.write(stream, data, now=now)
+
+    def read(self, stream: StreamId, limit: int, *, now: float) -> bytes:
+        self._now = now
+        return self.session.read(stream, limit, now=now)
+
+    def finish(self, stream: StreamId, *, now: float) -> None:
+        self._now = now
+        self.session.finish(stream, now=now)
+
+    def reset(self, stream: StreamId, code: int, *, now: float) -> None:
+        self._now = now
+        self.session.reset(stream, code, now=now)
+
+    def stop_sending(self, stream: StreamId, code: int, *, now: float) -> None:
+        self._now = now
+        self.session.stop_sending(stream, code, now=now)
+
+    def open_stream(self, priority: int, *, now: float) -> StreamId | None:
+        self._now = now
+        return self.session.open_stream(priority, now=now)
+
+    def close(self, *, now: float) -> None:
+        self._now = now
+        self.session.close(now=now)
+
+    def abort(self, reason: str = "aborted", *, now: float) -> None:
+        self._now = now
+        self.session.abort(reason, now=now)
+
+    def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
+        self._now = now
+        self.session.set_role(connection, role, now=now)
+
+    def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
+        self._now = now
+        self.session.set_scheduler(policy, scheduler, now=now)
+
+    def add_candidates(self, candidates: Sequence[Candidate], *, now: float) -> list[Slot]:
+        """Client: want more connections."""
+        self._now = now
+        return self._paths().add(candidates, now)
+
+    def remove_connection(self, connection: ConnectionId, *, now: float) -> None:
+        """Drain a connection and do not dial it again. The last usable one cannot be removed."""
+        self._now = now
+        others = [
+            c
+            for c in self.session.connections.values()
+            if c.id != connection and c.state is ConnectionState.ACTIVE
+        ]
+        if not others:
+            raise LocalProtocolError("the last usable connection cannot be removed")
+        self.session.drain(connection, now=now)
+        if self.paths is not None:
+            self.paths.remove(connection)
+
+    def hand_over(self, slots: list[Slot], done: Callable[[str], None], *, now: float) -> None:
+        """Make-before-break to one of `slots`; see `PathManager.hand_over`."""
+        self._now = now
+        self._paths().hand_over(slots, done, now)
+
+    def network_changed(self, interface: str, usable: bool, *, now: float) -> None:
+        """The application or the system says that an interface became usable or stopped being so."""
+        self._now = now
+        if not usable:
+            for connection in list(self.session.connections.values()):
+                if interface in ("", connection.interface):
+                    self.session.suspect(connection.id, "the network went away", now=now)
+        if self.paths is not None:
+            self.paths.network_changed(interface, usable, now)
+
+    def handle_timer(self, *, now: float) -> None:
+        self._now = now
+        if self._over:
+            return
+        self.session.handle_timer(now=now)
+        if self.paths is not None:
+            self.paths.handle_timer(now)
+            if self._open_deadline is not None and now >= self._open_deadline:
+                self._open_deadline = None
+                if not self.session.confirmed:
+                    self.session.fail("the session did not open in time", now=now)
+
+    # === outputs =====================================================================================================
+
+    def next_timer(self) -> float | None:
+        if self._over:
+            return None
+        timers = [self.session.next_timer()]
+        if self.paths is not None:
+            timers += [self.paths.next_timer(), self._open_deadline]
+        due = [t for t in timers if t is not None]
+        return max(min(due), self._now + 1e-4) if due else None
+
+    def effects(self) -> list[Effect]:
+        """Session and path manager react to each other until both are quiet."""
+        collected: list[Effect] = []
+        for _ in range(MAX_ROUNDS):
+            fresh = self.session.effects()
+            for effect in fresh:
+                self._observe(effect)
+            if self.paths is not None:
+                fresh += self._path_effects()
+            if not fresh:
+                break
+            collected += fresh
+            if self.paths is None:
+                break
+        if self._over and self.paths is not None:
+            collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
+        return collected
+
+    def _path_effects(self) -> list[Effect]:
+        assert self.paths is not None
+        if self.paths.hopeless and self.session.state is SessionState.OPENING and not self._over:
+            self.session.fail("no connection could be opened", now=self._now)
+        effects: list[Effect] = []
+        for effect in self.paths.effects():
+            if isinstance(effect, CancelDial):
+                opened = self.session.connections.get(effect.connection)
+                if opened is not None:
+                    if opened.alive:
+                        self.session.drain(opened.id, now=self._now)
+                    continue
+            effects.append(effect)
+        return effects
+
+    def _observe(self, effect: Effect) -> None:
+        if isinstance(effect, SessionClosed):
+            self._over = True
+            if self.paths is not None:
+                self.paths.stop()
+            return
+        if self.paths is None or not isinstance(effect, Notify):
+            return
+        event = effect.event
+        if isinstance(event, ConnectionChanged):
+            if event.state is ConnectionState.ACTIVE and self.session.confirmed:
+                self.paths.established()
+                self._open_deadline = None
+            self.paths.connection_changed(event.connection, event.state, event.reason, self._now)
+            if self.session.confirmed:
+                self.paths.retry_unfilled(self._now)
+        elif isinstance(event, SessionDetached):
+            self.paths.detached(self._now)
+        elif isinstance(event, SessionResumed):
+            self.paths.resumed()
+
+    # === for the path manager ========================================================================================
+
+    def _drain(self, connection: ConnectionId) -> None:
+        self.session.drain(connection, now=self._now)
+
+    def _set_role(self, connection: ConnectionId, role: Role) -> None:
+        self.session.set_role(connection, role, now=self._now)
+
+    def _paths(self) -> PathManager:
+        if self.paths is None:
+            raise LocalProtocolError("only the client decides which connections exist")
+        return self.paths

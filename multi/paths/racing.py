@@ -1,0 +1,78 @@
+"""Racing: in which order and when candidates are tried (RFC 8305 section 5, RFC 9623 section 4.4).
+
+Unlike Happy Eyeballs the other winners are kept. It decides start times only; what an attempt is, and what happens to
+its outcome, is the manager's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from multi.core.facts import Candidate
+
+ATTEMPT_DELAY = 0.250  # seconds, RFC 8305 section 8
+SEQUENTIAL_TIMEOUT = (
+    3.0  # seconds; the kernel's own SYN retries would block the next entry for more than a minute
+)
+
+
+class Connect(Enum):
+    """`multi_config.connect`."""
+
+    SEQUENTIAL = "seq"
+    PARALLEL = "par"
+    STAGGERED = "stag"
+
+
+class Race:
+    """The candidates not yet tried, and when the next may start."""
+
+    def __init__(self, candidates: Sequence[Candidate], mode: Connect, now: float) -> None:
+        self._queue = list(candidates)
+        self._mode = mode
+        self._next_at = now
+        self._pending = 0
+        self._won = False
+
+    @property
+    def finished(self) -> bool:
+        """Every candidate has been started and has succeeded or failed."""
+        return not self._queue and not self._pending
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    def due(self, now: float) -> list[Candidate]:
+        """Return the candidates to start now, in order."""
+        started: list[Candidate] = []
+        while self._queue and (now >= self._next_at or self._mode is Connect.PARALLEL):
+            started.append(self._queue.pop(0))
+            self._pending += 1
+            match self._mode:
+                case Connect.SEQUENTIAL:
+                    self._next_at = now + SEQUENTIAL_TIMEOUT
+                case Connect.STAGGERED if not self._won:
+                    self._next_at = now + ATTEMPT_DELAY
+                case _:
+                    pass
+        return started
+
+    def skip(self, candidate: Candidate) -> None:
+        """Never start `candidate`: an alternative of its group has won."""
+        if candidate in self._queue:
+            self._queue.remove(candidate)
+
+    def next_timer(self) -> float | None:
+        return self._next_at if self._queue else None
+
+    def succeeded(self, now: float) -> None:
+        self._pending -= 1
+        self._won = True
+        # Sequential: one after the other. Staggered: somebody answered, the others cost nothing any more.
+        self._next_at = now
+
+    def failed(self, now: float) -> None:
+        self._pending -= 1
+        self._next_at = now
