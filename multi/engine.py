@@ -63,7 +63,7 @@ class Engine:
         self._open_deadline = now + open_timeout
         self.paths.handle_timer(now)
 
-    # === inputs ======================================================================================================
+    # === inputs  ===
 
     def attempt_failed(self, connection: ConnectionId, reason: str, *, now: float) -> None:
         """A dial failed."""
@@ -140,9 +140,7 @@ class Engine:
         """Drain a connection and do not dial it again. The last usable one cannot be removed."""
         self._now = now
         others = [
-            c
-            for c in self.session.connections.values()
-            if c.id != connection and c.state is ConnectionState.ACTIVE
+            c for c in self.session.connections.values() if c.id != connection and c.state is ConnectionState.ACTIVE
         ]
         if not others:
             raise LocalProtocolError("the last usable connection cannot be removed")
@@ -177,7 +175,7 @@ class Engine:
                 if not self.session.confirmed:
                     self.session.fail("the session did not open in time", now=now)
 
-    # === outputs =====================================================================================================
+    # === outputs  ===
 
     def next_timer(self) -> float | None:
         if self._over:
@@ -242,7 +240,7 @@ class Engine:
         elif isinstance(event, SessionResumed):
             self.paths.resumed()
 
-    # === for the path manager ========================================================================================
+    # === for the path manager  ===
 
     def _drain(self, connection: ConnectionId) -> None:
         self.session.drain(connection, now=self._now)

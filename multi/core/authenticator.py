@@ -75,6 +75,7 @@ class Authenticator(ABC):
     def handle(self, connection: Connection, segment: Segment, now: float) -> None:
         """A handshake segment has come; raises RemoteProtocolError when it does not belong here."""
 
+    @abstractmethod
     def lost(self, connection: Connection, now: float) -> None:
         """A connection is gone."""
 
@@ -82,7 +83,8 @@ class Authenticator(ABC):
         return None
 
     def handle_timer(self, now: float) -> None:
-        """See `next_timer`."""
+        """Do what `next_timer` announced."""
+        return
 
     def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
         connection.send(type_, (payload,), len(payload))
@@ -97,7 +99,7 @@ class Authenticator(ABC):
         )
 
 
-# --- client --------------------------------------------------------------------------------------------------------
+# --- client  ---
 
 
 class ClientAuthenticator(Authenticator):
@@ -249,7 +251,7 @@ class ClientAuthenticator(Authenticator):
             raise RemoteProtocolError("the server chose a cipher that was not offered")
 
 
-# --- server --------------------------------------------------------------------------------------------------------
+# --- server  ---
 
 
 @dataclass(slots=True)

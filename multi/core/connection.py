@@ -91,9 +91,7 @@ class Connection:
         "weight",
     )
 
-    def __init__(
-        self, connection: ConnectionId, session_id: SessionId, facts: ConnectionFacts, now: float
-    ) -> None:
+    def __init__(self, connection: ConnectionId, session_id: SessionId, facts: ConnectionFacts, now: float) -> None:
         self._session_id = session_id
         self.id = connection
         self.facts = facts
@@ -150,7 +148,7 @@ class Connection:
         self._tokens_at = now
         self.credit = 0
 
-    # --- codec -----------------------------------------------------------------------------------------------------
+    # --- codec  ---
 
     def protect(self, outgoing: bytes, incoming: bytes, cipher: Cipher) -> None:
         """From now on every segment in both directions is sealed."""
@@ -197,7 +195,7 @@ class Connection:
             output.append(encode_header(type_, self._session_id, sequence, stream, length))
             output.extend(payload)
 
-    # --- state -----------------------------------------------------------------------------------------------------
+    # --- state  ---
 
     def move(self, state: ConnectionState, reason: str) -> None:
         self.state = check_connection(self.state, state)
@@ -212,7 +210,7 @@ class Connection:
         """Bytes sent on it can be expected to arrive."""
         return self.state in _DELIVERING
 
-    # --- sending ---------------------------------------------------------------------------------------------------
+    # --- sending  ---
 
     @property
     def segment_size(self) -> int:
@@ -262,7 +260,7 @@ class Connection:
         missing = max(1.0, self.bucket_depth / 2 - self._tokens)
         return self._tokens_at + missing / self.max_rate
 
-    # --- measuring -------------------------------------------------------------------------------------------------
+    # --- measuring  ---
 
     def take_sample(self, sample: TransportSample, now: float) -> bool:
         """Take the transport's own figures; return True when its peer made progress."""
@@ -316,7 +314,7 @@ class Connection:
     def heard(self, now: float) -> None:
         self.heard_at = self.progress_at = self.session_progress_at = now
 
-    # --- silence ---------------------------------------------------------------------------------------------------
+    # --- silence  ---
 
     @property
     def suspect_after(self) -> float:

@@ -15,7 +15,7 @@ from multi.core.ids import ConnectionId, ConnectionState, Role, StreamId
 Buffer = bytes | bytearray | memoryview
 
 
-# --- events --------------------------------------------------------------------------------------------------------
+# --- events  ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class EventsDropped:
     count: int
 
 
-# --- effects -------------------------------------------------------------------------------------------------------
+# --- effects  ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,13 +100,7 @@ class Hello:
 
     def encode(self) -> bytes:
         session = self.session_part()
-        return (
-            len(session).to_bytes(2, "big")
-            + session
-            + self.terms.encode()
-            + bytes([len(self.binder)])
-            + self.binder
-        )
+        return len(session).to_bytes(2, "big") + session + self.terms.encode() + bytes([len(self.binder)]) + self.binder
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Hello:
@@ -148,9 +142,7 @@ class Accept:
     proof: bytes = b""
 
     def session_part(self) -> bytes:
-        return (
-            bytes([self.version]) + self.nonce + self.key + struct.pack("!II", self.window, self.max_streams)
-        )
+        return bytes([self.version]) + self.nonce + self.key + struct.pack("!II", self.window, self.max_streams)
 
     def connection_part(self) -> bytes:
         return struct.pack("!IBB", self.number, self.sealed, self.cipher)
@@ -276,9 +268,7 @@ class KeyPair:
 class SessionKeys:
     """The session's key schedule: proofs of the handshake and of JOIN, traffic secrets of each connection."""
 
-    def __init__(
-        self, session_id: SessionId, hello_part: bytes, accept_part: bytes, shared: bytes, psk: bytes
-    ) -> None:
+    def __init__(self, session_id: SessionId, hello_part: bytes, accept_part: bytes, shared: bytes, psk: bytes) -> None:
         self._session_id = session_id
         self._transcript = hashlib.sha256(session_id + hello_part + accept_part).digest()
         self._prk = hmac.digest(self._transcript, shared + psk, "sha256")
@@ -293,13 +283,9 @@ class SessionKeys:
         """Proof in CHALLENGE (`side` b"S") and PROVE (b"C")."""
         return self._mac(self._join, side, self._session_id, join, challenge, nonce, binding)
 
-    def traffic_secret(
-        self, direction: bytes, number: int, client_nonce: bytes, server_nonce: bytes
-    ) -> bytes:
+    def traffic_secret(self, direction: bytes, number: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
         """Secret of one connection in one direction (b"C" = client to server)."""
-        return expand(
-            self._prk, b"traffic" + direction + number.to_bytes(4, "big") + client_nonce + server_nonce
-        )
+        return expand(self._prk, b"traffic" + direction + number.to_bytes(4, "big") + client_nonce + server_nonce)
 
     @staticmethod
     def _mac(key: bytes, *parts: bytes) -> bytes:

@@ -66,7 +66,7 @@ class Fields:
             raise RemoteProtocolError(f"{self.remaining} surplus bytes in a payload")
 
 
-# --- ACK -----------------------------------------------------------------------------------------------------------
+# --- ACK  ---
 
 _ACK = struct.Struct("!QQBB")
 _STREAM_ACK = struct.Struct("!IQQB")
@@ -149,7 +149,7 @@ def _ranges(data: bytes, position: int, count: int, above: int) -> tuple[tuple[R
     return tuple(ranges), position
 
 
-# --- KEEPALIVE -----------------------------------------------------------------------------------------------------
+# --- KEEPALIVE  ---
 
 _KEEPALIVE = struct.Struct("!BQ")
 _PONG, _WANTS_ACK = 1, 2
@@ -177,7 +177,7 @@ def decode_keepalive(payload: bytes | memoryview) -> Keepalive:
     return Keepalive(token, bool(flags & _PONG), bool(flags & _WANTS_ACK))
 
 
-# --- CLOSE ---------------------------------------------------------------------------------------------------------
+# --- CLOSE  ---
 
 CLOSE_NORMAL = 0
 CLOSE_ABORTED = 1
@@ -206,7 +206,7 @@ def decode_close(payload: bytes | memoryview) -> Close:
     return Close(code, fields.text(fields.remaining))
 
 
-# --- control -------------------------------------------------------------------------------------------------------
+# --- control  ---
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,8 +189,8 @@ class ReceiveStream:
             if self.discarding:
                 self.consumed = island.end
             else:
-                for piece in island.pieces:
-                    _append(self._ready, piece)
+                for part in island.pieces:
+                    _append(self._ready, part)
             self.next_offset = island.end
 
     def _add(self, index: int, start: int, end: int, piece: Piece) -> None:

@@ -44,7 +44,7 @@ class Receiver:
         created = self.streams[stream] = ReceiveStream(stream, window)
         return created
 
-    # --- bytes in --------------------------------------------------------------------------------------------------
+    # --- bytes in  ---
 
     def data(self, stream: ReceiveStream, start: int, payload: memoryview, owned: bool, now: float) -> bool:
         """Take a DATA segment; return True when the reader has something new."""
@@ -91,7 +91,7 @@ class Receiver:
         self._dirty[stream] = None
         self.ack_now = True
 
-    # --- the application reads ----------------------------------------------------------------------------------------
+    # --- the application reads  ---
 
     def read(self, stream: ReceiveStream, limit: int, now: float, rtt: float) -> bytes:
         data = stream.read(limit)
@@ -111,7 +111,7 @@ class Receiver:
     def discard(self, stream: ReceiveStream, now: float) -> None:
         self.give_back(stream.discard(), now, 0.0)
 
-    # --- acknowledgement --------------------------------------------------------------------------------------------
+    # --- acknowledgement  ---
 
     def control_arrived(self) -> None:
         self.ack_now = True

@@ -33,10 +33,10 @@ class Cipher(IntEnum):
 
 class _Aead(Protocol):
     def encrypt(
-        self, nonce: bytes, data: bytes | memoryview, associated_data: bytes | memoryview | None
+        self, nonce: bytes, data: bytes | bytearray | memoryview, associated_data: bytes | memoryview | None
     ) -> bytes: ...
     def decrypt(
-        self, nonce: bytes, data: bytes | memoryview, associated_data: bytes | memoryview | None
+        self, nonce: bytes, data: bytes | bytearray | memoryview, associated_data: bytes | memoryview | None
     ) -> bytes: ...
 
 
@@ -50,9 +50,7 @@ class _RecordKeys:
 
     __slots__ = ("_aead", "_cipher", "_counter", "_iv", "_records_per_key", "_secret")
 
-    def __init__(
-        self, secret: bytes, cipher: Cipher, lane: int, records_per_key: int = RECORDS_PER_KEY
-    ) -> None:
+    def __init__(self, secret: bytes, cipher: Cipher, lane: int, records_per_key: int = RECORDS_PER_KEY) -> None:
         self._cipher = cipher
         self._records_per_key = records_per_key
         self._secret = expand(secret, b"lane" + bytes([lane]))

@@ -94,9 +94,7 @@ class Segment:
         """True when `payload` is memory of its own that nobody will change: it may be kept without a copy."""
 
 
-def encode_header(
-    type_: int, session_id: SessionId, sequence: int, stream: StreamId, payload_length: int
-) -> bytes:
+def encode_header(type_: int, session_id: SessionId, sequence: int, stream: StreamId, payload_length: int) -> bytes:
     """Return the header of a segment whose payload (with its tag, when sealed) has `payload_length` bytes."""
     if stream:
         return _HEADER.pack(
@@ -140,14 +138,10 @@ def _check(type_: int, header_length: int, segment_length: int) -> None:
     if type_ not in _KNOWN_TYPES:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
-        raise RemoteProtocolError(
-            f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}"
-        )
+        raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
     limit = (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
     if not header_length <= segment_length <= header_length + limit:
-        raise RemoteProtocolError(
-            f"segment length {segment_length} is not in {header_length}..{header_length + limit}"
-        )
+        raise RemoteProtocolError(f"segment length {segment_length} is not in {header_length}..{header_length + limit}")
 
 
 def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
@@ -229,14 +223,8 @@ class SegmentDecoder:
     def _segment(data: memoryview, position: int, length: int, *, owned: bool) -> Segment:
         _, type_, header_length, _, session_id, sequence = _HEADER.unpack_from(data, position)
         body = position + header_length
-        stream = (
-            StreamId(0)
-            if header_length == HEADER_LENGTH
-            else _stream_of(data, position + HEADER_LENGTH, body)
-        )
-        return Segment(
-            type_, session_id, sequence, stream, data[position:body], data[body : position + length], owned
-        )
+        stream = StreamId(0) if header_length == HEADER_LENGTH else _stream_of(data, position + HEADER_LENGTH, body)
+        return Segment(type_, session_id, sequence, stream, data[position:body], data[body : position + length], owned)
 
 
 assert SESSION_ID_LENGTH == 16

@@ -79,7 +79,7 @@ class SendStream:
         self._outstanding_head = 0
         self._rescue: list[Outstanding] = []
 
-    # --- application -----------------------------------------------------------------------------------------------
+    # --- application  ---
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes. `bytes` and views of `bytes` are kept, anything else is copied now."""
@@ -134,11 +134,9 @@ class SendStream:
         """Everything, with the end, is acknowledged."""
         return self.finish_acked and not self.unacked
 
-    # --- sending ---------------------------------------------------------------------------------------------------
+    # --- sending  ---
 
-    def take(
-        self, size: int, connection: tuple[ConnectionId, ...], now: float
-    ) -> tuple[int, list[memoryview]]:
+    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[memoryview]]:
         """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
         start = self.next_offset
         self.next_offset = start + size
@@ -204,7 +202,7 @@ class SendStream:
             item.lost = False
             self._rescue.remove(item)
 
-    # --- acknowledgement -------------------------------------------------------------------------------------------
+    # --- acknowledgement  ---
 
     def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[Outstanding]:
         """Take an acknowledgement in; return the ranges it newly covers.

@@ -22,9 +22,7 @@ HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the late
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 REINJECT_MIN_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
 REINJECT_MAX_AGE = 0.500
-REINJECT_BUDGET = (
-    0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
-)
+REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 REINJECT_ALLOWANCE = 256 * 1024
 MAX_COPIES = 3  # connections that may carry the same range
 
@@ -50,7 +48,7 @@ class Sender:
         self.early_limit: int | None = EARLY_DATA_LIMIT
         """Most bytes before the peer's ACCEPT; None = no limit any more."""
 
-    # --- state -----------------------------------------------------------------------------------------------------
+    # --- state  ---
 
     @property
     def unsent(self) -> int:
@@ -71,7 +69,7 @@ class Sender:
         waiting = [s for s in self.streams.values() if s.unsent]
         return bool(waiting) and (self.window_left <= 0 or all(s.sendable <= 0 for s in waiting))
 
-    # --- acknowledgements --------------------------------------------------------------------------------------------
+    # --- acknowledgements  ---
 
     def acknowledge(self, ack: StreamAck, connections: dict[ConnectionId, Connection], now: float) -> bool:
         """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
@@ -102,7 +100,7 @@ class Sender:
         for item in stream.discard():
             self._release(item, connections, now)
 
-    # --- loss ----------------------------------------------------------------------------------------------------------
+    # --- loss  ---
 
     def lose(self, connection: Connection, connections: dict[ConnectionId, Connection]) -> None:
         """`connection` is suspect or gone: rescue what only it, or others like it, carry."""
@@ -111,8 +109,7 @@ class Sender:
         for stream in self.streams.values():
             for item in stream.outstanding():
                 if connection.id in item.carriers and not any(
-                    c != connection.id and c in connections and connections[c].may_deliver
-                    for c in item.carriers
+                    c != connection.id and c in connections and connections[c].may_deliver for c in item.carriers
                 ):
                     stream.lose(item)
 
@@ -131,7 +128,7 @@ class Sender:
                 if connection.id in item.carriers:
                     stream.rescued(item)
 
-    # --- sending -------------------------------------------------------------------------------------------------------
+    # --- sending  ---
 
     def fill(self, usable: Sequence[Connection], now: float) -> None:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
@@ -152,9 +149,7 @@ class Sender:
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> list[Connection]:
         """Ask the scheduler; empty = it waits."""
-        request = SendRequest(
-            stream.id, stream.priority, size, self._backlog, max(0, self.window_left), again, now
-        )
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, self.window_left), again, now)
         chosen = self.scheduler.select(request, usable)
         picked = [c for c in usable if c.credit > 0 and c in chosen]
         if not picked:
@@ -226,9 +221,7 @@ class Sender:
     ) -> None:
         connection.carries(size, now)
         connection.spend(size)
-        connection.send(
-            SegmentType.DATA, buffers, size, sequence=start, stream=stream, lane=connection.data_lane
-        )
+        connection.send(SegmentType.DATA, buffers, size, sequence=start, stream=stream, lane=connection.data_lane)
         connection.sent_at = now
 
     def _next_stream(self) -> SendStream | None:
@@ -248,7 +241,7 @@ class Sender:
     def _by_priority(streams: list[SendStream]) -> list[SendStream]:
         return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
 
-    # --- opportunistic reinjection (mechanics A8) --------------------------------------------------------------------------
+    # --- opportunistic reinjection (mechanics A8)  ---
 
     def _reinject(self, usable: Sequence[Connection], now: float) -> None:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier."""
@@ -270,9 +263,7 @@ class Sender:
                 if not candidates:
                     continue
                 best = min(candidates, key=_arrival)
-                remaining = min(
-                    (_remaining(by_id[c]) if c in by_id else inf for c in item.carriers), default=inf
-                )
+                remaining = min((_remaining(by_id[c]) if c in by_id else inf for c in item.carriers), default=inf)
                 if _arrival(best) + size / (best.rate or 1e6) < 0.8 * remaining:
                     self._copied_freely += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
@@ -283,9 +274,7 @@ class Sender:
 def _arrival(connection: Connection) -> float:
     """Estimated time until a byte given to it now arrives."""
     rate = connection.rate or (
-        connection.congestion_window / connection.rtt
-        if connection.congestion_window and connection.rtt
-        else 1e6
+        connection.congestion_window / connection.rtt if connection.congestion_window and connection.rtt else 1e6
     )
     queued = connection.not_sent + max(0.0, connection.in_flight - rate * connection.min_rtt)
     return queued / rate + connection.min_rtt / 2

@@ -115,9 +115,7 @@ class Session:
         self.receiver = Receiver(settings, now)
         self.outbox = Outbox()
         self.streams = Streams(self, settings)
-        self._auth: Authenticator = (
-            ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
-        )
+        self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
         self._opened = False
         self._closing = False
         self._close_sent_at: float | None = None
@@ -134,7 +132,7 @@ class Session:
         if side is Side.SERVER:
             self.sender.early_limit = None
 
-    # === inputs: connections ========================================================================================
+    # === inputs: connections  ===
 
     def connection_opened(self, connection: ConnectionId, facts: ConnectionFacts, *, now: float) -> None:
         """A transport connection is established (client) or was accepted (server)."""
@@ -190,7 +188,7 @@ class Session:
         if found is not None and found.alive and found.take_sample(sample, now):
             self._recovered(found, "the transport made progress")
 
-    # === inputs: application =========================================================================================
+    # === inputs: application  ===
 
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
         """Queue bytes; see `SendStream.write`. Raises LocalProtocolError after the end, SessionLost when over."""
@@ -248,7 +246,7 @@ class Session:
         self._now = now
         self._end(reason, refused=refused)
 
-    # === inputs: policy ===============================================================================================
+    # === inputs: policy  ===
 
     def drain(self, connection: ConnectionId, *, now: float) -> None:
         """Make-before-break: nothing new on it; close it when nothing is outstanding in either direction."""
@@ -284,7 +282,7 @@ class Session:
         if found is not None and found.state is ConnectionState.ACTIVE:
             self._suspect(found, reason)
 
-    # === inputs: time ===================================================================================================
+    # === inputs: time  ===
 
     def handle_timer(self, *, now: float) -> None:
         """Do what is due at `now`."""
@@ -335,7 +333,7 @@ class Session:
         # A timer in the past would spin; what was due has been handled with the last input.
         return max(min(due), self._now + 1e-4) if due else None
 
-    # === outputs ========================================================================================================
+    # === outputs  ===
 
     def effects(self) -> list[Effect]:
         """Return what is to be done, in order, after everything since the last call has been taken in."""
@@ -356,9 +354,7 @@ class Session:
     @property
     def smoothed_rtt(self) -> float:
         """The longest round trip of the usable connections: the pace at which windows can matter."""
-        return max(
-            (c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE), default=0.1
-        )
+        return max((c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE), default=0.1)
 
     @property
     def closing(self) -> bool:
@@ -369,7 +365,7 @@ class Session:
         """Transport figures are of use now: something is on its way."""
         return any(c.alive and (c.outstanding or c.unacked) for c in self.connections.values())
 
-    # === for the authenticator and the streams =========================================================================
+    # === for the authenticator and the streams  ===
 
     def notify(self, event: Event) -> None:
         self._effects.append(Notify(event))
@@ -429,7 +425,7 @@ class Session:
         self._effects.append(CloseConnection(connection.id, abort, reason))
         self._retire(connection, ConnectionState.LOST, reason)
 
-    # === receiving =======================================================================================================
+    # === receiving  ===
 
     def _receive(self, connection: Connection, data: memoryview, lane: int) -> None:
         if lane and not connection.receiving:
@@ -504,9 +500,7 @@ class Session:
         if ack.session_window > self.sender.window:
             self.sender.window = ack.session_window
             self._probe_wait = PROBE_MIN
-        for type_, stream in self.outbox.acknowledge(
-            ack.control_cumulative, ack.control_ranges, self.connections
-        ):
+        for type_, stream in self.outbox.acknowledge(ack.control_cumulative, ack.control_ranges, self.connections):
             self.streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
             if self.sender.acknowledge(entry, self.connections, now):
@@ -575,9 +569,7 @@ class Session:
             self.outbox.add(SegmentType.POLICY, encode_policy(policy))
         self._use_scheduler(policy, scheduler, by_peer=True, reason=reason)
 
-    def _use_scheduler(
-        self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = ""
-    ) -> None:
+    def _use_scheduler(self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = "") -> None:
         self.policy = policy
         self.sender.scheduler = scheduler
         self.sender.reinject = policy.reinject
@@ -589,7 +581,7 @@ class Session:
             reason = f"the peer does not speak MULTI ({error})"
         self.disconnect(connection, reason, abort=True)
 
-    # === sending ==========================================================================================================
+    # === sending  ===
 
     def usable(self) -> list[Connection]:
         """Connections for data now: active roles first, backups when there are none, suspects when nothing else."""
@@ -598,8 +590,7 @@ class Session:
             for c in self.connections.values()
             if c.may_send
             and (
-                c.state is ConnectionState.ACTIVE
-                or (c.state is ConnectionState.AUTHENTICATING and not c.authenticated)
+                c.state is ConnectionState.ACTIVE or (c.state is ConnectionState.AUTHENTICATING and not c.authenticated)
             )
         ]
         active = [c for c in ready if c.role is Role.ACTIVE]
@@ -693,7 +684,7 @@ class Session:
         connection.send(SegmentType.KEEPALIVE, (payload,), len(payload))
         connection.sent_at = now
 
-    # === life of a connection ==============================================================================================
+    # === life of a connection  ===
 
     def _check_connection(self, connection: Connection, now: float) -> None:
         settings = self.settings
@@ -828,7 +819,7 @@ class Session:
             raise LocalProtocolError(f"there is no connection {connection}")
         return found
 
-    # === life of the session ================================================================================================
+    # === life of the session  ===
 
     def _check_detached(self) -> None:
         if self.confirmed and self._detached_at is None and not self._carrying():
@@ -872,9 +863,7 @@ class Session:
         if close.code != CLOSE_NORMAL:
             self._end(f"the peer ended the session: {close.reason or 'aborted'}")
         elif self.streams.unacknowledged:
-            self._end(
-                f"the peer closed the session before {self.streams.unacknowledged} bytes were acknowledged"
-            )
+            self._end(f"the peer closed the session before {self.streams.unacknowledged} bytes were acknowledged")
         else:
             self._end("")
 

@@ -84,9 +84,7 @@ class SessionTable(Generic[T]):
         if len(self._sessions) >= self._limits.sessions:
             return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions} sessions")
         if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
-            return self._refusal(
-                session_id, REFUSED_BUSY, f"{self._limits.sessions_per_source} sessions from {source}"
-            )
+            return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions_per_source} sessions from {source}")
         session = self._create(session_id, source)
         self._sessions[session_id] = session
         self._sources[session_id] = source

@@ -58,7 +58,7 @@ class Streams:
         self._ended: SessionLost | None = None
         self._over = False
 
-    # --- opening ---------------------------------------------------------------------------------------------------
+    # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
         self._host.sender.streams[stream] = SendStream(stream, self._peer_window, priority)
@@ -105,7 +105,7 @@ class Streams:
             self._host.emit(StreamOpened(opened))
         return True
 
-    # --- the application writes --------------------------------------------------------------------------------------
+    # --- the application writes  ---
 
     def check_writable(self, stream: StreamId) -> SendStream:
         if stream in self._send_errors:
@@ -171,7 +171,7 @@ class Streams:
         found = self._host.sender.streams.get(stream)
         return found is None or found.done
 
-    # --- the application reads ----------------------------------------------------------------------------------------
+    # --- the application reads  ---
 
     def read(self, stream: StreamId, limit: int, now: float) -> bytes:
         found = self._host.receiver.streams.get(stream)
@@ -216,7 +216,7 @@ class Streams:
             self._host.outbox.add(SegmentType.STOP_SENDING, encode_unsigned((code, 4)), stream)
         self.maybe_over(stream)
 
-    # --- the peer sends -----------------------------------------------------------------------------------------------
+    # --- the peer sends  ---
 
     def data(self, segment: Segment, now: float) -> bool:
         """Take a DATA segment; return True when nothing in it was new."""
@@ -285,7 +285,7 @@ class Streams:
         self._host.emit(StreamWritable(stream))
         self.maybe_over(stream)
 
-    # --- the end ------------------------------------------------------------------------------------------------------
+    # --- the end  ---
 
     def maybe_over(self, stream: StreamId) -> None:
         """Forget a stream that both sides have finished and the application has read to the end."""

@@ -91,7 +91,7 @@ class PathManager:
         self.failures: list[tuple[str, str]] = []
         """(candidate, reason) of every attempt that failed while the session opened."""
 
-    # --- inputs ----------------------------------------------------------------------------------------------------
+    # --- inputs  ---
 
     def attempt_failed(self, connection: ConnectionId, reason: str, now: float) -> None:
         """The dial did not lead to a connection."""
@@ -100,9 +100,7 @@ class PathManager:
             return
         self._attempt_over(slot, connection, candidate, reason, now)
 
-    def connection_changed(
-        self, connection: ConnectionId, state: ConnectionState, reason: str, now: float
-    ) -> None:
+    def connection_changed(self, connection: ConnectionId, state: ConnectionState, reason: str, now: float) -> None:
         """The session moved a connection to `state`."""
         slot, candidate = self._attempt(connection)
         if slot is not None and candidate is not None:
@@ -204,9 +202,7 @@ class PathManager:
             for connection, candidate in list(slot.attempts.items()):
                 if now >= self._deadlines.get(connection, now + 1):
                     self._effects.append(CancelDial(connection))
-                    self._attempt_over(
-                        slot, connection, candidate, f"no answer within {ATTEMPT_TIMEOUT:g} s", now
-                    )
+                    self._attempt_over(slot, connection, candidate, f"no answer within {ATTEMPT_TIMEOUT:g} s", now)
             if slot.retry_at is not None and now >= slot.retry_at and not slot.parked:
                 slot.retry_at = None
                 if slot.connection is None and not slot.attempts:
@@ -235,7 +231,7 @@ class PathManager:
             and not any(s.attempts or s.connection is not None for s in self.slots)
         )
 
-    # --- attempts ----------------------------------------------------------------------------------------------------
+    # --- attempts  ---
 
     def _attempt(self, connection: ConnectionId) -> tuple[Slot | None, Candidate | None]:
         for slot in self.slots:
@@ -326,7 +322,7 @@ class PathManager:
     def _notify(self, event: Event) -> None:
         self._effects.append(Notify(event))
 
-    # --- roles and handover --------------------------------------------------------------------------------------------
+    # --- roles and handover  ---
 
     def _assign_roles(self) -> None:
         """In `switch` mode the best slot that is up carries the data, the others stand by."""

@@ -12,9 +12,7 @@ from enum import Enum
 from multi.core.facts import Candidate
 
 ATTEMPT_DELAY = 0.250  # seconds, RFC 8305 section 8
-SEQUENTIAL_TIMEOUT = (
-    3.0  # seconds; the kernel's own SYN retries would block the next entry for more than a minute
-)
+SEQUENTIAL_TIMEOUT = 3.0  # seconds; the kernel's own SYN retries would block the next entry for more than a minute
 
 
 class Connect(Enum):

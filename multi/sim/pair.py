@@ -46,8 +46,8 @@ SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
 class Route:
     """What a candidate leads to: the link up and down, how long connecting takes, or why it fails."""
 
-    up: LinkSpec = LinkSpec()
-    down: LinkSpec = LinkSpec()
+    up: LinkSpec = field(default_factory=LinkSpec)
+    down: LinkSpec = field(default_factory=LinkSpec)
     secure: bool = False
     lanes: int = 1
     connect_round_trips: int = 1
@@ -77,7 +77,7 @@ class End:
         self._again = False
         self._sampling = False
 
-    # --- the application ---------------------------------------------------------------------------------------------
+    # --- the application  ---
 
     def write(self, data: bytes, stream: StreamId = StreamId(0)) -> None:
         self.engine.write(stream, data, now=self.pair.clock.now)
@@ -103,7 +103,7 @@ class End:
             self.received.setdefault(stream, bytearray()).extend(data)
             self.pair.check_prefix(self, stream)
 
-    # --- the pump ------------------------------------------------------------------------------------------------------
+    # --- the pump  ---
 
     def pump(self) -> None:
         if self._pumping:
@@ -201,7 +201,6 @@ class Wire:
     candidate: Candidate
     client: End
     server: End | None = None
-    server_id: ConnectionId = ConnectionId(0)
     up: Direction = field(init=False)
     down: Direction = field(init=False)
     waiting: bytearray = field(default_factory=bytearray)
@@ -287,7 +286,7 @@ class Pair:
         )
         self.client.pump()
 
-    # --- network --------------------------------------------------------------------------------------------------------
+    # --- network  ---
 
     def dial(self, end: End, connection: ConnectionId, candidate: Candidate) -> None:
         route = self.routes[self.candidates.index(candidate)]
@@ -374,7 +373,6 @@ class Pair:
             return
         if isinstance(routed, Refused):
             wire.down.write(routed.reply, 0)
-            wire.closed_by_server = True  # type: ignore[attr-defined]
             return
         route = self.routes[self.candidates.index(wire.candidate)]
         wire.server = routed
@@ -408,7 +406,7 @@ class Pair:
         if end is self.server:
             self.table.remove(self.session_id)
 
-    # --- what happens to the network -----------------------------------------------------------------------------------
+    # --- what happens to the network  ---
 
     def cut(self, index: int, notice: float | None = 0.05) -> None:
         """Everything in flight on the route's wires is lost; each side hears after `notice`, or never (None)."""
@@ -445,7 +443,7 @@ class Pair:
     def _wires(self, index: int) -> list[Wire]:
         return [w for w in self.wires if not w.over and w.candidate is self.candidates[index]]
 
-    # --- oracles -----------------------------------------------------------------------------------------------------------
+    # --- oracles  ---
 
     def other(self, end: End) -> End | None:
         return self.server if end is self.client else self.client
@@ -454,9 +452,7 @@ class Pair:
         other = self.other(end)
         sent = other.sent.get(stream, bytearray()) if other is not None else bytearray()
         got = end.received[stream]
-        assert sent.startswith(got), (
-            f"{end.name}: stream {stream} delivered what was never sent, at {len(got)}"
-        )
+        assert sent.startswith(got), f"{end.name}: stream {stream} delivered what was never sent, at {len(got)}"
 
     def check_send(self, end: End, wire: Wire, data: bytes) -> None:
         """No DATA without credit. Sealed bytes cannot be looked into: they are checked by size."""
