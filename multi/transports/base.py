@@ -170,9 +170,7 @@ class Transport(Protocol):
         Raises TransportError with a readable reason. Cancelling it leaves no socket behind.
         """
 
-    def listen(
-        self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback
-    ) -> Awaitable[Listener]:
+    def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Awaitable[Listener]:
         """Bind and accept. `host` `::` serves both families.
 
         Raises TransportError (port in use, no certificate).

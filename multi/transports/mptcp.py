@@ -150,9 +150,7 @@ class Mptcp:
             undo.pop_all()
         return channel
 
-    async def listen(
-        self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback
-    ) -> Listener:
+    async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is not None:
             raise TransportError("TLS over MPTCP is not available yet")
 

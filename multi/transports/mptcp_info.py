@@ -106,15 +106,12 @@ def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...]] | None:
     size = len(memory.request)
     ctypes.memmove(memory.full, memory.request, size)
     memory.length.value = size
-    if memory.getsockopt(
-        sock.fileno(), SOL_MPTCP, _MPTCP_FULL_INFO, memory.full, ctypes.byref(memory.length)
-    ):
+    if memory.getsockopt(sock.fileno(), SOL_MPTCP, _MPTCP_FULL_INFO, memory.full, ctypes.byref(memory.length)):
         return None
     raw = memory.full.raw[: memory.length.value]
     count = min(_FULL.unpack_from(raw)[4], _MAX_SUBFLOWS)
     infos = memory.tcp_info.raw
     subflows = tuple(
-        parse_tcp_info(infos[at : at + _TCP_INFO_SIZE])
-        for at in range(0, count * _TCP_INFO_SIZE, _TCP_INFO_SIZE)
+        parse_tcp_info(infos[at : at + _TCP_INFO_SIZE]) for at in range(0, count * _TCP_INFO_SIZE, _TCP_INFO_SIZE)
     )
     return raw[_FULL.size :], subflows

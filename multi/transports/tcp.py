@@ -48,9 +48,7 @@ class Tcp:
             undo.pop_all()
         return channel
 
-    async def listen(
-        self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback
-    ) -> Listener:
+    async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is not None:
             raise TransportError("TLS over TCP is not available yet")
 

@@ -20,6 +20,7 @@ from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import transport, transport_names
 from multi.transports.base import Channel, Listener, TcpSettings, TransportSettings
+from tests.integration.certificates import certificates_in
 
 T = TypeVar("T")
 TIMEOUT = 20.0  # seconds; far above what any of these needs
@@ -131,9 +132,7 @@ class Case:
             sink.attach(channel)
             server.arrived.set()
 
-        listener = await transport(self.name).listen(
-            host or LOOPBACK[self.family], port, self.server_settings, accept
-        )
+        listener = await transport(self.name).listen(host or LOOPBACK[self.family], port, self.server_settings, accept)
         server = Server(listener)
         return server
 
@@ -159,7 +158,11 @@ class Case:
 
 
 def settings_of(name: str, request: pytest.FixtureRequest) -> tuple[TransportSettings, TransportSettings]:
-    return TransportSettings(), TransportSettings()
+    """What the client and the server need to be told."""
+    if name != "quic":
+        return TransportSettings(), TransportSettings()
+    files = certificates_in(request.getfixturevalue("tmp_path_factory").getbasetemp() / "certificates")
+    return files.client_settings(), files.server_settings()
 
 
 @pytest.fixture(params=transport_names())
@@ -519,9 +522,7 @@ def test_cancelled_dial_leaves_no_socket(case4: Case) -> None:
             candidate = case4.candidate(full[0].getsockname()[1])
         gc.collect()
         before = open_descriptors()
-        dials = [
-            asyncio.ensure_future(transport(case4.name).dial(candidate, case4.settings)) for _ in range(20)
-        ]
+        dials = [asyncio.ensure_future(transport(case4.name).dial(candidate, case4.settings)) for _ in range(20)]
         await until(lambda: open_descriptors() == before + 20)
         for task in dials:
             task.cancel()
@@ -622,7 +623,7 @@ def test_closing_the_listener_leaves_accepted_channels_alone(case4: Case) -> Non
 @linux_only
 def test_no_descriptor_is_left_after_many_channels(case4: Case) -> None:
     async def scenario() -> None:
-        await settle()
+        gc.collect()
         before = open_descriptors()
         server = await case4.listen()
         for index in range(10):
@@ -676,9 +677,7 @@ def test_unknown_congestion_control_is_an_error(case4: Case) -> None:
     async def scenario() -> None:
         server = await case4.listen()
         candidate = case4.candidate(server.listener.address[1])
-        with pytest.raises(
-            TransportError, match=r"congestion control 'nosuch' is not available; available: .*reno"
-        ):
+        with pytest.raises(TransportError, match=r"congestion control 'nosuch' is not available; available: .*reno"):
             await transport(case4.name).dial(candidate, settings)
         server.listener.close()
 

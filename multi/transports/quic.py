@@ -1,0 +1,434 @@
+"""The `quic` transport: one QUIC connection (RFC 9000) per channel, over our own datagram driver.
+
+A client has a connected socket of its own, bound to its interface; a server has one socket for all its connections
+and tells them apart by connection id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
+from aioquic.quic.packet import QuicErrorCode
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from multi.core.facts import Candidate
+from multi.errors import TransportError
+from multi.transports.base import (
+    AcceptCallback,
+    Channel,
+    ChannelInfo,
+    Listener,
+    QuicSettings,
+    TlsSettings,
+    TransportSettings,
+    register_transport,
+)
+from multi.transports.quic_channel import ALPN, LANE_STREAMS, QuicChannel
+from multi.transports.quic_engine import (
+    CONNECTION_ID_LENGTH,
+    PacketHeader,
+    QuicEngine,
+    RetryTokens,
+    check_engine,
+    congestion_controls,
+    refusal,
+    version_negotiation,
+)
+from multi.transports.sockets import (
+    bound_socket,
+    family_of,
+    format_address,
+    listening_socket,
+    socket_address,
+    transport_error,
+)
+from multi.transports.udp_port import PeerAddress, UdpPort
+
+logger = logging.getLogger("multi.transports")
+
+# Session credit is the flow control; these only have to stay out of its way. aioquic doubles them when half used.
+RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes; also what an unauthenticated peer can make one stream buffer
+RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
+HANDSHAKES_MAX = 1024  # unfinished handshakes; further ones are not answered
+GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
+GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
+
+
+@register_transport("quic")
+class Quic:
+    """QUIC through aioquic. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
+
+    name = "quic"
+
+    async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
+        tls = settings.tls
+        if tls is None or (tls.verify and _trusted(tls) is None):
+            raise TransportError('QUIC needs ssl_config.ca (or "verify": false)')
+        _checked_engine()
+        configuration = client_configuration(settings.quic, tls, candidate)
+        sock = bound_socket(candidate, socket.SOCK_DGRAM)
+        address = socket_address(candidate.remote_address, candidate.remote_port, candidate.interface)
+        with ExitStack() as undo:
+            undo.callback(sock.close)
+            try:
+                sock.connect(address)
+            except OSError as error:
+                raise transport_error(error) from error
+            undo.pop_all()
+        client = _Client(sock, candidate, configuration, tls)
+        return await client.open()
+
+    async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
+        if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
+            raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
+        _checked_engine()
+        configuration = server_configuration(settings.quic, settings.tls)
+        issuers = _read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
+        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
+        return QuicListener(sock, configuration, issuers, settings.quic.retry, accept)
+
+
+@cache
+def _checked_engine() -> None:
+    check_engine()
+
+
+def client_configuration(quic: QuicSettings, tls: TlsSettings, candidate: Candidate) -> QuicConfiguration:
+    """Raises TransportError if a file cannot be read or the congestion control does not exist."""
+    configuration = _configuration(quic, is_client=True)
+    configuration.server_name = tls.server_name or candidate.remote_host or candidate.remote_address
+    if tls.verify:
+        trusted = _trusted(tls)
+        assert trusted is not None
+        configuration.cadata = _read_certificates(trusted)
+    else:
+        configuration.verify_mode = ssl.CERT_NONE
+    if tls.cert is not None and tls.key is not None:
+        _load_certificate(configuration, tls.cert, tls.key)
+    return configuration
+
+
+def server_configuration(quic: QuicSettings, tls: TlsSettings) -> QuicConfiguration:
+    """Raises TransportError if a file cannot be read or the congestion control does not exist."""
+    configuration = _configuration(quic, is_client=False)
+    assert tls.cert is not None
+    assert tls.key is not None
+    _load_certificate(configuration, tls.cert, tls.key)
+    return configuration
+
+
+def _configuration(quic: QuicSettings, is_client: bool) -> QuicConfiguration:
+    available = congestion_controls()
+    if quic.congestion and quic.congestion not in available:
+        names = ", ".join(available)
+        raise TransportError(f"congestion control {quic.congestion!r} is not available; available: {names}")
+    if quic.max_datagram_size < SMALLEST_MAX_DATAGRAM_SIZE:
+        raise TransportError(f"QUIC datagrams of less than {SMALLEST_MAX_DATAGRAM_SIZE} bytes are not allowed")
+    return QuicConfiguration(
+        alpn_protocols=[ALPN],
+        congestion_control_algorithm=quic.congestion or "cubic",
+        connection_id_length=CONNECTION_ID_LENGTH,
+        idle_timeout=quic.idle_timeout,
+        is_client=is_client,
+        max_data=RECEIVE_WINDOW,
+        max_stream_data=RECEIVE_WINDOW,
+        max_datagram_size=quic.max_datagram_size,
+    )
+
+
+def _trusted(tls: TlsSettings) -> Path | None:
+    """A client's certificate without a key is one it trusts."""
+    return tls.ca or (tls.cert if tls.key is None else None)
+
+
+def _read_certificates(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        if not x509.load_pem_x509_certificates(data):
+            raise ValueError("no certificate in it")
+    except OSError as error:
+        raise transport_error(error, f"cannot read {path}") from error
+    except ValueError as error:
+        raise TransportError(f"{path} is no PEM certificate: {error}") from error
+    return data
+
+
+def _load_certificate(configuration: QuicConfiguration, cert: Path, key: Path) -> None:
+    _read_certificates(cert)
+    try:
+        configuration.load_cert_chain(cert, key)
+    except OSError as error:
+        raise transport_error(error, f"cannot read {key}") from error
+    except (ValueError, TypeError) as error:
+        raise TransportError(f"cannot use {key} as a private key: {error}") from error
+
+
+def _binding(certificate: bytes) -> bytes:
+    return hashlib.sha256(certificate).digest() if certificate else b""
+
+
+class _Client:
+    """A dialled connection and its socket."""
+
+    def __init__(
+        self, sock: socket.socket, candidate: Candidate, configuration: QuicConfiguration, tls: TlsSettings
+    ) -> None:
+        peer = PeerAddress(*sock.getpeername())
+        info = ChannelInfo(
+            transport="quic",
+            family=candidate.family,
+            local=format_address(sock.getsockname()),
+            remote=format_address(peer),
+            interface=candidate.interface,
+            lanes=len(LANE_STREAMS),
+            secure=True,
+        )
+        self._verified = tls.verify
+        self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
+        self._port = UdpPort(sock, self, peer)
+        engine = QuicEngine.client(configuration, peer, time.monotonic())
+        self._channel = QuicChannel(engine, self._port, self, info, is_client=True)
+        self._engine = engine
+
+    async def open(self) -> QuicChannel:
+        self._channel.start_handshake()
+        try:
+            return await self._opened
+        except BaseException:
+            self._channel.abort()
+            self._port.close()
+            raise
+
+    # DatagramUser
+
+    def datagram_received(self, data: bytes, address: PeerAddress) -> None:
+        self._channel.datagram_received(data, address)
+
+    def burst_finished(self) -> None:
+        self._channel.burst_finished()
+
+    def port_writable(self) -> None:
+        self._channel.port_writable()
+
+    def port_failed(self, error: OSError) -> None:
+        self._channel.port_failed(error)
+
+    # Owner
+
+    def opened(self, channel: QuicChannel) -> None:
+        certificate = self._engine.peer_certificate
+        channel.secured(
+            replace(
+                channel.info,
+                peer_verified=self._verified,
+                peer_certificate=certificate,
+                channel_binding=_binding(certificate),
+            )
+        )
+        if not self._opened.done():
+            self._opened.set_result(channel)
+
+    def failed(self, channel: QuicChannel, error: TransportError) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+
+    def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None:
+        pass
+
+    def id_retired(self, channel: QuicChannel, connection_id: bytes) -> None:
+        pass
+
+    def released(self, channel: QuicChannel, goodbye: Sequence[tuple[bytes, PeerAddress]]) -> None:
+        self._port.close()
+
+
+class _Goodbye:
+    """What is left of a closed connection: the answer to packets that still come in."""
+
+    __slots__ = ("datagrams", "left")
+
+    def __init__(self, datagrams: Sequence[tuple[bytes, PeerAddress]]) -> None:
+        self.datagrams = list(datagrams)
+        self.left = GOODBYES_MAX
+
+
+class QuicListener:
+    """One UDP socket and all the connections on it. It lives until it is closed and the last of them ended."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        configuration: QuicConfiguration,
+        issuers: bytes,
+        retry: bool,
+        accept: AcceptCallback,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._configuration = configuration
+        self._issuers = issuers
+        self._retry = retry
+        self._accept = accept
+        self._tokens = RetryTokens()
+        self._binding = _binding(configuration.certificate.public_bytes(Encoding.DER))
+        self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
+        self._ids: dict[QuicChannel, set[bytes]] = {}
+        self._engines: dict[QuicChannel, QuicEngine] = {}
+        self._handshakes: set[QuicChannel] = set()
+        self._touched: dict[QuicChannel, None] = {}
+        self._closed = False
+        self._port = UdpPort(sock, self)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self._port.address
+
+    def close(self) -> None:
+        self._closed = True
+        for channel in list(self._handshakes):
+            channel.abort()
+        self._close_port_if_unused()
+
+    # DatagramUser
+
+    def datagram_received(self, data: bytes, address: PeerAddress) -> None:
+        try:
+            header = PacketHeader(data)
+        except ValueError:
+            return
+        route = self._routes.get(header.destination_id)
+        if isinstance(route, _Goodbye):
+            self._answer(route)
+            return
+        if route is None:
+            if header.needs_version_negotiation(self._configuration):
+                self._reply(version_negotiation(header, self._configuration), address)
+                return
+            if not header.is_initial:
+                return
+            route = self._new_connection(header, address)
+            if route is None:
+                return
+        route.datagram_received(data, address)
+        self._touched[route] = None
+
+    def burst_finished(self) -> None:
+        touched, self._touched = self._touched, {}
+        for channel in touched:
+            channel.burst_finished()
+
+    def port_writable(self) -> None:
+        for channel in list(self._ids):
+            channel.port_writable()
+
+    def port_failed(self, error: OSError) -> None:
+        pass  # an unconnected socket does not learn of unreachable peers
+
+    # Owner
+
+    def opened(self, channel: QuicChannel) -> None:
+        self._handshakes.discard(channel)
+        engine = self._engines[channel]
+        if self._issuers:
+            try:
+                engine.verify_client_certificate(self._issuers)
+            except TransportError as error:
+                logger.warning("QUIC connection from %s refused: %s", channel.info.remote, error)
+                channel.abort()
+                return
+        channel.secured(
+            replace(
+                channel.info,
+                peer_verified=bool(self._issuers),
+                peer_certificate=engine.peer_certificate,
+                channel_binding=self._binding,
+            )
+        )
+        self._accept(channel)
+
+    def failed(self, channel: QuicChannel, error: TransportError) -> None:
+        logger.debug("QUIC handshake with %s failed: %s", channel.info.remote, error)
+
+    def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None:
+        self._routes[connection_id] = channel
+        self._ids[channel].add(connection_id)
+
+    def id_retired(self, channel: QuicChannel, connection_id: bytes) -> None:
+        self._routes.pop(connection_id, None)
+        self._ids[channel].discard(connection_id)
+
+    def released(self, channel: QuicChannel, goodbye: Sequence[tuple[bytes, PeerAddress]]) -> None:
+        self._handshakes.discard(channel)
+        ids = self._ids.pop(channel, set())
+        engine = self._engines.pop(channel)
+        rest = _Goodbye(goodbye)
+        for connection_id in ids:
+            self._routes[connection_id] = rest
+        self._loop.call_later(max(GOODBYE_TIME, 3 * engine.probe_timeout), self._forget, ids)
+        self._close_port_if_unused()
+
+    # Inside
+
+    def _new_connection(self, header: PacketHeader, address: PeerAddress) -> QuicChannel | None:
+        if self._closed:
+            self._reply(refusal(header, QuicErrorCode.CONNECTION_REFUSED), address)
+            return None
+        if len(self._handshakes) >= HANDSHAKES_MAX:
+            return None
+        original_id: bytes = header.destination_id
+        retry_id: bytes | None = None
+        if self._retry or header.token or len(self._handshakes) >= RETRY_ABOVE:
+            now = time.monotonic()
+            if not header.token:
+                self._reply(self._tokens.retry(header, str(address), now), address)
+                return None
+            validated = self._tokens.original_id(header, str(address), now)
+            if validated is None:
+                self._reply(refusal(header, QuicErrorCode.INVALID_TOKEN), address)
+                return None
+            original_id, retry_id = validated, header.destination_id
+        engine = QuicEngine.server(self._configuration, original_id, retry_id, bool(self._issuers))
+        peer = address.socket_address
+        info = ChannelInfo(
+            transport="quic",
+            family=family_of(peer),
+            local=self._port.local_name(address),
+            remote=format_address(peer),
+            lanes=len(LANE_STREAMS),
+            secure=True,
+        )
+        channel = QuicChannel(engine, self._port, self, info, is_client=False)
+        self._engines[channel] = engine
+        self._handshakes.add(channel)
+        self._ids[channel] = set()
+        self.id_issued(channel, header.destination_id)
+        self.id_issued(channel, engine.connection_id)
+        return channel
+
+    def _reply(self, data: bytes, address: PeerAddress) -> None:
+        self._port.send([(data, address)])
+
+    def _answer(self, goodbye: _Goodbye) -> None:
+        if goodbye.left:
+            goodbye.left -= 1
+            self._port.send(goodbye.datagrams)
+
+    def _forget(self, ids: set[bytes]) -> None:
+        for connection_id in ids:
+            self._routes.pop(connection_id, None)
+        self._close_port_if_unused()
+
+    def _close_port_if_unused(self) -> None:
+        if self._closed and not self._ids and (not self._routes or self._port.closed):
+            self._port.close()

@@ -1,0 +1,509 @@
+"""A channel over one QUIC connection: two lanes, real back-pressure, words for what went wrong.
+
+Lane 0 is the first stream the client opens, lane 1 the second; both directions use both. The client opens lane 1
+with one byte that is not delivered, because QUIC lets the server write only on streams it has seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
+from typing import Protocol
+
+from aioquic.quic import events
+from aioquic.quic.packet import QuicErrorCode
+
+from multi.core.facts import TransportSample
+from multi.errors import TransportError
+from multi.transports.base import Buffer, ChannelInfo, ChannelSink
+from multi.transports.quic_engine import QuicEngine
+from multi.transports.sockets import transport_error
+from multi.transports.udp_port import PeerAddress, UdpPort
+
+logger = logging.getLogger("multi.transports")
+
+ALPN = "multi/1"
+LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
+LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
+
+HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives up earlier
+SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
+BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
+BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
+CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
+CREDIT_MAX = 256 * 1024  # bytes
+RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
+RATE_GAIN = 0.3  # weight of a new rate sample
+TIMER_MIN = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
+LINGER_TIME = 1.0  # seconds a closing channel waits for acknowledgements (contract of `Channel.close`)
+LINGER_MAX = 5.0  # seconds in total, while acknowledgements still come in
+
+ABORTED = 1  # our application error code: closed at once, bytes may be missing
+VIOLATION = 2  # our application error code: the peer used QUIC in a way this protocol does not
+
+
+class Owner(Protocol):
+    """Who keeps the channel's socket: a client of its own or a listener."""
+
+    def opened(self, channel: QuicChannel) -> None:
+        """The handshake is complete."""
+
+    def failed(self, channel: QuicChannel, error: TransportError) -> None:
+        """The handshake did not complete."""
+
+    def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None: ...
+
+    def id_retired(self, channel: QuicChannel, connection_id: bytes) -> None: ...
+
+    def released(self, channel: QuicChannel, goodbye: Sequence[tuple[bytes, PeerAddress]]) -> None:
+        """The channel is done with the socket. `goodbye` answers packets that still come in."""
+
+
+class _State(Enum):
+    HANDSHAKE = "handshake"
+    OPEN = "open"
+    FLUSHING = "flushing"
+    """`close` was called; what was written is not acknowledged yet."""
+    CLOSED = "closed"
+
+
+class QuicChannel:
+    """One QUIC connection as a channel (see `multi.transports.base.Channel`). Lanes: 2."""
+
+    def __init__(self, engine: QuicEngine, port: UdpPort, owner: Owner, info: ChannelInfo, is_client: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._port = port
+        self._owner = owner
+        self._info = info
+        self._is_client = is_client
+        self._state = _State.HANDSHAKE
+        self._sink: ChannelSink | None = None
+        self._early: deque[tuple[bytes, int]] = deque()
+        self._waiting: dict[int, list[Buffer]] = {}
+        self._waiting_bytes = 0
+        self._preface_missing = not is_client
+        self._ended_lanes: set[int] = set()
+        self._end: tuple[TransportError | None] | None = None
+        self._delivered = False
+        self._in_callback = False
+        self._flush_wanted = False
+        self._failing = False
+        self._starved = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
+        self._linger_until = 0.0
+        self._acked = 0
+        self._rate = _RateMeter()
+
+    # Channel
+
+    @property
+    def info(self) -> ChannelInfo:
+        return self._info
+
+    def start(self, sink: ChannelSink) -> None:
+        self._sink = sink
+        if self._early or self._end is not None:
+            self._loop.call_soon(self._deliver_early)
+
+    def write(self, buffers: Sequence[Buffer], lane: int) -> None:
+        if self._state is not _State.OPEN or self._failing:
+            return
+        stream_id = LANE_STREAMS[lane]
+        if self._is_client or self._engine.has_stream(stream_id):
+            for buffer in buffers:
+                self._engine.write(stream_id, buffer)
+        else:
+            self._waiting.setdefault(stream_id, []).extend(buffers)
+            self._waiting_bytes += sum(map(len, buffers))
+
+    def flush(self) -> None:
+        if self._in_callback:
+            self._flush_wanted = True  # the burst of datagrams being read is answered once, at its end
+        elif self._state is _State.OPEN:
+            self._transmit()
+            self.credit()  # remembers that it is used up, so that `writable` follows
+
+    def credit(self) -> int:
+        if self._state is not _State.OPEN or self._failing:
+            return 0
+        engine = self._engine
+        room = max(0, engine.congestion_window - engine.bytes_in_flight)
+        if engine.rtt:
+            room = min(room, max(BURST_MIN, int(engine.congestion_window / engine.rtt * BURST_TIME)))
+        credit = room + SLACK - engine.unsent() - self._waiting_bytes
+        if credit < CREDIT_MIN:
+            self._starved = True
+            return 0
+        return min(credit, CREDIT_MAX)
+
+    def sample(self) -> TransportSample:
+        if self._state is _State.CLOSED:
+            return TransportSample(bytes_acked=self._acked)
+        engine = self._engine
+        self._measure()
+        return TransportSample(
+            rtt=engine.rtt,
+            rtt_variation=engine.rtt_variation,
+            min_rtt=engine.min_rtt,
+            rate=self._rate.rate,
+            rate_is_lower_bound=self._rate.is_lower_bound,
+            congestion_window=engine.congestion_window,
+            bytes_acked=self._acked,
+            unacked=engine.buffered() + self._waiting_bytes,
+            not_sent=engine.unsent() + self._waiting_bytes,
+            retransmits=engine.probe_count,
+        )
+
+    def close(self) -> None:
+        if self._state is not _State.OPEN or self._failing:
+            return
+        # A QUIC close drops what is not acknowledged, so the streams are ended first and acknowledged by the peer.
+        for stream_id in LANE_STREAMS:
+            if self._engine.has_stream(stream_id):
+                self._engine.finish(stream_id)
+        self._state = _State.FLUSHING
+        self._early.clear()
+        self._linger_until = self._loop.time() + LINGER_MAX
+        self._arm_linger()
+        if not self._in_callback:
+            self._transmit()
+
+    def abort(self) -> None:
+        self._sink = None
+        self._early.clear()
+        if self._state is not _State.CLOSED:
+            self._release(ABORTED)
+
+    # Network side, called by the port's user
+
+    def start_handshake(self) -> None:
+        self._transmit()
+
+    def datagram_received(self, data: bytes, address: PeerAddress) -> None:
+        if self._state is _State.CLOSED:
+            return
+        try:
+            self._engine.receive(data, address, time.monotonic())
+        except Exception:  # a packet must never stop the others: this is the edge to a third party's parser
+            logger.exception("QUIC connection from %s: packet not understood", address)
+            self._lose(TransportError("the peer sent a packet that could not be processed"), VIOLATION)
+            return
+        self._drain_events()
+
+    def burst_finished(self) -> None:
+        if self._state is _State.CLOSED:
+            return
+        if self._delivered and self._sink is not None:
+            self._delivered = False
+            self._call(self._sink.batch_finished)
+        self._progress()
+
+    def port_writable(self) -> None:
+        if self._state is not _State.CLOSED:
+            self._progress()
+
+    def port_failed(self, error: OSError) -> None:
+        self._lose(transport_error(error), None)
+
+    # Inside
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        """Call the sink so that its flushes are gathered into one."""
+        self._in_callback = True
+        try:
+            callback()
+        finally:
+            self._in_callback = False
+
+    def _deliver(self, sink: ChannelSink, data: bytes, lane: int) -> None:
+        self._in_callback = True
+        try:
+            sink.data_received(memoryview(data), lane)
+        finally:
+            self._in_callback = False
+
+    def _drain_events(self) -> None:
+        for event in self._engine.events():
+            match event:
+                case events.StreamDataReceived():
+                    self._stream_data(event.stream_id, event.data, event.end_stream)
+                case events.HandshakeCompleted():
+                    self._handshake_completed()
+                case events.ConnectionIdIssued():
+                    self._owner.id_issued(self, event.connection_id)
+                case events.ConnectionIdRetired():
+                    self._owner.id_retired(self, event.connection_id)
+                case events.StreamReset() | events.StopSendingReceived():
+                    self._lose(TransportError("the peer gave up a QUIC stream"), VIOLATION)
+                case _:
+                    pass
+            if self._is_closed():
+                return
+
+    def _stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
+        if stream_id not in LANE_STREAMS:
+            self._lose(TransportError("the peer opened a QUIC stream that is no lane"), VIOLATION)
+            return
+        lane = LANE_STREAMS.index(stream_id)
+        if lane == 1 and self._preface_missing and data:
+            if not data.startswith(LANE_1_PREFACE):
+                self._lose(TransportError("the peer did not open its second lane properly"), VIOLATION)
+                return
+            self._preface_missing = False
+            data = data[len(LANE_1_PREFACE) :]
+        if self._waiting_bytes:
+            self._open_waiting_lanes()
+        if end:
+            self._ended_lanes.add(lane)
+        if not data or self._state is not _State.OPEN:
+            return  # after `close` what the peer still sends is discarded
+        if self._sink is None or self._early:
+            self._early.append((data, lane))
+            return
+        self._delivered = True
+        self._deliver(self._sink, data, lane)
+
+    def _deliver_early(self) -> None:
+        sink = self._sink
+        if sink is None:
+            return
+        delivered = bool(self._early)
+        while self._early:
+            self._deliver(sink, *self._early.popleft())
+        if delivered and self._sink is not None:
+            self._call(sink.batch_finished)
+        if self._sink is not None and self._end is not None:
+            self._sink = None
+            sink.connection_lost(self._end[0])
+        elif self._state is not _State.CLOSED:
+            self._progress()
+
+    def _open_waiting_lanes(self) -> None:
+        for stream_id in list(self._waiting):
+            if self._engine.has_stream(stream_id):
+                for buffer in self._waiting.pop(stream_id):
+                    self._engine.write(stream_id, buffer)
+                    self._waiting_bytes -= len(buffer)
+
+    def _handshake_completed(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._state = _State.OPEN
+        if self._is_client:
+            for stream_id in LANE_STREAMS:
+                self._engine.write(stream_id, b"")
+            self._engine.write(LANE_STREAMS[1], LANE_1_PREFACE)
+        self._info = replace(self._info, rtt=self._engine.rtt)
+        self._owner.opened(self)
+
+    def secured(self, info: ChannelInfo) -> None:
+        """The owner adds what it verified, before anyone else sees the channel."""
+        self._info = info
+
+    def _handshake_timed_out(self) -> None:
+        self._deadline = None
+        self._lose(TransportError("timed out: no answer to the QUIC handshake"), ABORTED)
+
+    def _progress(self) -> None:
+        """Send, wake the sender, notice the end: after every burst and every timer."""
+        self._flush_wanted = False
+        if self._waiting_bytes:
+            self._open_waiting_lanes()
+        self._wake_sender()
+        self._transmit()
+        if self._is_closed():
+            return
+        closing = self._engine.closing
+        if closing is not None:
+            self._lose(_reason(closing, self._engine.handshake_complete), None)
+        elif len(self._ended_lanes) == len(LANE_STREAMS):
+            self._lose(None, 0)
+        elif self._state is _State.FLUSHING:
+            self._flushed()
+        else:
+            self._measure()
+            self._wake_sender()
+            if self._flush_wanted:
+                self._flush_wanted = False
+                self._transmit()
+                self.credit()
+
+    def _wake_sender(self) -> None:
+        if self._sink is not None and self.credit() > 0 and self._starved:
+            self._starved = False
+            self._call(self._sink.writable)
+
+    def _transmit(self) -> None:
+        if self._port.blocked or self._failing or self._is_closed():
+            return  # `port_writable` resumes; a timer would only fire in vain
+        datagrams = self._engine.datagrams(time.monotonic())
+        if datagrams:
+            try:
+                self._port.send(datagrams)
+            except OSError as error:
+                self._failing = True
+                self._loop.call_soon(self._lose, transport_error(error), None)
+                return
+        self._arm_timer()
+
+    def _arm_timer(self) -> None:
+        at = self._engine.next_timer()
+        if self._timer is not None:
+            # A timer that moved later is left to fire and look again: acknowledgements move it all the time.
+            if at is not None and at >= self._timer_at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer_at = at
+            delay = max(TIMER_MIN, at - time.monotonic())
+            self._timer = self._loop.call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        at = self._engine.next_timer()
+        if at is None or self._is_closed():
+            return
+        now = time.monotonic()
+        if at > now + TIMER_MIN:
+            self._arm_timer()
+            return
+        self._engine.handle_timer(max(now, at))
+        self._drain_events()
+        self.burst_finished()
+
+    def _measure(self) -> None:
+        engine = self._engine
+        self._acked = max(self._acked, engine.acknowledged())
+        idle = engine.bytes_in_flight * 2 < engine.congestion_window and not engine.unsent()
+        self._rate.update(time.monotonic(), self._acked, engine.rtt, idle)
+
+    # The end
+
+    def _arm_linger(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        at = min(self._loop.time() + LINGER_TIME, self._linger_until)
+        self._deadline = self._loop.call_at(at, self._lose, None, 0)
+
+    def _flushed(self) -> None:
+        before = self._acked
+        self._acked = max(before, self._engine.acknowledged())
+        if self._engine.all_acknowledged() and not self._waiting_bytes:
+            self._lose(None, 0)
+        elif self._acked > before:
+            self._arm_linger()
+
+    def _is_closed(self) -> bool:
+        return self._state is _State.CLOSED
+
+    def _lose(self, error: TransportError | None, code: int | None) -> None:
+        """End the connection and say so; `code` None = the engine has closed already or the peer is out of reach."""
+        if self._is_closed():
+            return
+        in_handshake = self._state is _State.HANDSHAKE
+        sink = self._sink
+        delivered, self._delivered = self._delivered, False
+        self._end = (error,)
+        self._release(code)
+        if in_handshake:
+            self._owner.failed(self, error or TransportError("closed during the QUIC handshake"))
+            return
+        if sink is None or self._early:
+            return  # `start` or the delivery of early bytes reports it
+        if delivered:
+            self._call(sink.batch_finished)
+        if self._sink is not None:
+            self._sink = None
+            sink.connection_lost(error)
+
+    def _release(self, code: int | None) -> None:
+        self._state = _State.CLOSED
+        goodbye: Sequence[tuple[bytes, PeerAddress]] = ()
+        if code is not None and self._engine.closing is None:
+            reason = "aborted" if code == ABORTED else ""
+            self._engine.close(code, reason)
+        if code is not None:
+            goodbye = self._engine.datagrams(time.monotonic())
+            try:
+                self._port.send(list(goodbye))
+            except OSError:
+                goodbye = ()
+        for handle in (self._timer, self._deadline):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._deadline = None
+        self._owner.released(self, goodbye)
+
+
+class _RateMeter:
+    """Acknowledged bytes per second over windows of at least one round trip."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.is_lower_bound = True
+        self._since = 0.0
+        self._acked = 0
+        self._idled = True
+
+    def update(self, now: float, acked: int, rtt: float, idle: bool) -> None:
+        self._idled = self._idled or idle
+        elapsed = now - self._since
+        if elapsed < max(RATE_WINDOW, rtt):
+            return
+        if acked > self._acked and self._since:
+            measured = (acked - self._acked) / elapsed
+            if self._idled:
+                # The application paused: this shows what the path can do at least, not at most.
+                self.rate, self.is_lower_bound = max(self.rate, measured), True
+            else:
+                self.rate = self.rate + RATE_GAIN * (measured - self.rate) if self.rate else measured
+                self.is_lower_bound = False
+        self._since, self._acked, self._idled = now, acked, idle
+
+
+_TLS_ALERTS = {
+    40: "handshake failure",
+    42: "certificate verify failed",
+    43: "certificate verify failed: unsupported certificate",
+    44: "certificate verify failed: revoked",
+    45: "certificate verify failed",
+    46: "certificate verify failed",
+    48: "certificate verify failed: unknown issuer",
+    51: "decryption failed",
+    116: "a certificate is required",
+    120: f"the peer does not speak {ALPN}",
+}
+
+
+def _reason(closing: events.ConnectionTerminated, handshake_complete: bool) -> TransportError | None:
+    """The end of a connection in words, None if it was orderly."""
+    code, said = closing.error_code, closing.reason_phrase
+    if code == QuicErrorCode.NO_ERROR:
+        return None
+    if closing.frame_type is None:
+        if code == ABORTED:
+            return TransportError("connection aborted by peer")
+        return TransportError(f"connection closed by peer: {said or f'error {code}'}")
+    if said == "Idle timeout":
+        if handshake_complete:
+            return TransportError("idle timeout: nothing received")
+        return TransportError("timed out: no answer to the QUIC handshake")
+    if code == QuicErrorCode.CONNECTION_REFUSED:
+        return TransportError("connection refused by the server")
+    if code >= QuicErrorCode.CRYPTO_ERROR:
+        alert = _TLS_ALERTS.get(code - QuicErrorCode.CRYPTO_ERROR, "TLS handshake failed")
+        return TransportError(f"{alert}: {said}" if said and said not in alert else alert)
+    if code == QuicErrorCode.APPLICATION_ERROR:
+        return TransportError("connection aborted by peer")
+    name = QuicErrorCode(code).name.lower().replace("_", " ") if code in set(QuicErrorCode) else f"error {code}"
+    return TransportError(f"QUIC {name}{': ' + said if said else ''}")
