@@ -16,9 +16,7 @@ STILL_LEAST = 0.010  # seconds without progress that prove nothing: acknowledgem
 STILL_MOST = 1.0  # seconds; a round-trip time bloated by a full queue must not buy endless waiting
 EPISODE_LEAST = 0.100  # seconds without any segment sent, although one connection had credit
 EPISODE_MOST = 2.0  # seconds
-EPISODE_GAP = (
-    1.0  # seconds between two questions after which waiting begins anew; the session asks every 5 ms
-)
+EPISODE_GAP = 1.0  # seconds between two questions after which waiting begins anew; the session asks every 5 ms
 MARKS_MOST = 64  # connections remembered; ids are never reused, so old ones must go
 
 

@@ -10,9 +10,7 @@ from multi.core.scheduler import WAIT, ConnectionView, SendRequest
 from multi.schedulers._estimates import earliest
 from multi.schedulers.registry import register_scheduler
 
-DEBT_MOST = (
-    256 * 1024
-)  # bytes a blocked connection may catch up; more would starve the others when it comes back
+DEBT_MOST = 256 * 1024  # bytes a blocked connection may catch up; more would starve the others when it comes back
 
 
 @register_scheduler("WRR")

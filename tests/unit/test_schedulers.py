@@ -98,9 +98,7 @@ def test_a_blocked_connection_that_carries_nothing_is_never_waited_for(name: str
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_waiting_for_a_stalled_connection_ends_within_two_of_its_round_trips(name: str) -> None:
-    stalled = view(
-        1, credit=0, rtt=0.050, rate=1e8, congestion_window=10**7, in_flight=64_000, not_sent=16_000
-    )
+    stalled = view(1, credit=0, rtt=0.050, rate=1e8, congestion_window=10**7, in_flight=64_000, not_sent=16_000)
     slow = view(2, rtt=0.500, rate=20_000.0, congestion_window=10_000)
     scheduler = create_scheduler(name, {"n": 1} if name.startswith("top") else {})
     waits = 0
@@ -217,6 +215,7 @@ def test_weighted_round_robin_splits_bytes_by_weight_within_two_percent() -> Non
 def test_weighted_round_robin_catches_up_no_more_than_its_bound_after_a_block() -> None:
     scheduler = create_scheduler("WRR", {})
     views = [view(1), view(2)]
+    assert [chosen(scheduler, views, request()) for _ in range(2)] == [[1], [2]]
     for _ in range(1_000):
         assert chosen(scheduler, [views[0], replace(views[1], credit=0)], request()) == [1]
     run = 0
@@ -338,6 +337,15 @@ def test_ecf_waits_when_all_that_is_left_would_be_complete_sooner_on_the_faster(
     assert chosen(scheduler, [faster, slower], request(now=1.002, backlog=600_000)) == [2]
     # Not waiting any more: 5,500 is now too much.
     assert chosen(scheduler, [faster, slower], request(now=1.003, backlog=500_000)) == [2]
+
+
+def test_ecf_uses_the_slower_connection_when_it_is_hardly_slower() -> None:
+    # F: 10 ms, S: 19 ms, delta 5 ms, 50,000 bytes left on windows of 50,000.
+    # F: 0.010 * (50,000 + 50,000) = 1,000 < 50,000 * (0.019 + 0.005) = 1,200: F alone would be sooner,
+    # S: 0.019 * 50,000 = 950 < 50,000 * (2 * 0.010 + 0.005) = 1,250: but S finishes before F's second round.
+    faster = view(1, credit=0, rtt=0.010, in_flight=50_000)
+    slower = view(2, rtt=0.019, rtt_variation=0.005)
+    assert chosen(create_scheduler("ECF", {}), [faster, slower], request(backlog=50_000)) == [2]
 
 
 # Redundant and cost

@@ -126,9 +126,7 @@ def test_adaptive_is_not_slower_than_the_best_link_alone() -> None:
 
 @pytest.mark.parametrize("name", ["RR", "WRR", "lowest_latency", "BLEST", "ECF", "cost", "top_latency"])
 def test_adaptive_is_at_least_as_fast_as_the_others_when_the_window_is_small(name: str) -> None:
-    assert mbps("adaptive", [fast(), slow()], window=512 * 1024) >= mbps(
-        name, [fast(), slow()], window=512 * 1024
-    )
+    assert mbps("adaptive", [fast(), slow()], window=512 * 1024) >= mbps(name, [fast(), slow()], window=512 * 1024)
 
 
 @pytest.mark.parametrize("name", [n for n in scheduler_names() if n != "redundant"])
