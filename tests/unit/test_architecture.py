@@ -116,9 +116,7 @@ def sources() -> Iterator[Source]:
     for path in sorted((ROOT / PACKAGE).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         is_package = parts[-1] == "__init__"
-        yield Source(
-            ".".join(parts[:-1] if is_package else parts), ast.parse(path.read_text("utf-8")), is_package
-        )
+        yield Source(".".join(parts[:-1] if is_package else parts), ast.parse(path.read_text("utf-8")), is_package)
 
 
 def imports(source: Source) -> Iterator[Import]:
