@@ -35,8 +35,8 @@ HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives 
 SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
 BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
+BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
-CREDIT_MAX = 256 * 1024  # bytes
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 RATE_GAIN = 0.3  # weight of a new rate sample
 TIMER_MIN = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
@@ -137,12 +137,13 @@ class QuicChannel:
         engine = self._engine
         room = max(0, engine.congestion_window - engine.bytes_in_flight)
         if engine.rtt:
-            room = min(room, max(BURST_MIN, int(engine.congestion_window / engine.rtt * BURST_TIME)))
+            paced = int(engine.congestion_window / engine.rtt * BURST_TIME)
+            room = min(room, max(BURST_MIN, min(paced, BURST_MAX)))
         credit = room + SLACK - engine.unsent() - self._waiting_bytes
         if credit < CREDIT_MIN:
             self._starved = True
             return 0
-        return min(credit, CREDIT_MAX)
+        return credit
 
     def sample(self) -> TransportSample:
         if self._state is _State.CLOSED:

@@ -26,6 +26,7 @@ from aioquic.quic.packet import (
     pull_quic_header,
 )
 from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.recovery import QuicPacketPacer
 from aioquic.tls import Alert, verify_certificate
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -38,10 +39,12 @@ NetworkAddress: TypeAlias = Any
 """Whatever the driver uses to name a peer; the engine compares and returns it."""
 
 CONNECTION_ID_LENGTH = 8
+PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 
 _CONNECTION_ATTRIBUTES = ("_close_event", "_handshake_complete", "_initialize", "_loss", "_streams")
 _RECOVERY_ATTRIBUTES = (
+    "_pacer",
     "_pto_count",
     "_rtt_initialized",
     "_rtt_min",
@@ -50,7 +53,8 @@ _RECOVERY_ATTRIBUTES = (
     "bytes_in_flight",
     "congestion_window",
 )
-_SENDER_ATTRIBUTES = ("_acked", "_buffer_start", "_buffer_stop", "_pending", "is_finished")
+_PACER_ATTRIBUTES = ("bucket_max", "update_rate")
+_SENDER_ATTRIBUTES = ("_acked", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "is_finished")
 
 
 class _Connection(QuicConnection):
@@ -64,12 +68,26 @@ class _Connection(QuicConnection):
             self.tls._request_client_certificate = True
 
 
+class _Pacer(QuicPacketPacer):
+    """A pacer for a driver whose timers have a resolution of a millisecond.
+
+    aioquic allows bursts of 16 packets, then wants to be called again microseconds later: on a fast path, one
+    burst per timer tick would be the speed limit.
+    """
+
+    def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
+        super().update_rate(congestion_window=congestion_window, smoothed_rtt=smoothed_rtt)
+        self.bucket_max = max(self.bucket_max, PACING_BUCKET)
+
+
 class QuicEngine:
     """One QUIC connection: bytes and time in, datagrams, events and facts out."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
         self._loss = connection._loss
+        size = connection.configuration.max_datagram_size
+        self._loss._pacer = _Pacer(max_datagram_size=size)
 
     @classmethod
     def client(cls, configuration: QuicConfiguration, address: NetworkAddress, now: float) -> QuicEngine:
@@ -224,6 +242,7 @@ def check_engine() -> None:
     holders = (
         (connection, _CONNECTION_ATTRIBUTES),
         (connection._loss, _RECOVERY_ATTRIBUTES),
+        (connection._loss._pacer, _PACER_ATTRIBUTES),
         (connection._streams[0].sender, _SENDER_ATTRIBUTES),
     )
     for holder, names in holders:
