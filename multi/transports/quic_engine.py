@@ -42,8 +42,8 @@ CONNECTION_ID_LENGTH = 8
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 
-_CONNECTION_ATTRIBUTES = ("_close_event", "_handshake_complete", "_initialize", "_loss", "_streams")
-_RECOVERY_ATTRIBUTES = (
+CONNECTION_ATTRIBUTES = ("_close_event", "_handshake_complete", "_initialize", "_loss", "_streams")
+RECOVERY_ATTRIBUTES = (
     "_pacer",
     "_pto_count",
     "_rtt_initialized",
@@ -53,8 +53,8 @@ _RECOVERY_ATTRIBUTES = (
     "bytes_in_flight",
     "congestion_window",
 )
-_PACER_ATTRIBUTES = ("bucket_max", "update_rate")
-_SENDER_ATTRIBUTES = ("_acked", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "is_finished")
+PACER_ATTRIBUTES = ("bucket_max", "update_rate")
+SENDER_ATTRIBUTES = ("_acked", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "is_finished")
 
 
 class _Connection(QuicConnection):
@@ -240,10 +240,10 @@ def check_engine() -> None:
     connection = QuicConnection(configuration=QuicConfiguration(is_client=True))
     connection.send_stream_data(0, b"")
     holders = (
-        (connection, _CONNECTION_ATTRIBUTES),
-        (connection._loss, _RECOVERY_ATTRIBUTES),
-        (connection._loss._pacer, _PACER_ATTRIBUTES),
-        (connection._streams[0].sender, _SENDER_ATTRIBUTES),
+        (connection, CONNECTION_ATTRIBUTES),
+        (connection._loss, RECOVERY_ATTRIBUTES),
+        (connection._loss._pacer, PACER_ATTRIBUTES),
+        (connection._streams[0].sender, SENDER_ATTRIBUTES),
     )
     for holder, names in holders:
         for name in names:
