@@ -382,6 +382,10 @@ async def test_stream_that_is_no_lane_closes_the_connection(files: Certificates,
 
 
 class ResettingClient(QuicConnectionProtocol):
+    def say(self, stream_id: int, data: bytes) -> None:
+        self._quic.send_stream_data(stream_id, data)
+        self.transmit()
+
     def reset(self, stream_id: int) -> None:
         self._quic.reset_stream(stream_id, 7)
         self.transmit()
@@ -393,8 +397,7 @@ async def test_stream_reset_by_a_stranger_closes_the_connection(files: Certifica
     async with connect("127.0.0.1", port, configuration=stranger(), create_protocol=ResettingClient) as client:
         assert isinstance(client, ResettingClient)
         _, sink = await server.channels.get()
-        _, writer = await client.create_stream()
-        writer.write(b"hello")
+        client.say(0, b"hello")
         assert await sink.until_received(5) == b"hello"
         client.reset(0)
         assert "gave up a QUIC stream" in str(await sink.until_lost())
