@@ -275,6 +275,12 @@ class ReceiveStream:
         self.consumed += len(data)
         return data
 
+    def unread(self, data: bytes) -> None:
+        """Put back what `read` returned last."""
+        if data:
+            self._ready.appendleft(data)
+            self.consumed -= len(data)
+
     def peek(self) -> memoryview:
         """Return everything readable as one contiguous piece without consuming it."""
         if len(self._ready) != 1:

@@ -182,6 +182,13 @@ class Streams:
             self.maybe_over(stream)
         return data
 
+    def unread(self, stream: StreamId, data: bytes) -> None:
+        """Put back what `read` returned: its reader was cancelled. Window already granted stays granted."""
+        found = self._host.receiver.streams.get(stream)
+        if found is not None:
+            found.unread(data)
+            self._host.receiver.consumed -= len(data)
+
     def peek(self, stream: StreamId) -> memoryview:
         """Everything readable, without consuming it."""
         found = self._host.receiver.streams.get(stream)
