@@ -1,0 +1,137 @@
+"""The client: `open_connection` and `connect`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Generator, Mapping
+from types import TracebackType
+from typing import Any
+
+from multi.aio.driver import SessionDriver
+from multi.aio.resolve import Resolver
+from multi.aio.session import Session
+from multi.aio.settings import local_scheduler, session_settings
+from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.config import Config, load_config
+from multi.core.events import Notify, Warned
+from multi.core.ids import Side
+from multi.core.session import Session as CoreSession
+from multi.engine import Engine
+from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
+from multi.paths.manager import Mode
+from multi.paths.racing import Connect
+
+ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
+
+
+async def open_connection(config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> tuple[SessionReader, SessionWriter]:
+    """Open a session and return the reader and writer of stream 0, as `asyncio.open_connection` does.
+
+    Returns when data may be sent. Closing the writer closes the session. Raises ConfigError, NoUsableConnection
+    (every attempt listed), SessionRefused, SessionLost, TimeoutError never: `open_timeout` ends in
+    NoUsableConnection.
+    """
+    session = await _open(load_config(config), limit, owns_close=True)
+    return session.reader, session.writer
+
+
+class connect:
+    """`async with multi.connect(config) as session`: close in order at the end, abort on an exception."""
+
+    def __init__(self, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> None:
+        self._config = config
+        self._limit = limit
+        self._session: Session | None = None
+
+    async def _connect(self) -> Session:
+        return await _open(load_config(self._config), self._limit, owns_close=False)
+
+    def __await__(self) -> Generator[Any, None, Session]:
+        return self._connect().__await__()
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._connect()
+        return self._session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        session = self._session
+        assert session is not None
+        if error is not None:
+            session.abort("the application failed")
+            return
+        try:
+            await session.close()
+        except asyncio.CancelledError:
+            session.abort("cancelled")
+            raise
+
+
+async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
+    if not config.is_client:
+        raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    settings = session_settings(config)
+    resolver = Resolver(config)
+    timeout = config.multi_config.open_timeout
+    try:
+        async with asyncio.timeout(timeout):
+            candidates, rejected = await resolver.candidates()
+    except TimeoutError:
+        raise NoUsableConnection(f"names were not resolved within {timeout:g} s") from None
+    if not candidates:
+        raise NoUsableConnection("no candidate is usable on this machine", rejected)
+    core = CoreSession(
+        Side.CLIENT,
+        config.session_id_bytes(os.urandom),
+        settings,
+        entropy=os.urandom,
+        make_scheduler=local_scheduler,
+        now=loop.time(),
+    )
+    engine = Engine(core, now=loop.time())
+    driver = SessionDriver(engine, config.transport_settings())
+    driver.attempts = rejected
+    session = Session(driver, resolver, limit=limit, owns_close=owns_close)
+    for warning in resolver.warnings:
+        core.emit(Notify(Warned(warning)))
+    engine.open(
+        candidates,
+        connect=Connect(config.multi_config.connect),
+        mode=Mode(config.multi_config.mode),
+        open_timeout=max(0.001, timeout - (loop.time() - started)),
+        jitter=random.random,
+        now=loop.time(),
+    )
+    try:
+        driver.pump()
+        await asyncio.shield(driver.opened)
+        if config.multi_config.wait == "all":
+            await asyncio.shield(driver.attempted_all)
+    except (SessionLost, SessionRefused) as error:
+        await driver.settle()
+        raise _open_error(driver, error) from None
+    except BaseException:
+        # Cancelled, or a bug: no socket and no task may stay behind.
+        session.abort("opening was given up")
+        await driver.settle()
+        raise
+    return session
+
+
+def _open_error(driver: SessionDriver, error: SessionLost | SessionRefused) -> Exception:
+    paths = driver.engine.paths
+    attempts = driver.attempts + (paths.failures if paths is not None else [])
+    if isinstance(error, SessionRefused):
+        return error
+    refused = next((reason for _, reason in attempts if reason.startswith(("the server", "client and server"))), None)
+    if refused is not None:
+        return SessionRefused(refused)
+    return NoUsableConnection(str(error), attempts)
+
+
+__all__ = ["ConfigLike", "connect", "open_connection"]

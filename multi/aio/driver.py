@@ -1,0 +1,500 @@
+"""The pump: performs an engine's effects on real channels and feeds it what they say.
+
+One driver per session. It owns the channels, the dial tasks, the timer and the waiting futures, and decides nothing
+about the session itself. Callbacks in, effects out; no task or queue per connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from multi.aio.info import ConnectionInfo, connection_info
+from multi.core.events import (
+    AllAttempted,
+    CancelDial,
+    CloseConnection,
+    ConnectionChanged,
+    Dial,
+    Effect,
+    Event,
+    EventsDropped,
+    Notify,
+    SendBytes,
+    SessionClosed,
+    SessionConfirmed,
+    SessionOpened,
+    StreamOpened,
+    StreamReadable,
+    StreamWritable,
+)
+from multi.core.facts import Candidate, ConnectionFacts
+from multi.core.ids import ConnectionId, ConnectionState, StreamId
+from multi.engine import Engine
+from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
+from multi.transports.base import Channel, TransportSettings, transport
+
+logger = logging.getLogger("multi.session")
+
+SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
+ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
+EVENTS_KEPT = 1000  # events a slow subscriber may be behind
+ENDED_KEPT = 64  # ended connections remembered for `connections`
+TIMER_SLACK = 0.001  # seconds; a timer that fires earlier than needed costs less than computing it each time
+
+OnStream = Callable[[StreamId], None]
+
+
+class Subscription:
+    """One subscriber's events, oldest first, bounded."""
+
+    def __init__(self, first: list[Event]) -> None:
+        self._events: deque[Event] = deque(first)
+        self._dropped = 0
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= EVENTS_KEPT:
+            self._events.popleft()
+            self._dropped += 1
+        self._events.append(event)
+        self._wake()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Event | EventsDropped | None:
+        """Return the next event; None after the last."""
+        while not self._events and not self._dropped:
+            if self._ended:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            return EventsDropped(dropped)
+        return self._events.popleft()
+
+
+class _Link:
+    """A channel's sink: translates its callbacks into inputs of the engine."""
+
+    __slots__ = ("_driver", "channel", "id")
+
+    def __init__(self, driver: SessionDriver, connection: ConnectionId, channel: Channel) -> None:
+        self._driver = driver
+        self.id = connection
+        self.channel = channel
+
+    def data_received(self, data: memoryview, lane: int) -> None:
+        driver = self._driver
+        driver.engine.receive(self.id, data, lane, now=driver.loop.time())
+
+    def batch_finished(self) -> None:
+        driver = self._driver
+        driver.engine.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
+        driver.pump()
+
+    def writable(self) -> None:
+        self.batch_finished()
+
+    def connection_lost(self, error: TransportError | None) -> None:
+        driver = self._driver
+        driver.links.pop(self.id, None)
+        driver.engine.connection_lost(self.id, str(error) if error else "", now=driver.loop.time())
+        driver.pump()
+
+
+class SessionDriver:
+    """Owned by a client `Session` or by a `Server`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: TransportSettings,
+        *,
+        on_opened: Callable[[], None] | None = None,
+        on_closed: Callable[[SessionDriver], None] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.loop = asyncio.get_running_loop()
+        self.links: dict[ConnectionId, _Link] = {}
+        self.closed_error: MultiError | None = None
+        self.attempts: list[tuple[str, str]] = []
+        """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
+        self._settings = settings
+        self._on_opened = on_opened
+        self._on_closed = on_closed
+        self._ended: dict[ConnectionId, ConnectionInfo] = {}
+        self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._sampler: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
+        self._pumping = False
+        self._touched: dict[ConnectionId, _Link] = {}
+        self._subscriptions: list[Subscription] = []
+        self._readers: dict[StreamId, asyncio.Future[None]] = {}
+        self._writers: dict[StreamId, list[asyncio.Future[None]]] = {}
+        self._peer_streams: deque[StreamId] = deque()
+        self._stream_waiter: asyncio.Future[None] | None = None
+        self.opened = self.loop.create_future()
+        self.confirmed = self.loop.create_future()
+        self.attempted_all = self.loop.create_future()
+        self.closed = self.loop.create_future()
+        for future in (self.opened, self.confirmed, self.attempted_all, self.closed):
+            # Nobody has to look at a failure that another call reports.
+            future.add_done_callback(lambda f: f.cancelled() or f.exception())
+        self._perform: dict[type, Callable[..., None]] = {
+            SendBytes: self._send_bytes,
+            CloseConnection: self._close_connection,
+            StreamReadable: self._stream_readable,
+            StreamWritable: self._stream_writable,
+            StreamOpened: self._stream_opened,
+            SessionOpened: self._session_opened,
+            SessionClosed: self._session_closed,
+            Notify: self._notify,
+            Dial: self._dial,
+            CancelDial: self._cancel_dial,
+            AllAttempted: self._all_attempted,
+        }
+
+    # --- pump ---
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def pump(self) -> None:
+        """Perform effects until there are none, or long enough; then see to the timers."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            self._run()
+        except Exception as error:  # the driver's edge: a bug of ours must end the session, never hang it
+            logger.exception("internal error in session %s", self.engine.session.session_id.hex())
+            self._break_down(error)
+        finally:
+            self._pumping = False
+
+    def _run(self) -> None:
+        engine, perform, touched = self.engine, self._perform, self._touched
+        for _ in range(ROUNDS_PER_PUMP):
+            for effect in engine.effects():
+                perform[type(effect)](effect)
+            if not touched:
+                break
+            now = self.loop.time()
+            links = list(touched.values())
+            touched.clear()
+            for link in links:
+                link.channel.flush()
+                engine.set_credit(link.id, link.channel.credit(), now=now)
+        else:
+            self.pump_soon()
+        self._arm()
+
+    def pump_soon(self) -> None:
+        """Pump from the event loop: what the application does until then goes out together."""
+        if self._soon is None:
+            self._soon = self.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self._soon = None
+        self.pump()
+
+    def _arm(self) -> None:
+        """Re-arm the one timer, only when it has to move."""
+        now = self.loop.time()
+        if self._timer is not None and now < self._timer.when() <= now + TIMER_SLACK:
+            return
+        deadline = self.engine.next_timer()
+        if deadline is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        elif self._timer is None or self._timer.when() > deadline or self._timer.when() <= now:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self.loop.call_at(deadline, self._on_timer)
+        if self._sampler is None and self.links and self.engine.session.wants_samples:
+            self._sampler = self.loop.call_at(now + SAMPLE_INTERVAL, self._sample)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        # What the transports know comes first, so that a late timer does not make a healthy path suspect.
+        self._take_samples()
+        self.engine.handle_timer(now=self.loop.time())
+        self.pump()
+
+    def _sample(self) -> None:
+        self._sampler = None
+        self._take_samples()
+        self.pump()
+
+    def _take_samples(self) -> None:
+        now = self.loop.time()
+        for link in list(self.links.values()):
+            self.engine.sample(link.id, link.channel.sample(), now=now)
+            self.engine.set_credit(link.id, link.channel.credit(), now=now)
+
+    def _break_down(self, error: Exception) -> None:
+        for link in list(self.links.values()):
+            link.channel.abort()
+        self.links.clear()
+        self._finish(SessionLost(f"internal error: {error!r}"))
+
+    # --- channels ---
+
+    def adopt(self, connection: ConnectionId, channel: Channel, facts: ConnectionFacts) -> None:
+        """Take over an open channel."""
+        link = _Link(self, connection, channel)
+        self.links[connection] = link
+        now = self.loop.time()
+        self.engine.connection_opened(connection, facts, now=now)
+        self.engine.set_credit(connection, channel.credit(), now=now)
+        channel.start(link)
+
+    def _dial(self, effect: Dial) -> None:
+        task = self.loop.create_task(self._open(effect.connection, effect.candidate))
+        self._dials[effect.connection] = task
+
+    async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
+        """Dial one candidate and report the outcome to the engine. Owned by `_dials`."""
+        try:
+            channel = await transport(candidate.transport).dial(candidate, self._settings)
+        except (MultiError, OSError) as error:
+            self._dials.pop(connection, None)
+            self.engine.attempt_failed(connection, str(error), now=self.loop.time())
+            self.pump()
+            return
+        except asyncio.CancelledError:
+            self._dials.pop(connection, None)
+            raise
+        self._dials.pop(connection, None)
+        if self.closed.done():
+            channel.abort()
+            return
+        info = channel.info
+        facts = ConnectionFacts(
+            transport=info.transport,
+            lanes=info.lanes,
+            secure=info.secure,
+            peer_verified=info.peer_verified,
+            channel_binding=info.channel_binding,
+            family=info.family,
+            interface=info.interface or candidate.interface,
+            kind=candidate.kind,
+            local=info.local,
+            remote=info.remote,
+            role=candidate.role,
+            weight=candidate.weight,
+            cost=candidate.cost,
+            max_rate=candidate.max_rate,
+            rtt=info.rtt,
+            detail=info.detail,
+        )
+        self.adopt(connection, channel, facts)
+        self.pump()
+
+    def _cancel_dial(self, effect: CancelDial) -> None:
+        task = self._dials.pop(effect.connection, None)
+        if task is not None:
+            task.cancel()
+
+    def _send_bytes(self, effect: SendBytes) -> None:
+        link = self.links.get(effect.connection)
+        if link is not None:
+            link.channel.write(effect.buffers, effect.lane)
+            self._touched[link.id] = link
+
+    def _close_connection(self, effect: CloseConnection) -> None:
+        link = self.links.pop(effect.connection, None)
+        self._touched.pop(effect.connection, None)
+        if link is not None:
+            if effect.abort:
+                link.channel.abort()
+            else:
+                link.channel.flush()
+                link.channel.close()
+
+    # --- streams ---
+
+    def _stream_readable(self, effect: StreamReadable) -> None:
+        waiter = self._readers.pop(effect.stream, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _stream_writable(self, effect: StreamWritable) -> None:
+        for waiter in self._writers.pop(effect.stream, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _stream_opened(self, effect: StreamOpened) -> None:
+        self._peer_streams.append(effect.stream)
+        self._wake_stream_waiter()
+
+    def _wake_stream_waiter(self) -> None:
+        if self._stream_waiter is not None and not self._stream_waiter.done():
+            self._stream_waiter.set_result(None)
+
+    async def wait_readable(self, stream: StreamId, what: str) -> None:
+        """Wait for a StreamReadable. Raises RuntimeError when somebody else waits already, as asyncio does."""
+        if stream in self._readers:
+            raise RuntimeError(f"{what}() called while another coroutine is already waiting for incoming data")
+        waiter = self._readers[stream] = self.loop.create_future()
+        try:
+            await waiter
+        finally:
+            if self._readers.get(stream) is waiter:
+                del self._readers[stream]
+
+    async def wait_writable(self, stream: StreamId) -> None:
+        """Wait for a StreamWritable."""
+        waiter = self.loop.create_future()
+        self._writers.setdefault(stream, []).append(waiter)
+        try:
+            await waiter
+        finally:
+            waiting = self._writers.get(stream)
+            if waiting is not None and waiter in waiting:
+                waiting.remove(waiter)
+
+    async def next_peer_stream(self) -> StreamId | None:
+        """Wait for the peer to open a stream; None when the session is over."""
+        while not self._peer_streams:
+            if self.closed.done():
+                return None
+            self._stream_waiter = self.loop.create_future()
+            try:
+                await self._stream_waiter
+            finally:
+                self._stream_waiter = None
+        return self._peer_streams.popleft()
+
+    # --- session ---
+
+    def _session_opened(self, effect: SessionOpened) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+        if self._on_opened is not None:
+            self._on_opened()
+
+    def _all_attempted(self, effect: AllAttempted) -> None:
+        if not self.attempted_all.done():
+            self.attempted_all.set_result(None)
+
+    def _session_closed(self, effect: SessionClosed) -> None:
+        error: MultiError | None = None
+        if effect.error:
+            error = SessionRefused(effect.error) if effect.refused else SessionLost(effect.error)
+        self._finish(error)
+
+    def _finish(self, error: MultiError | None) -> None:
+        if self.closed.done():
+            return
+        self.closed_error = error
+        for task in list(self._dials.values()):
+            task.cancel()
+        self._dials.clear()
+        for handle in (self._timer, self._sampler):
+            if handle is not None:
+                handle.cancel()
+        self._timer = self._sampler = None
+        failure = error or SessionLost("the session is closed")
+        for future in (self.opened, self.confirmed, self.attempted_all):
+            if not future.done():
+                future.set_exception(failure)
+        self.closed.set_result(None)
+        for stream in list(self._readers):
+            self._stream_readable(StreamReadable(stream))
+        for stream in list(self._writers):
+            self._stream_writable(StreamWritable(stream))
+        self._wake_stream_waiter()
+        for subscription in self._subscriptions:
+            subscription.end()
+        if self._on_closed is not None:
+            self._on_closed(self)
+
+    async def settle(self) -> None:
+        """Wait until no dial task is left; call after the session is closed."""
+        tasks = list(self._dials.values())
+        if tasks:
+            with suppress(asyncio.CancelledError):
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- events ---
+
+    def _notify(self, effect: Notify) -> None:
+        event = effect.event
+        if isinstance(event, ConnectionChanged):
+            logger.info(
+                "session %s connection %d (%s %s) %s: %s",
+                self.engine.session.session_id.hex()[:8],
+                event.connection,
+                event.facts.transport,
+                event.facts.interface or event.facts.local,
+                event.state.value,
+                event.reason,
+            )
+            if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
+                self._remember(event.connection)
+        else:
+            logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
+            if isinstance(event, SessionConfirmed) and not self.confirmed.done():
+                self.confirmed.set_result(None)
+        for subscription in self._subscriptions:
+            subscription.put(event)
+
+    def _remember(self, connection: ConnectionId) -> None:
+        ended = self.engine.session.connections.get(connection)
+        if ended is None:
+            return
+        link = self.links.get(connection)
+        self._ended[connection] = connection_info(ended, link.channel.info.detail if link else "")
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+        self.engine.session.forget_connection(connection)
+
+    def subscribe(self) -> Subscription:
+        """A new subscription; it starts with one ConnectionChanged per current connection."""
+        session = self.engine.session
+        first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
+        subscription = Subscription(first)
+        if self.closed.done():
+            subscription.end()
+        else:
+            self._subscriptions.append(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+
+    def connections(self) -> Iterator[ConnectionInfo]:
+        """Living and ended connections, in order of id."""
+        infos = dict(self._ended)
+        for connection in self.engine.session.connections.values():
+            if connection.id not in infos:
+                link = self.links.get(connection.id)
+                infos[connection.id] = connection_info(connection, link.channel.info.detail if link else "")
+        yield from (infos[key] for key in sorted(infos))
+
+    def __repr__(self) -> str:
+        return f"<SessionDriver {self.engine.session.session_id.hex()[:8]} {self.engine.session.state.value}>"
+
+
+def known_effects() -> tuple[type, ...]:
+    """The members of the Effect union, for the test that the driver handles each."""
+    return Effect.__args__  # type: ignore[attr-defined,no-any-return]

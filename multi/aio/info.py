@@ -1,0 +1,70 @@
+"""What an application sees of a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multi.core.connection import Connection
+from multi.core.ids import ConnectionId, ConnectionState, Family, Role
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """A connection at the moment of asking. Seconds, bytes, bytes per second."""
+
+    id: ConnectionId
+    transport: str
+    family: Family
+    interface: str
+    kind: str
+    """eth, wifi, cellular, loopback, virtual, or empty when unknown."""
+    local: str
+    remote: str
+    role: Role
+    state: ConnectionState
+    reason: str
+    """Why it is in this state."""
+    rtt: float
+    min_rtt: float
+    rate: float
+    """Estimated delivery rate of what this side sends."""
+    in_flight: int
+    """Bytes sent on it that the session has not acknowledged."""
+    bytes_sent: int
+    """Payload sent on it, repeats included."""
+    bytes_received: int
+    """Bytes received on it, headers included."""
+    reinjected: int
+    """Bytes this side sent again on it."""
+    secure: bool
+    """The transport itself encrypts."""
+    sealed: bool
+    """The session seals the segments on it."""
+    detail: str
+    """One line for people: MPTCP fallback, subflows, cipher."""
+
+
+def connection_info(connection: Connection, detail: str = "") -> ConnectionInfo:
+    facts = connection.facts
+    return ConnectionInfo(
+        id=connection.id,
+        transport=connection.transport,
+        family=facts.family,
+        interface=connection.interface,
+        kind=facts.kind,
+        local=facts.local,
+        remote=facts.remote,
+        role=connection.role,
+        state=connection.state,
+        reason=connection.reason,
+        rtt=connection.rtt,
+        min_rtt=connection.min_rtt,
+        rate=connection.rate,
+        in_flight=connection.in_flight,
+        bytes_sent=connection.bytes_sent,
+        bytes_received=connection.bytes_received,
+        reinjected=connection.reinjected,
+        secure=facts.secure,
+        sealed=connection.opens,
+        detail=detail or facts.detail,
+    )

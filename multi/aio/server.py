@@ -1,0 +1,334 @@
+"""The server: `start_server`, and the reception that finds the session of each new connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from multi.aio.client import ConfigLike
+from multi.aio.driver import SessionDriver
+from multi.aio.keys import load_keys
+from multi.aio.session import Session, split_address
+from multi.aio.settings import peer_scheduler, session_settings
+from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.config import Config, load_config
+from multi.core.facts import ConnectionFacts
+from multi.core.ids import ConnectionId, SessionId, Side
+from multi.core.segment import HEADER_LENGTH
+from multi.core.session import HELD_LIMIT
+from multi.core.session import Session as CoreSession
+from multi.core.session_table import Refused, SessionTable, TableLimits
+from multi.engine import Engine
+from multi.errors import ConfigError, RemoteProtocolError, TransportError
+from multi.transports.base import Channel, Listener, transport
+
+logger = logging.getLogger("multi.server")
+
+ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
+
+
+class _Arrival:
+    """A connection that has not said which session it belongs to."""
+
+    def __init__(self, server: Server, channel: Channel) -> None:
+        self._server = server
+        self.channel = channel
+        self.source = split_address(channel.info.remote)[0]
+        self._first = bytearray()
+        self._lanes: list[tuple[int, bytes]] = []
+        self._held = 0
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
+
+    def data_received(self, data: memoryview, lane: int) -> None:
+        self._held += len(data)
+        if self._held > HELD_LIMIT:
+            self.drop("too many bytes before the handshake")
+        elif lane:
+            self._lanes.append((lane, bytes(data)))
+        else:
+            self._first += data
+
+    def batch_finished(self) -> None:
+        if self._first:
+            self._server.route(self, self._first, self._lanes)
+
+    def writable(self) -> None:
+        """Nothing waits to be written before the first segment."""
+
+    def connection_lost(self, error: TransportError | None) -> None:
+        self.leave()
+
+    def _too_slow(self) -> None:
+        self.drop(f"no segment within {self._server.handshake_timeout:g} s")
+
+    def drop(self, reason: str, reply: bytes = b"") -> None:
+        """Give the connection up, after a reply when there is one."""
+        logger.info("connection from %s refused: %s", self.channel.info.remote, reason)
+        self.leave()
+        if reply:
+            self.channel.write((reply,), 0)
+            self.channel.flush()
+            self.channel.close()
+        else:
+            self.channel.abort()
+
+    def leave(self) -> None:
+        self._deadline.cancel()
+        self._server.arrivals.pop(self, None)
+
+
+class Server:
+    """A running server; made by `start_server`, used like `asyncio.Server`."""
+
+    def __init__(self, on_client: ClientCallback, config: Config, limit: int) -> None:
+        self._on_client = on_client
+        self._config = config
+        self._limit = limit
+        self._settings = session_settings(config)
+        self._keys = load_keys(config.psk_path) if config.psk_path is not None else None
+        limits = config.limits
+        self.handshake_timeout = limits.handshake_timeout
+        self._table: SessionTable[SessionDriver] = SessionTable(
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create
+        )
+        self.arrivals: dict[_Arrival, None] = {}
+        self._listeners: list[Listener] = []
+        self._sessions: dict[SessionDriver, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_connection = 0
+        self._closing = False
+        self._empty = asyncio.Event()
+
+    # --- facts ---
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The living sessions."""
+        return tuple(self._sessions.values())
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """The addresses and ports listened on."""
+        return tuple(dict.fromkeys(listener.address for listener in self._listeners))
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._listeners[0].address[1] if self._listeners else 0
+
+    def is_serving(self) -> bool:
+        return bool(self._listeners) and not self._closing
+
+    # --- life ---
+
+    async def listen(self) -> None:
+        """Bind. One port serves all transports; an MPTCP listener also takes plain TCP."""
+        listen = self._config.listen
+        assert listen is not None
+        wanted = list(listen.transports)
+        if "mptcp" in wanted and "tcp" in wanted:
+            wanted.remove("tcp")
+        settings = self._config.transport_settings()
+        port = listen.port
+        try:
+            for name in wanted:
+                listener = await transport(name).listen(listen.host, port, settings, self._accept)
+                self._listeners.append(listener)
+                port = port or listener.address[1]
+        except BaseException:
+            self._stop_listening()
+            raise
+
+    def close(self) -> None:
+        """Refuse new sessions. Living ones may still join connections until they end."""
+        if not self._closing:
+            self._closing = True
+            self._table.refuse_new()
+            self._maybe_stop()
+
+    async def wait_closed(self) -> None:
+        """Return when the server is closed and its last session has ended."""
+        await self._empty.wait()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def serve_forever(self) -> None:
+        """Wait until cancelled, then close."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.close()
+
+    def abort(self) -> None:
+        """Close and end every session at once."""
+        self.close()
+        for session in self.sessions:
+            session.abort("the server stops")
+        self._stop_listening()
+        for arrival in list(self.arrivals):
+            arrival.drop("the server stops")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort()
+        self.close()
+        await self.wait_closed()
+
+    def _maybe_stop(self) -> None:
+        if self._closing and not len(self._table):
+            self._stop_listening()
+            self._empty.set()
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    # --- connections ---
+
+    def _accept(self, channel: Channel) -> None:
+        listen = self._config.listen
+        assert listen is not None
+        if channel.info.transport not in listen.transports:
+            logger.info("%s from %s refused: not configured", channel.info.transport, channel.info.remote)
+            channel.abort()
+            return
+        self._make_room()
+        arrival = _Arrival(self, channel)
+        self.arrivals[arrival] = None
+        channel.start(arrival)
+
+    def _make_room(self) -> None:
+        """When full, the oldest unauthenticated connection of the busiest source goes (design 8)."""
+        limits = self._config.limits
+        if not self.arrivals:
+            return
+        sources = Counter(arrival.source for arrival in self.arrivals)
+        busiest, count = sources.most_common(1)[0]
+        if len(self.arrivals) >= limits.max_unauthenticated or count >= limits.max_unauthenticated_per_source:
+            oldest = next(arrival for arrival in self.arrivals if arrival.source == busiest)
+            oldest.drop("too many connections have not proved themselves")
+
+    def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
+        """Hand a connection to its session as soon as its first segment says which one that is."""
+        try:
+            found = self._table.route(first, arrival.source)
+        except RemoteProtocolError as error:
+            arrival.drop(f"it does not speak MULTI ({error})")
+            return
+        if found is None:
+            if len(first) >= HEADER_LENGTH:
+                arrival.drop("no first segment")
+            return
+        if isinstance(found, Refused):
+            arrival.drop(found.reason, found.reply)
+            return
+        arrival.leave()
+        connection = ConnectionId(self._next_connection)
+        self._next_connection += 1
+        found.adopt(connection, arrival.channel, _facts(arrival.channel))
+        now = found.now()
+        found.engine.receive(connection, memoryview(bytes(first)), 0, now=now)
+        for lane, data in lanes:
+            found.engine.receive(connection, memoryview(data), lane, now=now)
+        found.pump()
+
+    # --- sessions ---
+
+    def _create(self, session_id: SessionId, source: str) -> SessionDriver:
+        loop = asyncio.get_running_loop()
+        core = CoreSession(
+            Side.SERVER,
+            session_id,
+            self._settings,
+            entropy=os.urandom,
+            make_scheduler=peer_scheduler,
+            now=loop.time(),
+            psk=self._keys.get if self._keys is not None else None,
+        )
+        driver: SessionDriver
+
+        def opened() -> None:
+            self._session_opened(driver)
+
+        driver = SessionDriver(
+            Engine(core, now=loop.time()),
+            self._config.transport_settings(),
+            on_opened=opened,
+            on_closed=self._session_closed,
+        )
+        return driver
+
+    def _session_opened(self, driver: SessionDriver) -> None:
+        session = Session(driver, None, limit=self._limit, owns_close=True)
+        self._sessions[driver] = session
+        try:
+            result = self._on_client(session.reader, session.writer)
+        except Exception:
+            logger.exception("on_client failed")
+            session.abort("the server's application failed")
+            return
+        if asyncio.iscoroutine(result):
+            task = asyncio.get_running_loop().create_task(self._run(result, session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    async def _run(coroutine: Awaitable[None], session: Session) -> None:
+        """Await one client's callback; what it lets escape ends its session and is logged once."""
+        try:
+            await coroutine
+        except asyncio.CancelledError:
+            session.abort("the server stops")
+            raise
+        except ConnectionError as error:
+            logger.info("session %s: %s", session.id.hex()[:8], error)
+            session.abort(str(error))
+        except Exception:
+            logger.exception("on_client failed in session %s", session.id.hex()[:8])
+            session.abort("the server's application failed")
+
+    def _session_closed(self, driver: SessionDriver) -> None:
+        self._table.remove(driver.engine.session.session_id)
+        self._sessions.pop(driver, None)
+        self._maybe_stop()
+
+
+def _facts(channel: Channel) -> ConnectionFacts:
+    info = channel.info
+    return ConnectionFacts(
+        transport=info.transport,
+        lanes=info.lanes,
+        secure=info.secure,
+        peer_verified=info.peer_verified,
+        channel_binding=info.channel_binding,
+        family=info.family,
+        interface=info.interface,
+        local=info.local,
+        remote=info.remote,
+        rtt=info.rtt,
+        detail=info.detail,
+    )
+
+
+async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:
+    """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
+
+    Raises ConfigError, and TransportError when the port is in use or QUIC has no certificate.
+    """
+    loaded = load_config(config)
+    if not loaded.is_server:
+        raise ConfigError("this is a client's configuration: a server needs listen", "listen")
+    server = Server(on_client, loaded, limit)
+    await server.listen()
+    return server

@@ -1,0 +1,278 @@
+"""The session as an application holds it: streams, connections, handover, events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from multi.aio.driver import SessionDriver
+from multi.aio.info import ConnectionInfo
+from multi.aio.resolve import Resolver
+from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.config import load_entry
+from multi.core.events import Event, EventsDropped
+from multi.core.ids import STREAM_ZERO, ConnectionId, ConnectionState, Role, StreamId
+from multi.core.payloads import Policy
+from multi.core.scheduler import Scheduler
+from multi.core.state import SessionState
+from multi.core.streams import DEFAULT_PRIORITY
+from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
+from multi.paths.manager import Slot
+
+
+class Session:
+    """One conversation over all the networks of the device. Made by `connect`, `open_connection`, `start_server`."""
+
+    def __init__(
+        self, driver: SessionDriver, resolver: Resolver | None, *, limit: int = DEFAULT_LIMIT, owns_close: bool
+    ) -> None:
+        self._driver = driver
+        self._core = driver.engine.session
+        self._resolver = resolver
+        self._limit = limit
+        self.reader = SessionReader(driver, STREAM_ZERO, limit)
+        """Reads stream 0."""
+        self.writer = SessionWriter(self, driver, STREAM_ZERO, closes_session=owns_close)
+        """Writes stream 0."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id.hex()} {self._core.state.value}>"
+
+    # --- facts ---
+
+    @property
+    def id(self) -> bytes:
+        """The Session ID, 16 bytes."""
+        return self._core.session_id
+
+    @property
+    def state(self) -> SessionState:
+        """opening, open, detached, closing or closed."""
+        return self._core.state
+
+    @property
+    def connections(self) -> tuple[ConnectionInfo, ...]:
+        """Every connection of the session, the ended ones included, in order of id."""
+        return tuple(self._driver.connections())
+
+    @property
+    def scheduler(self) -> str:
+        """Name of the scheduler this side sends with."""
+        return self._core.policy.scheduler
+
+    @property
+    def bytes_reinjected(self) -> int:
+        """Bytes this side sent again."""
+        return self._core.sender.copied
+
+    async def confirmed(self) -> None:
+        """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""
+        await asyncio.shield(self._driver.confirmed)
+
+    # --- streams ---
+
+    async def open_stream(self, priority: int = DEFAULT_PRIORITY) -> tuple[SessionReader, SessionWriter]:
+        """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
+        while True:
+            self._check_open()
+            stream = self._driver.engine.open_stream(priority, now=self._driver.now())
+            if stream is not None:
+                self._driver.pump_soon()
+                return self._pair(stream)
+            await self._driver.wait_writable(STREAM_ZERO)
+
+    async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
+        """Yield the streams the peer opens, until the session ends."""
+        while (stream := await self._driver.next_peer_stream()) is not None:
+            yield self._pair(stream)
+
+    def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
+        return (
+            SessionReader(self._driver, stream, self._limit),
+            SessionWriter(self, self._driver, stream, closes_session=False),
+        )
+
+    # --- connections ---
+
+    async def handover(self, to: str | int) -> None:
+        """Move the session make-before-break: open or use `to`, then drain all other connections.
+
+        `to` is a kind (`wifi`), an interface name or a connection id. Raises TransportError when `to` cannot be
+        opened; the old connections stay then, as they do when the call is cancelled.
+        """
+        self._check_open()
+        slots = self._slots(to)
+        done: asyncio.Future[str] = self._driver.loop.create_future()
+        self._driver.engine.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
+        self._driver.pump()
+        try:
+            reason = await done
+        except asyncio.CancelledError:
+            if self._driver.engine.paths is not None:
+                self._driver.engine.paths.cancel_handover()
+            raise
+        if reason:
+            raise TransportError(f"handover to {to} failed: {reason}")
+
+    def _slots(self, to: str | int) -> list[Slot]:
+        paths = self._driver.engine.paths
+        if paths is None:
+            raise LocalProtocolError("only the client hands over")
+        found = [
+            slot
+            for slot in paths.slots
+            if slot.connection == to or any(to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
+        ]
+        if not found:
+            known = sorted({name for s in paths.slots for c in s.candidates for name in (c.kind, c.interface) if name})
+            raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(known) or 'none'}")
+        return found
+
+    async def add_connection(self, entry: object) -> list[ConnectionId]:
+        """Open what one more `connection_priority` entry asks for; return the ids of the new connections.
+
+        Raises ConfigError for a malformed entry, NoUsableConnection when none of its candidates works.
+        """
+        self._check_open()
+        if self._resolver is None:
+            raise LocalProtocolError("only the client opens connections")
+        candidates, rejected = await self._resolver.candidates([load_entry(entry)])
+        if not candidates:
+            raise NoUsableConnection("the entry leads to no connection", rejected)
+        slots = self._driver.engine.add_candidates(candidates, now=self._driver.now())
+        self._driver.engine.handle_timer(now=self._driver.now())
+        self._driver.pump()
+        subscription = self._driver.subscribe()
+        try:
+            while not all(s.connection is not None or s.attempted for s in slots):
+                if await subscription.next() is None:
+                    self._check_open()
+        finally:
+            self._driver.unsubscribe(subscription)
+        opened = [slot.connection for slot in slots if slot.connection is not None]
+        if not opened:
+            raise NoUsableConnection("no candidate of the entry could be opened", rejected)
+        return opened
+
+    async def remove_connection(self, connection: int) -> None:
+        """Drain a connection, then close it; return when it is closed. The last usable one cannot be removed."""
+        self._check_open()
+        wanted = ConnectionId(connection)
+        self._driver.engine.remove_connection(wanted, now=self._driver.now())
+        self._driver.pump()
+        subscription = self._driver.subscribe()
+        try:
+            while wanted in self._core.connections and await subscription.next() is not None:
+                pass
+        finally:
+            self._driver.unsubscribe(subscription)
+
+    def set_role(self, connection: int, role: Role | str) -> None:
+        """Make a connection `active` or `backup`, on both sides."""
+        wanted = role if isinstance(role, Role) else _role(role)
+        self._driver.engine.set_role(ConnectionId(connection), wanted, now=self._driver.now())
+        self._driver.pump()
+
+    def set_scheduler(self, scheduler: str | Scheduler, **parameters: float) -> None:
+        """Schedule differently from now on: a name (the client's server follows) or an object (this side only)."""
+        current = self._core.policy
+        if isinstance(scheduler, str):
+            policy = Policy(scheduler, tuple(parameters.items()), current.switch, current.reinject)
+            self._driver.engine.set_scheduler(policy, now=self._driver.now())
+        else:
+            policy = Policy(type(scheduler).__name__, (), current.switch, current.reinject)
+            self._driver.engine.set_scheduler(policy, scheduler, now=self._driver.now())
+        self._driver.pump()
+
+    def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
+        """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
+        self._driver.engine.network_changed(interface, usable, now=self._driver.now())
+        self._driver.engine.handle_timer(now=self._driver.now())
+        self._driver.pump()
+
+    # --- events ---
+
+    async def events(self) -> AsyncIterator[Event | EventsDropped]:
+        """Yield this subscriber's events, starting with one per current connection, until the session ends."""
+        subscription = self._driver.subscribe()
+        try:
+            while (event := await subscription.next()) is not None:
+                yield event
+        finally:
+            self._driver.unsubscribe(subscription)
+
+    # --- ending ---
+
+    async def close(self) -> None:
+        """Flush, end the session, and return when the peer has acknowledged everything; raise when it never will."""
+        self._driver.engine.close(now=self._driver.now())
+        self._driver.pump()
+        await self.wait_closed()
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End at once: what is not delivered may never be."""
+        self._driver.engine.abort(reason, now=self._driver.now())
+        self._driver.pump()
+
+    async def wait_closed(self) -> None:
+        """Return when the session has ended in order; raise what ended it otherwise."""
+        await asyncio.shield(self._driver.closed)
+        await self._driver.settle()
+        if self._driver.closed_error is not None:
+            raise self._driver.closed_error
+
+    # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._driver.closed.done():
+            raise self._driver.closed_error or SessionLost("the session is closed")
+
+    @property
+    def error(self) -> MultiError | None:
+        """What ended the session, or None while it lives or when it ended in order."""
+        return self._driver.closed_error
+
+    def extra_info(self, name: str, stream: StreamId, default: Any) -> Any:
+        """See `SessionWriter.get_extra_info`."""
+        match name:
+            case "session":
+                return self
+            case "stream":
+                return stream
+            case "connections":
+                return self.connections
+            case "psk_id":
+                return self._core.peer_psk_id or default
+            case "peername" | "sockname" | "peercert":
+                return self._from_connection(name, default)
+            case _:
+                return default
+
+    def _from_connection(self, name: str, default: Any) -> Any:
+        links = self._driver.links
+        ordered = sorted(links.values(), key=lambda link: link.id)
+        if name == "peercert":
+            return next((c for link in ordered if (c := link.channel.info.peer_certificate)), default)
+        infos = [i for i in self.connections if i.state is ConnectionState.ACTIVE] or list(self.connections)
+        if not infos:
+            return default
+        return split_address(infos[0].remote if name == "peername" else infos[0].local)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`[::1]:7788` -> ("::1", 7788)."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port or 0)
+
+
+def _settle(future: asyncio.Future[str], reason: str) -> None:
+    if not future.done():
+        future.set_result(reason)
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role[name.upper()]
+    except KeyError:
+        raise LocalProtocolError(f"role {name!r} is neither 'active' nor 'backup'") from None
