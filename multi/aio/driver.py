@@ -143,6 +143,7 @@ class SessionDriver:
         self._sampler: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._pumping = False
+        self._used = 0
         self._touched: dict[ConnectionId, _Link] = {}
         self._subscriptions: list[Subscription] = []
         self._readers: dict[StreamId, asyncio.Future[None]] = {}
@@ -203,6 +204,11 @@ class SessionDriver:
                 engine.set_credit(link.id, link.channel.credit(), now=now)
         else:
             self.pump_soon()
+        if self._writers and engine.session.sender.used != self._used:
+            # Bytes left the stream buffers: writers below their low-water mark go on.
+            self._used = engine.session.sender.used
+            for stream in list(self._writers):
+                self._stream_writable(StreamWritable(stream))
         self._arm()
 
     def pump_soon(self) -> None:
@@ -497,4 +503,4 @@ class SessionDriver:
 
 def known_effects() -> tuple[type, ...]:
     """The members of the Effect union, for the test that the driver handles each."""
-    return Effect.__args__  # type: ignore[attr-defined,no-any-return]
+    return Effect.__args__

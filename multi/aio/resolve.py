@@ -30,10 +30,8 @@ class Resolver:
         specs = [self._spec(entry) for entry in wanted]
         remotes = sorted({(spec.remote_host, spec.remote_port) for spec in specs})
         kinds = config.interfaces.model_dump()
-        found, *resolved = await asyncio.gather(
-            interfaces_async({kind: names for kind, names in kinds.items() if names}),
-            *(self._resolve(host, port) for host, port in remotes),
-        )
+        found = await interfaces_async({kind: names for kind, names in kinds.items() if names})
+        resolved = await asyncio.gather(*(self._resolve(host, port) for host, port in remotes))
         addresses: dict[tuple[str, int], Sequence[str]] = {}
         rejected: Rejected = []
         for remote, (literal, error) in zip(remotes, resolved, strict=True):

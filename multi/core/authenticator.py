@@ -32,7 +32,7 @@ from multi.core.handshake import (
 from multi.core.ids import ConnectionId, SessionId
 from multi.core.payloads import Policy
 from multi.core.sealing import Cipher
-from multi.core.segment import Segment, SegmentType
+from multi.core.segment import Segment, SegmentType, encode
 from multi.core.settings import SessionSettings
 from multi.errors import RemoteProtocolError
 
@@ -66,6 +66,7 @@ class Authenticator(ABC):
     def __init__(self, host: Host) -> None:
         self.host = host
         self.keys: SessionKeys | None = None
+        self.psk_id = b""
 
     @abstractmethod
     def opened(self, connection: Connection, now: float) -> None:
@@ -118,6 +119,7 @@ class ClientAuthenticator(Authenticator):
             terms=ConnectionTerms(sealed=True),
             psk_id=settings.psk_id,
         )
+        self.psk_id = settings.psk_id
         self._terms: dict[ConnectionId, ConnectionTerms] = {}
         self._greeted: dict[ConnectionId, float] = {}
         """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
@@ -297,44 +299,47 @@ class ServerAuthenticator(Authenticator):
                 self._join(connection, Join.decode(segment.payload), now)
             case SegmentType.CONFIRM | SegmentType.PROVE if expected is not None:
                 if expected.type != segment.type or not same(expected.proof, decode_proof(segment.payload)):
-                    self._refuse(connection, REFUSED, now)
+                    self._refuse(connection, REFUSED)
                     return
                 self._proved(connection, expected)
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
-    def _refuse(self, connection: Connection, code: int, now: float) -> None:
+    def _refuse(self, connection: Connection, code: int) -> None:
         refuse = Refuse(code)
-        self._send(connection, SegmentType.REFUSE, refuse.encode(), now)
+        # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
+        # every failed JOIN has to be the same bytes.
+        connection.output[0].append(encode(SegmentType.REFUSE, self.host.session_id, refuse.encode()))
         self.host.disconnect(connection, str(refuse), abort=False)
 
-    def _accepts_terms(self, connection: Connection, terms: ConnectionTerms, now: float) -> Cipher | None:
-        if terms.sealed != self.host.settings.protect.seals(connection.facts.secure):
-            self._refuse(connection, REFUSED_PROTECTION, now)
+    def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
+        """The cipher for these terms; None when this side does not agree to them."""
+        settings = self.host.settings
+        if terms.sealed != settings.protect.seals(connection.facts.secure):
             return None
-        cipher = terms.choose_cipher()
-        if cipher is None:
-            self._refuse(connection, REFUSED_PROTECTION, now)
-        return cipher
+        return terms.choose_cipher(settings.ciphers)
 
     def _hello(self, connection: Connection, hello: Hello, now: float) -> None:
         part = hello.session_part()
         repeat = self._hello_part is not None
         if repeat and (self._confirmed or part != self._hello_part):
-            self._refuse(connection, REFUSED, now)
+            self._refuse(connection, REFUSED)
             return
         version = common_version(hello.versions)
         if version is None:
-            self._refuse(connection, REFUSED_VERSION, now)
+            self._refuse(connection, REFUSED_VERSION)
             return
-        cipher = self._accepts_terms(connection, hello.terms, now)
+        cipher = self._cipher_for(connection, hello.terms)
         if cipher is None:
+            self._refuse(connection, REFUSED_PROTECTION)
             return
         psk = self._psk(hello.psk_id) if self._psk is not None else b""
         binding = connection.facts.channel_binding
         proved_by_binder = bool(psk) and connection.facts.secure
-        if psk is None or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
-            self._refuse(connection, REFUSED, now)
+        # An empty key proves nothing: where keys are required it counts as an unknown one.
+        unknown = self._psk is not None and not psk
+        if psk is None or unknown or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
+            self._refuse(connection, REFUSED)
             return
         if not repeat:
             self._agree(hello, part, version, psk)
@@ -380,14 +385,13 @@ class ServerAuthenticator(Authenticator):
             Cipher.AES_128_GCM,
         )
         self._hello_part, self._hello_nonce = part, hello.nonce
+        self.psk_id = hello.psk_id if psk else b""
         self.keys = SessionKeys(self.host.session_id, part, self._accept.session_part(), shared, psk)
 
     def _join(self, connection: Connection, join: Join, now: float) -> None:
-        if self.keys is None:
-            self._refuse(connection, REFUSED, now)
-            return
-        cipher = self._accepts_terms(connection, join.terms, now)
-        if cipher is None:
+        cipher = self._cipher_for(connection, join.terms)
+        if self.keys is None or cipher is None:
+            self._refuse(connection, REFUSED)
             return
         challenge = Challenge(self._take_number(), self.host.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding

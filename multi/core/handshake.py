@@ -67,10 +67,9 @@ class ConnectionTerms:
             raise RemoteProtocolError("weight or rate out of range")
         return ConnectionTerms(bool(flags), ciphers, role, weight, max_rate)
 
-    def choose_cipher(self) -> Cipher | None:
-        """The first offered cipher this side knows."""
-        known = {int(c) for c in Cipher}
-        return next((Cipher(c) for c in self.ciphers if c in known), None)
+    def choose_cipher(self, allowed: Sequence[Cipher]) -> Cipher | None:
+        """The first offered cipher that is allowed here."""
+        return next((Cipher(c) for c in self.ciphers if c in allowed), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from math import isfinite
 
 from multi.core.ids import Role, StreamId
-from multi.errors import RemoteProtocolError
+from multi.errors import LocalProtocolError, RemoteProtocolError
 
 MAX_OFFSET = (1 << 62) - 1  # offsets stay far from 64 bit overflow, as in RFC 9000 section 16
 MAX_ACK_PAYLOAD = 1024  # design: an ACK is at most 1 KiB
 MAX_RANGES = 32  # ranges per stream in one ACK, enough for two badly reordered paths
 MAX_REASON = 200  # bytes of text in a CLOSE
+MAX_NAME = 255  # bytes of a scheduler's name
+MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload
+MAX_PARAMETER_NAME = 64  # bytes
 
 Range = tuple[int, int]
 """Half-open [start, end)."""
@@ -53,10 +56,14 @@ class Fields:
         return value
 
     def text(self, length: int) -> str:
+        """Printable text: it ends in logs and on terminals, where a control character of the peer could do harm."""
         try:
-            return self.take(length).decode()
+            text = self.take(length).decode()
         except UnicodeDecodeError:
             raise RemoteProtocolError("text that is not UTF-8") from None
+        if not text.isprintable():
+            raise RemoteProtocolError("text with control characters")
+        return text
 
     def rest(self) -> bytes:
         return self.take(self.remaining)
@@ -194,7 +201,8 @@ class Close:
 
 
 def encode_close(close: Close) -> bytes:
-    reason = close.reason.encode()[:MAX_REASON]
+    printable = "".join(c if c.isprintable() else " " for c in close.reason)
+    reason = printable.encode(errors="replace")[:MAX_REASON]
     return close.code.to_bytes(4, "big") + reason.decode(errors="ignore").encode()
 
 
@@ -224,24 +232,44 @@ _REINJECT = ("off", "rescue", "full")
 
 
 def encode_policy(policy: Policy) -> bytes:
-    name = policy.scheduler.encode()
-    parts = [bytes([len(name)]), name, bytes([len(policy.parameters)])]
+    """Raises LocalProtocolError for what no peer would take."""
+    if len(policy.parameters) > MAX_PARAMETERS:
+        raise LocalProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
+    if policy.reinject not in _REINJECT:
+        raise LocalProtocolError(f"reinject {policy.reinject!r} is none of {', '.join(_REINJECT)}")
+    parts = [_name(policy.scheduler, MAX_NAME), bytes([len(policy.parameters)])]
     for key, value in policy.parameters:
-        parts += [bytes([len(key.encode())]), key.encode(), struct.pack("!d", value)]
+        if not isfinite(value):
+            raise LocalProtocolError(f"scheduler parameter {key} is not finite")
+        parts += [_name(key, MAX_PARAMETER_NAME), struct.pack("!d", value)]
     parts.append(bytes([int(policy.switch), _REINJECT.index(policy.reinject)]))
     return b"".join(parts)
+
+
+def _name(text: str, limit: int) -> bytes:
+    name = text.encode(errors="replace")
+    if len(name) > limit or not text.isprintable():
+        raise LocalProtocolError(f"a name that is not printable or longer than {limit} bytes: {text[:limit]!r}")
+    return bytes([len(name)]) + name
 
 
 def decode_policy(fields: Fields) -> Policy:
     scheduler = fields.text(fields.unsigned(1))
     count = fields.unsigned(1)
-    if count > 16:
-        raise RemoteProtocolError("more than 16 scheduler parameters")
-    parameters = tuple((fields.text(fields.unsigned(1)), fields.real()) for _ in range(count))
+    if count > MAX_PARAMETERS:
+        raise RemoteProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
+    parameters = tuple((_parameter_name(fields), fields.real()) for _ in range(count))
     switch, reinject = fields.unsigned(1), fields.unsigned(1)
     if switch > 1 or reinject >= len(_REINJECT):
         raise RemoteProtocolError("malformed policy")
     return Policy(scheduler, parameters, bool(switch), _REINJECT[reinject])
+
+
+def _parameter_name(fields: Fields) -> str:
+    length = fields.unsigned(1)
+    if length > MAX_PARAMETER_NAME:
+        raise RemoteProtocolError(f"a parameter name of {length} bytes")
+    return fields.text(length)
 
 
 def encode_role(connection_number: int, role: Role) -> bytes:

@@ -30,7 +30,24 @@ class _Island:
         self.pieces: list[Piece] = [piece]
 
 
+def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
+    """Return `piece` as it may be kept.
+
+    A view keeps the whole segment alive: one that shows little of it is copied, or a peer whose segments overlap
+    would fill far more memory than his window.
+    """
+    if owned and len(piece) >= _JOIN_BELOW and not (isinstance(piece, memoryview) and _shows_little(piece)):
+        return piece
+    return bytes(piece)
+
+
+def _shows_little(piece: memoryview) -> bool:
+    whole = piece.obj
+    return isinstance(whole, (bytes, bytearray)) and 2 * len(piece) < len(whole)
+
+
 def _append(pieces: list[Piece] | deque[Piece], piece: Piece) -> None:
+    """Add `piece` at the end. No two neighbours stay below _JOIN_BELOW, however small the segments are."""
     if len(piece) < _JOIN_BELOW and pieces:
         last = pieces[-1]
         if isinstance(last, bytearray) and len(last) < _JOINED:
@@ -42,6 +59,22 @@ def _append(pieces: list[Piece] | deque[Piece], piece: Piece) -> None:
             pieces[-1] = joined
             return
     pieces.append(piece)
+
+
+def _prepend(pieces: list[Piece], piece: Piece) -> None:
+    """Add `piece` at the front, under the same rule."""
+    if len(piece) < _JOIN_BELOW and len(pieces[0]) < _JOIN_BELOW:
+        joined = bytearray(piece)
+        joined += pieces[0]
+        pieces[0] = joined
+    else:
+        pieces.insert(0, piece)
+
+
+def _extend(pieces: list[Piece] | deque[Piece], more: list[Piece]) -> None:
+    """Add all of `more`, which follows the same rule already."""
+    _append(pieces, more[0])
+    pieces.extend(more[1:])
 
 
 class Window:
@@ -147,17 +180,16 @@ class ReceiveStream:
             )
         if self.final is not None and end > self.final:
             raise RemoteProtocolError(f"data up to {end} on stream {self.id}, which ends at {self.final}")
+        if end > self.next_offset and self.reset_code is None:
+            if start < self.next_offset:
+                payload = payload[self.next_offset - start :]
+                start = self.next_offset
+            if start == self.next_offset and not self._islands:
+                self._deliver(_kept(payload, owned), end)
+            else:
+                self._fill(start, end, payload, owned)
         advanced = max(0, end - self.highest)
         self.highest += advanced
-        if end <= self.next_offset or self.reset_code is not None:
-            return advanced
-        if start < self.next_offset:
-            payload = payload[self.next_offset - start :]
-            start = self.next_offset
-        if start == self.next_offset and not self._islands:
-            self._deliver(payload if owned else bytes(payload), end)
-        else:
-            self._fill(start, end, payload, owned)
         return advanced
 
     def _deliver(self, piece: Piece, end: int) -> None:
@@ -177,7 +209,7 @@ class ReceiveStream:
             stop = min(end, self._starts[index]) if index < len(self._starts) else end
             if stop > start:
                 piece = payload[: stop - start]
-                self._add(index, start, stop, piece if owned else bytes(piece))
+                self._add(index, start, stop, _kept(piece, owned))
                 index = bisect_right(self._starts, start)
             following = self._islands[index - 1] if index else None
             reached = max(stop, following.end if following else stop)
@@ -189,8 +221,7 @@ class ReceiveStream:
             if self.discarding:
                 self.consumed = island.end
             else:
-                for part in island.pieces:
-                    _append(self._ready, part)
+                _extend(self._ready, island.pieces)
             self.next_offset = island.end
 
     def _add(self, index: int, start: int, end: int, piece: Piece) -> None:
@@ -201,11 +232,11 @@ class ReceiveStream:
             _append(before.pieces, piece)
             before.end = end
             if after is not None and after.start == end:
-                before.pieces.extend(after.pieces)
+                _extend(before.pieces, after.pieces)
                 before.end = after.end
                 del self._islands[index], self._starts[index]
         elif after is not None and after.start == end:
-            after.pieces.insert(0, piece)
+            _prepend(after.pieces, piece)
             after.start = self._starts[index] = start
         else:
             if len(self._islands) >= MAX_GAPS:

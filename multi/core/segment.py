@@ -146,7 +146,7 @@ def _check(type_: int, header_length: int, segment_length: int) -> None:
 
 def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
     """Read the extensions; unknown ones are skipped so that later versions may add some."""
-    stream = StreamId(0)
+    stream, named = StreamId(0), False
     while start < end:
         if end - start < 2:
             raise RemoteProtocolError("truncated header extension")
@@ -156,6 +156,9 @@ def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
         if kind == _EXTENSION_STREAM:
             if length != 4:
                 raise RemoteProtocolError(f"stream extension of {length} bytes, not 4")
+            if named:
+                raise RemoteProtocolError("two stream extensions in one header")
+            named = True
             stream = StreamId(int.from_bytes(data[start + 2 : start + 6], "big"))
         start += 2 + length
     return stream

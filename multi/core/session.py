@@ -365,6 +365,11 @@ class Session:
         """Transport figures are of use now: something is on its way."""
         return any(c.alive and (c.outstanding or c.unacked) for c in self.connections.values())
 
+    @property
+    def peer_psk_id(self) -> str:
+        """Name of the pre-shared key that was proved, or empty."""
+        return self._auth.psk_id.decode(errors="replace") if self.confirmed else ""
+
     # === for the authenticator and the streams  ===
 
     def notify(self, event: Event) -> None:

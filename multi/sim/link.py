@@ -1,8 +1,8 @@
 """Links in virtual time: reliable byte streams with a rate, a delay and a bounded send buffer.
 
 They model what a transport connection looks like from above, not packets: our transports hide loss. A stalled link
-keeps its bytes and delivers them later; a cut one loses what is in flight and tells each side only after a while, or
-never, which is what reinjection must survive.
+keeps its bytes and delivers them later; a cut one loses what is in flight and whatever is written afterwards, which is
+what reinjection must survive.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from random import Random
 
 from multi.core.facts import TransportSample
+
+SPLIT_SHARE = 0.2  # of the deliveries arrive in pieces: transports keep order, not boundaries
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,9 @@ class Direction:
         self._in_transit: deque[tuple[bytes, int]] = deque()
         self._arrived: deque[tuple[bytes, int]] = deque()
         self._leaving: deque[tuple[float, int]] = deque()
+        self._backlog = 0
         self._unacked: deque[tuple[float, int]] = deque()
-        self._sent = 0
-        self._delivered = 0
+        self._sent = self._delivered = self._acked = 0
         self.stalled = False
         self.cut = False
 
@@ -56,26 +58,47 @@ class Direction:
         """Bytes written and not yet on the wire."""
         now = self._clock()
         while self._leaving and self._leaving[0][0] <= now:
-            self._leaving.popleft()
-        return sum(size for _, size in self._leaving)
+            self._backlog -= self._leaving.popleft()[1]
+        return self._backlog
 
     def credit(self) -> int:
-        return max(0, self.spec.buffer - (self._sent - self._delivered if self.stalled else self.backlog))
+        """Bytes the sender's transport takes now."""
+        stuck = self.stalled or self.cut
+        return max(0, self.spec.buffer - (self._sent - self._delivered if stuck else self.backlog))
 
-    def backlog_ends(self) -> float | None:
-        """When credit grows next."""
-        return self._leaving[0][0] if self._leaving else None
+    def writable_at(self) -> float | None:
+        """When half of the send buffer is free again, as a transport tells; None = it is, or nobody knows when."""
+        if self.stalled or self.cut:
+            return None
+        excess = self.backlog - self.spec.buffer // 2
+        for time, size in self._leaving:
+            if excess <= 0:
+                return None
+            excess -= size
+            if excess <= 0:
+                return time
+        return None
 
     def write(self, data: bytes, lane: int) -> None:
+        self._sent += len(data)
         if self.cut or not data:
             return
         now = self._clock()
         self._free_at = max(now, self._free_at) + len(data) / self.spec.rate
+        self._leaving.append((self._free_at, len(data)))
+        self._backlog += len(data)
+        self._transmit(data, lane)
+
+    def end(self) -> None:
+        """The sender closes: the receiver gets an empty delivery after everything written."""
+        if not self.cut:
+            self._free_at = max(self._clock(), self._free_at)
+            self._transmit(b"", 0)
+
+    def _transmit(self, data: bytes, lane: int) -> None:
         arrival = max(self._last_arrival, self._free_at + self.spec.delay)
         self._last_arrival = arrival
-        self._leaving.append((self._free_at, len(data)))
         self._in_transit.append((data, lane))
-        self._sent += len(data)
         self._schedule(arrival, self._arrive)
 
     def _arrive(self) -> None:
@@ -86,15 +109,16 @@ class Direction:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        while self._arrived and not self.cut:
+        while self._arrived and not self.cut and not self.stalled:
             data, lane = self._arrived.popleft()
-            self._delivered += len(data)
-            self._unacked.append((self._clock() + self.spec.delay, len(data)))
-            # Transports keep order, not boundaries.
-            while data:
-                size = self._random.randint(1, len(data)) if self._random.random() < 0.3 else len(data)
-                self._deliver(data[:size], lane)
-                data = data[size:]
+            size = len(data)
+            self._delivered += size
+            self._unacked.append((self._clock() + self.spec.delay, size))
+            if size > 1 and self._random.random() < SPLIT_SHARE:
+                cut = self._random.randint(1, size - 1)
+                self._deliver(data[:cut], lane)
+                data = data[cut:]
+            self._deliver(data, lane)
 
     def resume(self) -> None:
         """The stall is over: what arrived meanwhile is delivered now."""
@@ -110,16 +134,15 @@ class Direction:
     def sample(self) -> TransportSample:
         """What the sender's kernel would say."""
         now = self._clock()
-        while self._unacked and self._unacked[0][0] <= now:
-            self._unacked.popleft()
-        pending = sum(size for _, size in self._unacked)
+        while self._unacked and self._unacked[0][0] <= now and not self.cut:
+            self._acked += self._unacked.popleft()[1]
         return TransportSample(
             rtt=2 * self.spec.delay + 0.001,
             rtt_variation=0.002,
             min_rtt=2 * self.spec.delay + 0.001,
-            rate=self.spec.rate,
+            rate=self.spec.rate if self._delivered else 0.0,
             congestion_window=int(self.spec.rate * 2 * self.spec.delay) + 3000,
-            bytes_acked=self._delivered - pending,
-            unacked=self._sent - self._delivered + pending,
+            bytes_acked=self._acked,
+            unacked=self._sent - self._acked,
             not_sent=self.backlog,
         )

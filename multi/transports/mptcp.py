@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-from contextlib import ExitStack
 from dataclasses import replace
 
 from multi.core.facts import Candidate, TransportSample
@@ -23,16 +22,11 @@ from multi.transports.base import (
     register_transport,
 )
 from multi.transports.mptcp_info import IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
-from multi.transports.sockets import (
-    bound_socket,
-    connect,
-    enable_fast_open,
-    listening_socket,
-    tune_stream,
-)
+from multi.transports.sockets import listening_socket, tune_stream
 from multi.transports.stream_channel import StreamChannel, StreamIo
 from multi.transports.stream_listener import StreamListener
-from multi.transports.tcp import accepted_channel, channel_info
+from multi.transports.stream_reception import MakeChannel, StreamReception
+from multi.transports.tcp import dial_stream
 from multi.transports.tcp_info import TcpInfo
 
 logger = logging.getLogger("multi.transports")
@@ -132,49 +126,23 @@ class Mptcp:
     name = "mptcp"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
-        if settings.tls is not None:
-            raise TransportError("TLS over MPTCP is not available yet")
         try:
-            sock = bound_socket(candidate, socket.SOCK_STREAM, IPPROTO_MPTCP)
+            return await dial_stream(candidate, settings.mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
         except TransportError as error:
             if error.errno in _NOT_SUPPORTED:
                 raise TransportError(error.errno, NO_MPTCP) from error
             raise
-        with ExitStack() as undo:
-            undo.callback(sock.close)
-            tune_stream(sock, settings.mptcp)
-            if settings.mptcp.fast_open:
-                enable_fast_open(sock)
-            await connect(sock, candidate)
-            channel = MptcpChannel(sock, channel_info(sock, "mptcp", candidate.interface))
-            undo.pop_all()
-        return channel
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
-        if settings.tls is not None:
-            raise TransportError("TLS over MPTCP is not available yet")
-
-        def accepted(sock: socket.socket) -> None:
+        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
             if read_mptcp_info(sock) is None:
-                channel = accepted_channel(sock, settings)
-            else:
-                channel = accepted_mptcp_channel(sock, settings)
-            if channel is not None:
-                accept(channel)
-
-        return StreamListener(listening_socket(host, port, _open_listener), accepted)
-
-
-def accepted_mptcp_channel(sock: socket.socket, settings: TransportSettings) -> MptcpChannel | None:
-    with ExitStack() as undo:
-        undo.callback(sock.close)
-        try:
+                tune_stream(sock, settings.tcp)
+                return "tcp", StreamChannel
             tune_stream(sock, settings.mptcp)
-            channel = MptcpChannel(sock, channel_info(sock, "mptcp"))
-        except OSError:
-            return None
-        undo.pop_all()
-    return channel
+            return "mptcp", MptcpChannel
+
+        reception = StreamReception(settings.tls, accept, prepare)
+        return StreamListener(listening_socket(host, port, _open_listener), reception)
 
 
 def _open_listener(family: int) -> socket.socket:

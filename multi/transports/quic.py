@@ -35,6 +35,7 @@ from multi.transports.base import (
     TransportSettings,
     register_transport,
 )
+from multi.transports.pending import PendingHandshakes
 from multi.transports.quic_channel import ALPN, LANE_STREAMS, QuicChannel
 from multi.transports.quic_engine import (
     CONNECTION_ID_LENGTH,
@@ -61,7 +62,6 @@ logger = logging.getLogger("multi.transports")
 # Session credit is the flow control; these only have to stay out of its way. aioquic doubles them when half used.
 RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes; also what an unauthenticated peer can make one stream buffer
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
-HANDSHAKES_MAX = 1024  # unfinished handshakes; further ones are not answered
 GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
@@ -285,7 +285,7 @@ class QuicListener:
         self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
         self._ids: dict[QuicChannel, set[bytes]] = {}
         self._engines: dict[QuicChannel, QuicEngine] = {}
-        self._handshakes: set[QuicChannel] = set()
+        self._handshakes: PendingHandshakes[QuicChannel] = PendingHandshakes()
         self._touched: dict[QuicChannel, None] = {}
         self._closed = False
         self._port = UdpPort(sock, self)
@@ -296,7 +296,7 @@ class QuicListener:
 
     def close(self) -> None:
         self._closed = True
-        for channel in list(self._handshakes):
+        for channel in self._handshakes:
             channel.abort()
         self._close_port_if_unused()
 
@@ -384,8 +384,6 @@ class QuicListener:
         if self._closed:
             self._reply(refusal(header, QuicErrorCode.CONNECTION_REFUSED), address)
             return None
-        if len(self._handshakes) >= HANDSHAKES_MAX:
-            return None
         original_id: bytes = header.destination_id
         retry_id: bytes | None = None
         if self._retry or header.token or len(self._handshakes) >= RETRY_ABOVE:
@@ -410,7 +408,9 @@ class QuicListener:
         )
         channel = QuicChannel(engine, self._port, self, info, is_client=False)
         self._engines[channel] = engine
-        self._handshakes.add(channel)
+        evicted = self._handshakes.add(channel, address.host)
+        if evicted is not None:
+            evicted.abort()
         self._ids[channel] = set()
         self.id_issued(channel, header.destination_id)
         self.id_issued(channel, engine.connection_id)

@@ -147,9 +147,9 @@ class StreamChannel:
                     sent -= size
                     queue.popleft()
                 if sent:
-                    # The kernel took part of a buffer: it is full, and asking again would only cost a call.
                     queue[0] = memoryview(queue[0])[sent:]
-                    break
+                    if self._secured is None:
+                        break  # the kernel took part of a buffer: it is full, asking again only costs a call
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:

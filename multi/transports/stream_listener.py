@@ -1,7 +1,7 @@
 """Accepting stream connections for the TCP and MPTCP transports.
 
 Decides how many connections are taken per turn and what happens when file descriptors run out. What becomes
-of an accepted socket is decided by the transport that listens.
+of an accepted socket is decided by the reception.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 import errno
 import logging
 import socket
-from collections.abc import Callable
 
 from multi.transports.sockets import LISTEN_BACKLOG, format_address, transport_error, unmapped, words
+from multi.transports.stream_reception import StreamReception
 
 logger = logging.getLogger("multi.transports")
 
@@ -24,9 +24,9 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class StreamListener:
-    """A listening socket that hands each accepted socket, non-blocking, to `accepted`."""
+    """A listening socket that hands each accepted socket, non-blocking, to a reception."""
 
-    def __init__(self, sock: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+    def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
         """Take over a bound socket and start to listen. Raises TransportError if the port is in use."""
         try:
             sock.listen(LISTEN_BACKLOG)
@@ -36,11 +36,10 @@ class StreamListener:
             raise transport_error(error, f"cannot listen on {place}") from error
         self._loop = asyncio.get_running_loop()
         self._sock = sock
-        self._accepted = accepted
+        self._reception = reception
         self._address: tuple[str, int] = sock.getsockname()[:2]
         self._pause: asyncio.TimerHandle | None = None
         self._next_log = 0.0
-        self._on_close: list[Callable[[], None]] = []
         self._resume()
 
     @property
@@ -58,12 +57,7 @@ class StreamListener:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for callback in self._on_close:
-            callback()
-
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Call back when the listener is closed, to drop connections that are still in their handshake."""
-        self._on_close.append(callback)
+        self._reception.close()
 
     def _resume(self) -> None:
         self._pause = None
@@ -81,7 +75,7 @@ class StreamListener:
                 self._wait(error)
                 return
             sock.setblocking(False)
-            self._accepted(sock)
+            self._reception.accepted(sock)
 
     def _wait(self, error: OSError) -> None:
         now = self._loop.time()

@@ -1,4 +1,4 @@
-"""The `tcp` transport: one plain TCP connection per channel."""
+"""The `tcp` transport: one TCP connection per channel, under TLS 1.3 where `ssl_config` is given."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import socket
 from contextlib import ExitStack
 
 from multi.core.facts import Candidate
-from multi.errors import TransportError
 from multi.transports.base import (
     AcceptCallback,
     Channel,
-    ChannelInfo,
     Listener,
+    TcpSettings,
+    TlsSettings,
     TransportSettings,
     register_transport,
 )
@@ -19,13 +19,13 @@ from multi.transports.sockets import (
     bound_socket,
     connect,
     enable_fast_open,
-    family_of,
-    format_address,
     listening_socket,
     tune_stream,
 )
-from multi.transports.stream_channel import StreamChannel
+from multi.transports.stream_channel import StreamChannel, StreamIo
 from multi.transports.stream_listener import StreamListener
+from multi.transports.stream_reception import MakeChannel, StreamReception, channel_info
+from multi.transports.tls import TlsStream, client_context, handshake, secured_info, wrap
 
 
 @register_transport("tcp")
@@ -35,51 +35,37 @@ class Tcp:
     name = "tcp"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
-        if settings.tls is not None:
-            raise TransportError("TLS over TCP is not available yet")
-        sock = bound_socket(candidate, socket.SOCK_STREAM)
-        with ExitStack() as undo:
-            undo.callback(sock.close)
-            tune_stream(sock, settings.tcp)
-            if settings.tcp.fast_open:
-                enable_fast_open(sock)
-            await connect(sock, candidate)
-            channel = StreamChannel(sock, channel_info(sock, "tcp", candidate.interface))
-            undo.pop_all()
-        return channel
+        return await dial_stream(candidate, settings.tcp, settings.tls, 0, StreamChannel)
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
-        if settings.tls is not None:
-            raise TransportError("TLS over TCP is not available yet")
+        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+            tune_stream(sock, settings.tcp)
+            return "tcp", StreamChannel
 
-        def accepted(sock: socket.socket) -> None:
-            if (channel := accepted_channel(sock, settings)) is not None:
-                accept(channel)
-
+        reception = StreamReception(settings.tls, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
-        return StreamListener(sock, accepted)
+        return StreamListener(sock, reception)
 
 
-def accepted_channel(sock: socket.socket, settings: TransportSettings) -> StreamChannel | None:
-    """A channel over an accepted socket, or None if the peer is already gone."""
+async def dial_stream(
+    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: MakeChannel
+) -> StreamChannel:
+    """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it."""
+    context = client_context(tls) if tls is not None else None
+    sock = bound_socket(candidate, socket.SOCK_STREAM, protocol)
     with ExitStack() as undo:
         undo.callback(sock.close)
-        try:
-            tune_stream(sock, settings.tcp)
-            channel = StreamChannel(sock, channel_info(sock, "tcp"))
-        except OSError:
-            return None
+        tune_stream(sock, tcp)
+        if tcp.fast_open:
+            enable_fast_open(sock)
+        await connect(sock, candidate)
+        info = channel_info(sock, candidate.transport, candidate.interface)
+        secured: StreamIo | None = None
+        if context is not None and tls is not None:
+            secure = wrap(sock, context, tls.server_name or candidate.remote_host or candidate.remote_address)
+            undo.callback(secure.close)
+            await handshake(secure)
+            info, secured, sock = secured_info(info, secure, tls.verify), TlsStream(secure), secure
+        channel = make(sock, info, secured)
         undo.pop_all()
     return channel
-
-
-def channel_info(sock: socket.socket, transport: str, interface: str = "") -> ChannelInfo:
-    """What a connected stream socket says about itself. Raises OSError if the peer is already gone."""
-    remote = sock.getpeername()
-    return ChannelInfo(
-        transport=transport,
-        family=family_of(remote),
-        local=format_address(sock.getsockname()),
-        remote=format_address(remote),
-        interface=interface,
-    )
