@@ -49,6 +49,7 @@ PURE_STDLIB = {
 PURE_EXTRAS = {  # who may import what besides
     "multi.core": {"cryptography"},
     "multi.sim": {"random"},  # only for seeded Random objects
+    "multi.sim.random_run": {"multiprocessing", "sys", "time"},  # only for its command, which runs seeds on all cores
     "multi.schedulers.registry": {"importlib", "inspect", "pkgutil"},
 }
 IMPURE_CALLS = {"open", "input", "print", "__import__", "exec", "eval"}

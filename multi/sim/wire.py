@@ -1,0 +1,94 @@
+"""What lies between the two ends: routes that candidates lead to, and the connections opened over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from multi.core.facts import Candidate
+from multi.core.ids import ConnectionId
+from multi.sim.link import Direction, LinkSpec
+
+if TYPE_CHECKING:
+    from multi.sim.end import End
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a candidate leads to: the link up and down, how long connecting takes, or why it fails."""
+
+    up: LinkSpec = field(default_factory=LinkSpec)
+    down: LinkSpec = field(default_factory=LinkSpec)
+    secure: bool = False
+    peer_verified: bool = False
+    lanes: int = 1
+    connect_round_trips: int = 1
+    error: str = ""
+    """Every dial fails with this, after the round trips of connecting."""
+    black_hole: bool = False
+    """Dials never return."""
+    mute: bool = False
+    """It connects, but nothing that is sent is ever read or answered."""
+    stranger: bool = False
+    """It leads to a server that knows nothing of the session and refuses everything."""
+
+    @property
+    def round_trip(self) -> float:
+        return self.up.delay + self.down.delay
+
+
+def link(rate: float = 1e6, delay: float = 0.010, buffer: int = 64 * 1024) -> LinkSpec:
+    return LinkSpec(rate, delay, buffer)
+
+
+def route(
+    rate: float = 1e6,
+    delay: float = 0.010,
+    *,
+    secure: bool = False,
+    lanes: int = 1,
+    error: str = "",
+    black_hole: bool = False,
+    mute: bool = False,
+    stranger: bool = False,
+) -> Route:
+    """A route with the same link in both directions: bytes per second, seconds one way."""
+    both = LinkSpec(rate, delay)
+    return Route(both, both, secure, False, lanes, 1, error, black_hole, mute, stranger)
+
+
+@dataclass(slots=True, eq=False)
+class Wire:
+    """One transport connection between the two ends."""
+
+    id: ConnectionId
+    candidate: Candidate
+    route: Route
+    client: End
+    server: End | None = None
+    up: Direction = field(init=False)
+    down: Direction = field(init=False)
+    waiting: bytearray = field(default_factory=bytearray)
+    early: list[tuple[bytes, int]] = field(default_factory=list)
+    """Bytes of other lanes that overtook the first segment."""
+    released: set[int] = field(default_factory=set)
+    """Ends (by `id()`) that have closed their side, or were told that it broke."""
+
+    def outgoing(self, end: End) -> Direction:
+        return self.up if end is self.client else self.down
+
+    def release(self, end: End, abort: bool) -> None:
+        """One side closes; the other hears after what is in flight has arrived. With `abort` that is lost."""
+        if id(end) in self.released:
+            return
+        self.released.add(id(end))
+        direction = self.outgoing(end)
+        if not abort:
+            direction.end()
+            return
+        pair, delay = end.pair, direction.spec.delay
+        if not (direction.cut or direction.stalled):
+            direction.sever()
+            pair.clock.at(pair.clock.now + delay, lambda: pair.hang_up(self, end, "reset by the peer"))
+        else:
+            direction.sever()
