@@ -129,7 +129,7 @@ class Mptcp:
         try:
             return await dial_stream(candidate, settings.mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
         except TransportError as error:
-            if error.errno in _NOT_SUPPORTED:
+            if error.errno in _NOT_SUPPORTED and not mptcp_available():
                 raise TransportError(error.errno, NO_MPTCP) from error
             raise
 
@@ -143,6 +143,15 @@ class Mptcp:
 
         reception = StreamReception(settings.tls, accept, prepare)
         return StreamListener(listening_socket(host, port, _open_listener), reception)
+
+
+def mptcp_available() -> bool:
+    """Whether the kernel gives out MPTCP sockets."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP).close()
+    except OSError as error:
+        return error.errno not in _NOT_SUPPORTED
+    return True
 
 
 def _open_listener(family: int) -> socket.socket:

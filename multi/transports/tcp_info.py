@@ -8,9 +8,9 @@ import sys
 from typing import NamedTuple
 
 _TCP_INFO = 11
-# include/uapi/linux/tcp.h, native byte order, the part every kernel since 4.18 has:
-# 8 x u8, 24 x u32, 4 x u64, 6 x u32, u64 delivery_rate.
-_LAYOUT = struct.Struct("=8B24I4Q6IQ")
+# include/uapi/linux/tcp.h, native byte order, the part every kernel since 4.19 has: 8 x u8, 24 x u32, 4 x u64,
+# 6 x u32, 4 x u64 from delivery_rate on, 2 x u32, u64 bytes_sent, u64 bytes_retrans.
+_LAYOUT = struct.Struct("=8B24I4Q6I4Q2I2Q")
 _APP_LIMITED = 1  # bit 0 of the eighth byte
 _GARBAGE_BELOW = 64 * 1024  # bytes; BBR reports loopback-like rates (3 GB/s) on a socket that has sent little
 
@@ -21,6 +21,7 @@ class TcpInfo(NamedTuple):
     retransmits: int
     segment_size: int
     unacked: int
+    """Sent and not acknowledged."""
     rtt: float
     rtt_variation: float
     min_rtt: float
@@ -53,7 +54,8 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
     return TcpInfo(
         retransmits=values[2],
         segment_size=segment_size,
-        unacked=values[12] * segment_size,
+        # The count of packets would overstate it: on loopback and with offloading, packets are up to 64 KiB.
+        unacked=max(0, values[48] - values[49] - bytes_acked),
         rtt=values[23] / 1e6,
         rtt_variation=values[24] / 1e6,
         min_rtt=0.0 if no_minimum else values[39] / 1e6,

@@ -1,0 +1,280 @@
+"""TLS 1.3 over a non-blocking stream socket, and the errors of TLS in words.
+
+Decides what is verified and how application bytes become records. Sockets and events are the channel's business:
+`TlsStream` looks to it like a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from multi.errors import TransportError
+from multi.transports.base import Buffer, ChannelInfo, TlsSettings
+from multi.transports.sockets import transport_error
+
+ALPN = "multi/1"
+FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
+WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
+
+_WORDS = {
+    "CERTIFICATE_VERIFY_FAILED": "certificate verify failed",
+    "HTTP_REQUEST": "the peer does not speak TLS",
+    "NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
+    "PACKET_LENGTH_TOO_LONG": "the peer does not speak TLS",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer has no certificate",
+    "RECORD_LAYER_FAILURE": "the peer does not speak TLS",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer did not accept our certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer did not accept our certificate: it has expired",
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer requires a certificate",
+    "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
+    "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not support TLS 1.3",
+    "TLSV1_ALERT_UNKNOWN_CA": "the peer did not accept our certificate: unknown issuer",
+    "UNSUPPORTED_PROTOCOL": "the peer does not support TLS 1.3",
+    "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
+}
+
+
+def client_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Raises TransportError if a file cannot be used."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _common(context)
+    if not tls.verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif tls.ca is not None:
+        _load(tls.ca, lambda: context.load_verify_locations(tls.ca))
+    elif tls.cert is not None and tls.key is None:
+        # A certificate without a key is one to trust, whoever issued it.
+        _load(tls.cert, lambda: context.load_verify_locations(tls.cert))
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    else:
+        context.load_default_certs()
+    if tls.cert is not None and tls.key is not None:
+        _load_own(context, tls.cert, tls.key)
+    return context
+
+
+def server_context(tls: TlsSettings) -> ssl.SSLContext:
+    """Raises TransportError without certificate and key, or if a file cannot be used."""
+    if tls.cert is None or tls.key is None:
+        raise TransportError("TLS needs ssl_config.cert and ssl_config.key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _common(context)
+    context.num_tickets = 0  # sessions are resumed by MULTI; an unread ticket would turn a close into a reset
+    _load_own(context, tls.cert, tls.key)
+    if tls.client_ca is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _load(tls.client_ca, lambda: context.load_verify_locations(tls.client_ca))
+    return context
+
+
+def _common(context: ssl.SSLContext) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.set_alpn_protocols([ALPN])
+
+
+def _load_own(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    for path in (cert, key):
+        _load(path, path.read_bytes)  # OpenSSL does not say which of the two files is missing
+    # An encrypted key is an error: OpenSSL would ask for the password on the terminal.
+    _load(key, lambda: context.load_cert_chain(cert, key, password=lambda: ""))
+
+
+def _load(path: Path, load: Callable[[], object]) -> None:
+    try:
+        load()
+    except ssl.SSLError as error:
+        raise TransportError(f"cannot use {path}: {_reason(error)}") from error
+    except OSError as error:
+        raise transport_error(error, f"cannot read {path}") from error
+
+
+def first_certificate(path: Path) -> bytes:
+    """DER of the first certificate in a PEM file that was loaded before."""
+    text = path.read_text(errors="replace")
+    end = "-----END CERTIFICATE-----"
+    begin = text.index("-----BEGIN CERTIFICATE-----")
+    return ssl.PEM_cert_to_DER_cert(text[begin : text.index(end, begin) + len(end)])
+
+
+def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, verified: bool, own: bytes = b"") -> ChannelInfo:
+    """What TLS adds to the facts of a channel; `own` is the server's certificate on the server itself."""
+    peer = sock.getpeercert(binary_form=True) or b""
+    cipher = sock.cipher()
+    return replace(
+        info,
+        secure=True,
+        peer_verified=verified,
+        peer_certificate=peer,
+        channel_binding=hashlib.sha256(own or peer).digest(),
+        detail=f"{sock.version()}, {cipher[0] if cipher else 'no cipher'}",
+    )
+
+
+class TlsHandshake:
+    """Drives one handshake by callbacks; `finished` hears of the end unless it was cancelled."""
+
+    def __init__(self, sock: ssl.SSLSocket, finished: Callable[[TransportError | None], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._finished = finished
+        self._watching: Callable[[int], bool] | None = None
+
+    def start(self) -> None:
+        self._step()
+
+    def cancel(self) -> None:
+        if self._watching is not None:
+            self._watching(self._fd)
+            self._watching = None
+
+    def _step(self) -> None:
+        try:
+            self._sock.do_handshake()
+            if self._sock.selected_alpn_protocol() != ALPN:
+                raise TransportError(f"the peer does not speak {ALPN}")
+        except ssl.SSLWantReadError:
+            self._watch(self._loop.add_reader, self._loop.remove_reader)
+        except ssl.SSLWantWriteError:
+            self._watch(self._loop.add_writer, self._loop.remove_writer)
+        except OSError as error:
+            self.cancel()
+            self._finished(handshake_error(error))
+        else:
+            self.cancel()
+            self._finished(None)
+
+    def _watch(self, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], bool]) -> None:
+        if self._watching != remove:
+            self.cancel()
+            add(self._fd, self._step)
+            self._watching = remove
+
+
+async def handshake(sock: ssl.SSLSocket) -> None:
+    """The client's handshake. Raises TransportError in words; cancelling is safe."""
+    done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
+    driver = TlsHandshake(sock, lambda error: None if done.done() else done.set_result(error))
+    driver.start()
+    try:
+        error = await done
+    finally:
+        driver.cancel()
+    if error is not None:
+        raise error
+
+
+def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> ssl.SSLSocket:
+    """Put TLS on a connected socket without a handshake; `server_name` None = we are the server.
+
+    The new object owns the file descriptor. Raises TransportError.
+    """
+    try:
+        return context.wrap_socket(
+            sock,
+            server_side=server_name is None,
+            do_handshake_on_connect=False,
+            suppress_ragged_eofs=False,
+            server_hostname=server_name,
+        )
+    except (OSError, ValueError) as error:
+        raise TransportError(f"TLS cannot start: {error}") from error
+
+
+def handshake_error(error: OSError) -> TransportError:
+    if isinstance(error, TransportError):
+        return error
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return TransportError(f"certificate verify failed: {error.verify_message}")
+    if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
+        return TransportError("the peer closed the connection in the TLS handshake; it may not speak TLS")
+    if isinstance(error, ssl.SSLError):
+        return TransportError(_reason(error))
+    return transport_error(error)
+
+
+def _reason(error: ssl.SSLError) -> str:
+    reason = error.reason or ""
+    return _WORDS.get(reason) or reason.lower().replace("_", " ") or str(error)
+
+
+class TlsStream:
+    """Reads and writes of an `SSLSocket` as a non-blocking socket would do them."""
+
+    def __init__(self, sock: ssl.SSLSocket) -> None:
+        self._sock = sock
+        self._unfinished: Buffer | None = None
+        self._ended = False
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Fill the buffer with as many records as there are."""
+        if self._ended:
+            return 0
+        total = 0
+        try:
+            while total < len(buffer):
+                size = self._sock.recv_into(buffer[total:])
+                if not size:
+                    self._ended = True
+                    break
+                total += size
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if not total:
+                raise BlockingIOError from None
+        except ssl.SSLError as error:
+            if not total:
+                raise _stream_error(error) from error
+            # Deliver what came before; the next read meets the same error.
+        return total
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int:
+        # A write that was refused must be repeated with the same bytes: OpenSSL has encrypted part of them.
+        data = self._unfinished
+        if data is None:
+            data = self._unfinished = _gather(buffers)
+        try:
+            sent = self._sock.send(data)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            raise _stream_error(error) from error
+        self._unfinished = None
+        return sent
+
+    def pending(self) -> int:
+        return self._sock.pending()
+
+    def finish(self) -> None:
+        try:
+            self._sock.unwrap()
+        except (OSError, ValueError):
+            pass  # usually "want read": our goodbye is out, the peer's may follow
+
+
+def _gather(buffers: Sequence[Buffer]) -> Buffer:
+    first = buffers[0]
+    if len(first) >= WRITE_SIZE:
+        return memoryview(first)[:WRITE_SIZE]
+    if len(buffers) == 1:
+        return first
+    parts: list[Buffer] = []
+    room = WRITE_SIZE
+    for buffer in buffers:
+        parts.append(buffer if len(buffer) <= room else memoryview(buffer)[:room])
+        room -= len(parts[-1])
+        if not room:
+            break
+    return b"".join(parts)
+
+
+def _stream_error(error: ssl.SSLError) -> TransportError:
+    if isinstance(error, ssl.SSLEOFError):
+        return TransportError("connection cut off without a TLS goodbye")
+    return TransportError(_reason(error))
