@@ -242,11 +242,19 @@ class Engine:
 
     # === for the path manager  ===
 
+    # It knows of a connection's end only once it has seen the event; meanwhile it may still speak of it.
+
     def _drain(self, connection: ConnectionId) -> None:
-        self.session.drain(connection, now=self._now)
+        if self._alive(connection):
+            self.session.drain(connection, now=self._now)
 
     def _set_role(self, connection: ConnectionId, role: Role) -> None:
-        self.session.set_role(connection, role, now=self._now)
+        if self._alive(connection):
+            self.session.set_role(connection, role, now=self._now)
+
+    def _alive(self, connection: ConnectionId) -> bool:
+        found = self.session.connections.get(connection)
+        return found is not None and found.alive
 
     def _paths(self) -> PathManager:
         if self.paths is None:

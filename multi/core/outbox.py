@@ -51,15 +51,16 @@ class Outbox:
         self._waiting.append(number)
         return number
 
-    def send(self, connection: Connection) -> None:
+    def send(self, connection: Connection, now: float) -> None:
         """Put everything that waits on `connection`."""
         while self.waiting:
             number = self._waiting.pop(0)
             control = self._controls[number]
             control.connection = connection.id
             if not connection.outstanding:
-                connection.carries(0, connection.sent_at)
+                connection.carries(0, now)
             connection.carried_control.add(number)
+            connection.sent_at = now
             connection.send(
                 control.type, (control.payload,), len(control.payload), sequence=number, stream=control.stream
             )
@@ -75,7 +76,7 @@ class Outbox:
             return []
         numbers = list(range(self._acked, cumulative))
         for start, end in ranges:
-            numbers += range(start, end)
+            numbers += range(max(start, self._acked), end)
         newly = []
         for number in numbers:
             control = self._controls.pop(number, None)

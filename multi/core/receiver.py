@@ -85,6 +85,12 @@ class Receiver:
         self._charge(final - before, stream)
         self.give_back(given_back, now, 0.0)
 
+    def forget(self, stream: ReceiveStream) -> None:
+        """The stream has ended on both sides; what is not acknowledged yet still will be."""
+        del self.streams[stream.id]
+        if stream.id in self._dirty:
+            self._closed[stream.id] = stream.next_offset
+
     def repeat(self, stream: StreamId, end: int) -> None:
         """Bytes came again for a stream that has ended here: acknowledge them so that the peer forgets them."""
         self._closed[stream] = max(end, self._closed.get(stream, 0))

@@ -142,7 +142,7 @@ class Session:
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
-        if self.side is Side.SERVER and len(self.connections) > self.settings.max_connections:
+        if self.side is Side.SERVER and len(self._alive()) > self.settings.max_connections:
             self.disconnect(created, "too many connections in this session", abort=True)
             return
         self._notify_state(created)
@@ -270,6 +270,8 @@ class Session:
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
         """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
         self._now = now
+        if self.state is SessionState.CLOSED:
+            return
         own = scheduler or self._make_scheduler(policy.scheduler, dict(policy.parameters))
         self._use_scheduler(policy, own, by_peer=False)
         if self.side is Side.CLIENT and scheduler is None:
@@ -324,7 +326,7 @@ class Session:
             due.append(self._detached_at + self.settings.resume_timeout)
         if self._close_sent_at is not None:
             due.append(self._close_sent_at + self.settings.linger)
-        if self.side is Side.SERVER and not self.confirmed:
+        if self.side is Side.SERVER and not self.confirmed and not self._alive():
             due.append(self._created_at + self.settings.handshake_timeout)
         wants_tokens = bool(self.sender.unacked)
         for connection in self.connections.values():
@@ -626,7 +628,7 @@ class Session:
 
     def _send_control(self) -> None:
         if self.outbox.waiting and (ready := self._usable_for_control()):
-            self.outbox.send(min(ready, key=_delivery_time))
+            self.outbox.send(min(ready, key=_delivery_time), self._now)
 
     def _send_acks(self, now: float) -> None:
         receiver = self.receiver

@@ -305,7 +305,8 @@ class Streams:
         read = received.at_end or received.reset_code is not None or received.discarding
         if not (received.complete and read):
             return
-        del self._host.sender.streams[stream], self._host.receiver.streams[stream]
+        del self._host.sender.streams[stream]
+        self._host.receiver.forget(received)
         if stream % 2 != self._own_parity:
             self._peer_limit += 1
             self._host.outbox.add(SegmentType.MAX_STREAMS, encode_unsigned((self._peer_limit, 8)))

@@ -153,7 +153,7 @@ class Oracles:
             if stream.next_offset > stream.window:
                 self._fail(f"stream {stream.id} sent {stream.next_offset}, its window is {stream.window}")
             theirs = peer.streams.get(stream.id)
-            if theirs is not None and stream.acked > theirs.next_offset:
+            if stream.reset_code is None and theirs is not None and stream.acked > theirs.next_offset:
                 self._fail(f"stream {stream.id}: {stream.acked} acknowledged, {theirs.next_offset} arrived")
 
 

@@ -268,7 +268,8 @@ class Pair:
 
     def _announce_loss(self, wire: Wire, notice: float) -> None:
         self.clock.at(self.clock.now + notice, lambda: wire.client.lose(wire, "reset"))
-        self.clock.at(self.clock.now + notice * 1.5, lambda: wire.server and wire.server.lose(wire, "reset"))
+        if (server := wire.server) is not None:
+            self.clock.at(self.clock.now + notice * 1.5, lambda: server.lose(wire, "reset"))
 
     def stall(self, index: int) -> None:
         """Nothing moves on the route, nobody is told."""
