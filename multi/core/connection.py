@@ -53,6 +53,7 @@ class Connection:
         "created_at",
         "credit",
         "data_lane",
+        "drain_asked",
         "drain_received",
         "drain_sent",
         "echo_due",
@@ -79,6 +80,7 @@ class Connection:
         "reinjected",
         "retransmits",
         "role",
+        "role_sequence",
         "rtt",
         "rtt_variation",
         "sampled_acked",
@@ -105,8 +107,8 @@ class Connection:
         self.data_lane = 1 if facts.lanes > 1 else 0
         self.state = ConnectionState.AUTHENTICATING
         self.reason = "connected"
-        self.number = 0
-        """Number the server gave it; enters keys and control segments."""
+        self.number = -1
+        """Number the server gave it; enters keys and control segments. -1 = not yet."""
         self.authenticated = False
         """The peer has proved itself on this connection."""
         self.may_send = False
@@ -127,7 +129,12 @@ class Connection:
         self.ping_token = 0
         self.echo_due = 0.0
         self.ack_wanted = False
+        self.drain_asked = False
+        """The peer has asked for a drain before it had proved itself here."""
         self.drain_sent = self.drain_received = False
+        """That side has said that nothing of its own is outstanding any more."""
+        self.role_sequence = -1
+        """Number of the newest ROLE taken."""
         self.carried_control: set[int] = set()
 
         self.in_flight = 0

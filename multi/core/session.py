@@ -126,7 +126,6 @@ class Session:
         self._reinject_at: float | None = None
         self._refusals: list[float] = []
         self._policy_number = -1
-        self._role_numbers: dict[int, int] = {}
         self._ping = 0
         self.streams.create(STREAM_ZERO, 3)
         if side is Side.SERVER:
@@ -296,7 +295,8 @@ class Session:
                 self._check_connection(connection, now)
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
-            self._end(f"no connection for {self.settings.resume_timeout:g} s")
+            everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.empty
+            self._end("" if everything_said else f"no connection for {self.settings.resume_timeout:g} s")
         if self._close_sent_at is not None and now >= self._close_sent_at + self.settings.linger:
             self._end("")
         if (
@@ -407,6 +407,8 @@ class Session:
             self.state = check_session(self.state, SessionState.OPEN)
             self.notify(SessionConfirmed())
         self._attached()
+        if connection.drain_asked:
+            self._start_draining(connection, "drained by the peer")
         self.receiver.everything_dirty()
         connection.ack_wanted = True
         if self.side is Side.SERVER:
@@ -531,17 +533,20 @@ class Session:
         payload = segment.payload
         match segment.type:
             case SegmentType.DRAIN:
-                (number,) = decode_unsigned(payload, 4)
-                for connection in self.connections.values():
-                    if connection.number == number and connection.authenticated and connection.alive:
-                        connection.drain_received = True
-                        if connection.state is not ConnectionState.DRAINING:
-                            self._start_draining(connection, "drained by the peer")
+                number, drained = decode_unsigned(payload, 4, 1)
+                if (connection := self._numbered(number)) is not None:
+                    connection.drain_received = connection.drain_received or bool(drained)
+                    if not connection.authenticated:
+                        connection.drain_asked = True  # it overtook the proof on another connection
+                    elif connection.state is not ConnectionState.DRAINING:
+                        self._start_draining(connection, "drained by the peer")
             case SegmentType.ROLE:
                 number, role = decode_role(payload)
-                if segment.sequence > self._role_numbers.get(number, -1):
-                    self._role_numbers[number] = segment.sequence
-                    self._peer_role(number, role)
+                connection = self._numbered(number)
+                if connection is not None and segment.sequence > connection.role_sequence:
+                    connection.role_sequence = segment.sequence
+                    connection.role = role
+                    self.notify(RoleChanged(connection.id, role, by_peer=True))
             case SegmentType.POLICY:
                 policy = decode_policy(Fields(payload))
                 if segment.sequence > self._policy_number:
@@ -552,11 +557,8 @@ class Session:
             case _:
                 self.streams.control(segment, now)
 
-    def _peer_role(self, number: int, role: Role) -> None:
-        for connection in self.connections.values():
-            if connection.number == number and connection.authenticated and connection.alive:
-                connection.role = role
-                self.notify(RoleChanged(connection.id, role, by_peer=True))
+    def _numbered(self, number: int) -> Connection | None:
+        return next((c for c in self._alive() if c.number == number), None)
 
     def _peer_policy(self, policy: Policy) -> None:
         if self.side is Side.CLIENT:
@@ -591,7 +593,10 @@ class Session:
     # === sending  ===
 
     def usable(self) -> list[Connection]:
-        """Connections for data now: active roles first, backups when there are none, suspects when nothing else."""
+        """Connections for data now: active roles first, backups when there are none.
+
+        When neither is there, a connection that drains is still better than none, and a suspect one better than that.
+        """
         ready = [
             c
             for c in self.connections.values()
@@ -603,7 +608,8 @@ class Session:
         active = [c for c in ready if c.role is Role.ACTIVE]
         if active or ready:
             return active or ready
-        return [c for c in self.connections.values() if c.state is ConnectionState.SUSPECT and c.may_send]
+        left = [c for c in self.connections.values() if c.may_send and c.alive]
+        return [c for c in left if c.state is ConnectionState.DRAINING] or left
 
     def _usable_for_control(self) -> list[Connection]:
         ready = [c for c in self.connections.values() if c.may_send and c.authenticated and c.alive]
@@ -769,9 +775,11 @@ class Session:
             self._notify_state(connection)
 
     def _drain(self, connection: Connection, reason: str) -> None:
-        connection.drain_sent = True
-        self.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4)))
+        self._say_drain(connection, drained=False)
         self._start_draining(connection, reason)
+
+    def _say_drain(self, connection: Connection, *, drained: bool) -> None:
+        self.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4), (int(drained), 1)))
 
     def _start_draining(self, connection: Connection, reason: str) -> None:
         if connection.state is ConnectionState.SUSPECT:
@@ -780,13 +788,14 @@ class Session:
         self._notify_state(connection)
 
     def _finish_drains(self) -> None:
-        """Answer the peer's DRAIN once nothing is outstanding; close what both sides have drained."""
+        """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
+        replaced = any(c.state is ConnectionState.ACTIVE for c in self.connections.values())
         for connection in self.connections.values():
-            if connection.state is not ConnectionState.DRAINING or connection.in_flight:
-                continue
+            if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
+                continue  # never break before make: with nothing else left it goes on carrying
             if not connection.drain_sent:
                 connection.drain_sent = True
-                self.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4)))
+                self._say_drain(connection, drained=True)
             elif connection.drain_received and not connection.carried_control and self.side is Side.CLIENT:
                 self._collect(connection)
                 self._effects.append(CloseConnection(connection.id, False, "drained"))
@@ -850,8 +859,10 @@ class Session:
         """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
         if not self._closing or self._close_sent_at is not None or not self.confirmed:
             return
-        if not self.streams.all_sent_acknowledged or not self.outbox.empty or not self._carrying():
+        if not self.streams.all_sent_acknowledged or not self.outbox.empty:
             return
+        if not any(c.may_deliver for c in self._carrying()):
+            return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
         payload = encode_close(Close(CLOSE_NORMAL))
         acks = self.receiver.ack_payload()
         for connection in self._carrying():

@@ -110,10 +110,12 @@ class PathManager:
                 self._attempt_over(slot, connection, candidate, reason, now)
             return
         filled = next((s for s in self.slots if s.connection == connection), None)
-        if filled is not None and state in (ConnectionState.LOST, ConnectionState.CLOSED):
+        gone = state in (ConnectionState.LOST, ConnectionState.CLOSED, ConnectionState.DRAINING)
+        if filled is not None and gone:
+            # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
             filled.connection = None
             self._roles.pop(connection, None)
-            if state is ConnectionState.LOST or not filled.parked:
+            if not filled.parked:
                 if now - filled.up_since >= STABLE_AFTER:
                     filled.failures = 0
                 self._schedule_retry(filled, now)

@@ -195,7 +195,7 @@ class Pair:
             other.lose(wire, reason)
 
     def _to_server(self, wire: Wire, data: bytes, lane: int) -> None:
-        if wire.route.mute:
+        if wire.route.mute or wire.refused:
             return
         if not data:
             self.hang_up(wire, wire.client)
@@ -212,7 +212,7 @@ class Pair:
         if routed is None:
             return
         if isinstance(routed, Refused):
-            wire.waiting.clear()
+            wire.refused = True
             wire.down.write(routed.reply, 0)
             wire.down.end()
             return

@@ -71,6 +71,7 @@ class Wire:
     waiting: bytearray = field(default_factory=bytearray)
     early: list[tuple[bytes, int]] = field(default_factory=list)
     """Bytes of other lanes that overtook the first segment."""
+    refused: bool = False
     released: set[int] = field(default_factory=set)
     """Ends (by `id()`) that have closed their side, or were told that it broke."""
 
