@@ -45,6 +45,7 @@ class Connection:
         "ack_wanted",
         "allowance",
         "authenticated",
+        "brought",
         "bytes_received",
         "bytes_sent",
         "carried_control",
@@ -90,6 +91,7 @@ class Connection:
         "suspect_since",
         "transport",
         "unacked",
+        "unsampled",
         "weight",
     )
 
@@ -129,6 +131,8 @@ class Connection:
         self.ping_token = 0
         self.echo_due = 0.0
         self.ack_wanted = False
+        self.brought: set[StreamId] = set()
+        """Streams it brought bytes of since the last ACK that went back on it."""
         self.drain_asked = False
         """The peer has asked for a drain before it had proved itself here."""
         self.drain_sent = self.drain_received = False
@@ -142,6 +146,8 @@ class Connection:
         """Data bytes that may leave before the peer has been heard; None = no bound (see `probation`)."""
         self.bytes_sent = self.bytes_received = self.reinjected = 0
         self.has_samples = False
+        self.unsampled = False
+        """Something was written since the transport was last asked."""
         self.sampled_acked = 0
         self.unacked = self.not_sent = self.congestion_window = self.retransmits = 0
         self.rtt = facts.rtt
@@ -271,7 +277,7 @@ class Connection:
 
     def take_sample(self, sample: TransportSample, now: float) -> bool:
         """Take the transport's own figures; return True when its peer made progress."""
-        self.has_samples = True
+        self.has_samples, self.unsampled = True, False
         if sample.rtt:
             self.rtt, self.rtt_variation = sample.rtt, sample.rtt_variation
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):

@@ -5,11 +5,13 @@ It decides what an ACK says and when one is due; the session chooses the connect
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from multi.core.ids import StreamId
 from multi.core.outbox import Inbox
 from multi.core.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
 from multi.core.receive_stream import ReceiveStream, Window
-from multi.core.settings import SessionSettings
+from multi.core.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.errors import RemoteProtocolError
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
@@ -23,7 +25,9 @@ class Receiver:
     def __init__(self, settings: SessionSettings, now: float) -> None:
         self._settings = settings
         self.streams: dict[StreamId, ReceiveStream] = {}
-        self.window = Window(settings.initial_window, settings.max_session_window, now)
+        # A client may send so much before it knows any window (design 5), so less cannot be granted.
+        self._initial_window = max(settings.initial_window, EARLY_DATA_LIMIT)
+        self.window = Window(self._initial_window, max(settings.max_session_window, EARLY_DATA_LIMIT), now)
         self.control = Inbox()
         self.charged = 0
         """Sum of the highest offsets of all streams: what the peer has used of the session window."""
@@ -40,7 +44,7 @@ class Receiver:
         """Most bytes kept out of order."""
 
     def add(self, stream: StreamId, now: float) -> ReceiveStream:
-        window = Window(self._settings.initial_window, self._settings.max_stream_window, now)
+        window = Window(self._initial_window, max(self._settings.max_stream_window, EARLY_DATA_LIMIT), now)
         created = self.streams[stream] = ReceiveStream(stream, window)
         return created
 
@@ -127,6 +131,12 @@ class Receiver:
         for stream in self.streams:
             self._dirty[stream] = None
         self.ack_now = True
+
+    def say_again(self, streams: Iterable[StreamId]) -> None:
+        """The next ACK speaks of these streams, whether or not something is new."""
+        for stream in streams:
+            if stream in self.streams:
+                self._dirty[stream] = None
 
     @property
     def ack_pending(self) -> bool:

@@ -74,7 +74,7 @@ DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
-LATE = 0.020  # seconds a timer may be late before this host, not the path, is to blame
+MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
 
@@ -111,7 +111,7 @@ class Session:
         self._effects: list[Effect] = []
         if scheduler is None:
             scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
-        self.sender = Sender(scheduler, self.policy.reinject, settings.initial_window)
+        self.sender = Sender(scheduler, self.policy.reinject, EARLY_DATA_LIMIT)
         self.receiver = Receiver(settings, now)
         self.outbox = Outbox()
         self.streams = Streams(self, settings)
@@ -119,6 +119,7 @@ class Session:
         self._opened = False
         self._closing = False
         self._close_sent_at: float | None = None
+        self._peer_closing = False
         self._detached_at: float | None = None
         self._created_at = now
         self._probe_at: float | None = None
@@ -351,7 +352,7 @@ class Session:
             if buffers:
                 self._effects.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
-                connection.echo_due = 0.0
+                connection.unsampled = True
 
     @property
     def smoothed_rtt(self) -> float:
@@ -365,7 +366,7 @@ class Session:
     @property
     def wants_samples(self) -> bool:
         """Transport figures are of use now: something is on its way."""
-        return any(c.alive and (c.outstanding or c.unacked) for c in self.connections.values())
+        return any(c.alive and (c.outstanding or c.unacked or c.unsampled) for c in self.connections.values())
 
     @property
     def peer_psk_id(self) -> str:
@@ -382,8 +383,8 @@ class Session:
 
     def may_send(self, connection: Connection) -> None:
         connection.may_send = True
-        if connection.lanes > 1:
-            connection.allowance = EARLY_DATA_LIMIT
+        # What overtakes the proof, or comes on a repeated HELLO, is held by the peer, which holds only so much.
+        connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
         if not self._opened:
             self._opened = True
             self._effects.append(SessionOpened())
@@ -478,11 +479,15 @@ class Session:
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
         connection.heard(now)
+        if self._close_sent_at is not None:
+            self._close_sent_at = now  # the peer is still sending: it needs our acknowledgements to end in order
         if connection.authenticated:
             connection.allowance = None
             if connection.state is ConnectionState.SUSPECT:
                 self._recovered(connection, "the peer was heard")
         if segment.type == SegmentType.DATA:
+            if len(connection.brought) < MAX_BROUGHT:
+                connection.brought.add(segment.stream)
             if not connection.echo_due:
                 connection.echo_due = now + max(0.025, connection.suspect_after / 2)
             if self.streams.data(segment, now) and not self.receiver.ack_due:
@@ -508,7 +513,6 @@ class Session:
         ack = decode_ack(segment.payload)
         if ack.session_window > self.sender.window:
             self.sender.window = ack.session_window
-            self._probe_wait = PROBE_MIN
         for type_, stream in self.outbox.acknowledge(ack.control_cumulative, ack.control_ranges, self.connections):
             self.streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
@@ -627,6 +631,7 @@ class Session:
             connection.refresh_credit(now)
         self.sender.fill(usable, now)
         self._plan_reinjection(usable, now)
+        self._plan_probe(now)
         self._finish_drains()
         self.streams.send_fins()
         self._send_control()
@@ -653,6 +658,11 @@ class Session:
             targets.append(best)
         for connection in wanted:
             connection.ack_wanted = False
+        for connection in targets:
+            connection.echo_due = 0.0
+            # What it brought may have been acknowledged on a road that died meanwhile: say it here once more.
+            receiver.say_again(connection.brought)
+            connection.brought.clear()
         if not targets:
             return
         while True:
@@ -660,7 +670,6 @@ class Session:
             for connection in targets:
                 connection.send(SegmentType.ACK, (payload,), len(payload))
                 connection.sent_at = now
-                connection.echo_due = 0.0
             if not receiver.ack_now:
                 return
 
@@ -675,19 +684,23 @@ class Session:
 
     def _probe_window(self, now: float) -> None:
         """Ask for the peer's window when only a lost acknowledgement can be what blocks us (mechanics B3)."""
-        blocked = self.sender.blocked_by_window and not any(c.in_flight for c in self.connections.values())
-        if not blocked or not self.confirmed:
-            self._probe_at, self._probe_wait = (
-                (now + PROBE_MIN, PROBE_MIN) if self.sender.unsent and self.confirmed else (None, PROBE_MIN)
-            )
+        if self._probe_at is None or now < self._probe_at:
             return
-        if self._probe_at is not None and now < self._probe_at:
-            return
-        if self._probe_at is not None:
-            for connection in self._usable_for_control():
-                self._send_ping(connection, now, wants_ack=True)
-            self._probe_wait = min(PROBE_MAX, self._probe_wait * 2)
+        for connection in self._usable_for_control():
+            self._send_ping(connection, now, wants_ack=True)
+        self._probe_wait = min(PROBE_MAX, self._probe_wait * 2)
         self._probe_at = now + self._probe_wait
+
+    def _plan_probe(self, now: float) -> None:
+        """Bytes wait for window and nothing is in flight whose acknowledgement could bring it: ask after a while."""
+        if (
+            not self.confirmed
+            or any(c.in_flight for c in self.connections.values())
+            or not self.sender.blocked_by_window
+        ):
+            self._probe_at, self._probe_wait = None, PROBE_MIN
+        elif self._probe_at is None:
+            self._probe_at = now + self._probe_wait
 
     def _send_ping(self, connection: Connection, now: float, *, wants_ack: bool = False) -> None:
         self._ping += 1
@@ -868,10 +881,16 @@ class Session:
         for connection in self._carrying():
             connection.send(SegmentType.ACK, (acks,), len(acks))
             connection.send(SegmentType.CLOSE, (payload,), len(payload))
+        if self._peer_closing:
+            self._end("")
+            return
         self._close_sent_at = self._now
         self.state = check_session(self.state, SessionState.CLOSING)
 
     def _peer_closed(self, connection: Connection, close: Close) -> None:
+        if close.code == CLOSE_NORMAL and self._closing and not self.streams.all_sent_acknowledged:
+            self._peer_closing = True  # both closed at once: the peer lingers to acknowledge what is still on its way
+            return
         if self._close_sent_at is None:
             answer = encode_close(Close(CLOSE_NORMAL))
             acks = self.receiver.ack_payload()

@@ -17,7 +17,7 @@ from multi.core.receiver import Receiver
 from multi.core.segment import Segment, SegmentType
 from multi.core.send_stream import SendStream
 from multi.core.sender import Sender
-from multi.core.settings import SessionSettings
+from multi.core.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset
 
 LOWEST_PRIORITY = 7
@@ -49,10 +49,10 @@ class Streams:
         self._next_own = 2 if host.side is Side.CLIENT else 1
         self._next_peer = 1 if host.side is Side.CLIENT else 2
         self._own_opened = 0
-        self._own_limit = settings.max_streams
+        self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
         self._peer_opened = 0
         self._peer_limit = settings.max_streams
-        self._peer_window = settings.initial_window
+        self._peer_window = EARLY_DATA_LIMIT
         self._receive_errors: dict[StreamId, SessionLost] = {}
         self._send_errors: dict[StreamId, SessionLost] = {}
         self._ended: SessionLost | None = None
@@ -79,10 +79,11 @@ class Streams:
         return stream
 
     def peer_known(self, window: int, max_streams: int) -> None:
-        self._peer_window = window
+        self._peer_window = max(window, EARLY_DATA_LIMIT)
         self._own_limit = max_streams
         for stream in self._host.sender.streams.values():
-            stream.window = max(stream.window, window)
+            stream.window = max(stream.window, self._peer_window)
+        self._host.emit(StreamWritable(STREAM_ZERO))
 
     def _of_peer(self, stream: StreamId) -> bool:
         """Make sure a stream named by the peer exists; return False when it has ended here."""
