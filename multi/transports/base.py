@@ -117,7 +117,10 @@ class Channel(Protocol):
     def info(self) -> ChannelInfo: ...
 
     def start(self, sink: ChannelSink) -> None:
-        """Begin to deliver. Bytes that came earlier are delivered from the event loop, not from this call."""
+        """Begin to deliver. Bytes that came earlier are delivered from the event loop, not from this call.
+
+        Called again, it hands the channel over to another sink.
+        """
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
         """Queue bytes in order on a lane; buffers are kept by reference and must not change. See `flush`."""

@@ -7,7 +7,6 @@ with one byte that is not delivered, because QUIC lets the server write only on 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,11 +20,9 @@ from aioquic.quic.packet import QuicErrorCode
 from multi.core.facts import TransportSample
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
-from multi.transports.quic_engine import QuicEngine
+from multi.transports.quic_engine import EngineError, QuicEngine
 from multi.transports.sockets import transport_error
 from multi.transports.udp_port import PeerAddress, UdpPort
-
-logger = logging.getLogger("multi.transports")
 
 ALPN = "multi/1"
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
@@ -193,9 +190,8 @@ class QuicChannel:
             return
         try:
             self._engine.receive(data, address, time.monotonic())
-        except Exception:  # a packet must never stop the others: this is the edge to a third party's parser
-            logger.exception("QUIC connection from %s: packet not understood", address)
-            self._lose(TransportError("the peer sent a packet that could not be processed"), VIOLATION)
+        except EngineError as error:
+            self._lose(error, None)
             return
         self._drain_events()
 
@@ -346,14 +342,14 @@ class QuicChannel:
     def _transmit(self) -> None:
         if self._port.blocked or self._failing or self._is_closed():
             return  # `port_writable` resumes; a timer would only fire in vain
-        datagrams = self._engine.datagrams(time.monotonic())
-        if datagrams:
-            try:
+        try:
+            datagrams = self._engine.datagrams(time.monotonic())
+            if datagrams:
                 self._port.send(datagrams)
-            except OSError as error:
-                self._failing = True
-                self._loop.call_soon(self._lose, transport_error(error), None)
-                return
+        except OSError as error:
+            self._failing = True
+            self._loop.call_soon(self._lose, transport_error(error), None)
+            return
         self._arm_timer()
 
     def _arm_timer(self) -> None:
@@ -378,7 +374,11 @@ class QuicChannel:
         if at > now + TIMER_MIN:
             self._arm_timer()
             return
-        self._engine.handle_timer(max(now, at))
+        try:
+            self._engine.handle_timer(max(now, at))
+        except EngineError as error:
+            self._lose(error, None)
+            return
         self._drain_events()
         self.burst_finished()
 
@@ -434,8 +434,8 @@ class QuicChannel:
             reason = "aborted" if code == ABORTED else ""
             self._engine.close(code, reason)
         if code is not None:
-            goodbye = self._engine.datagrams(time.monotonic())
             try:
+                goodbye = self._engine.datagrams(time.monotonic())
                 self._port.send(list(goodbye))
             except OSError:
                 goodbye = ()

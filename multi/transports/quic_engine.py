@@ -6,9 +6,11 @@ connection only after its draining period. Those facts are read here; `check_eng
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import aioquic
@@ -35,6 +37,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from multi.errors import TransportError
 from multi.transports.base import Buffer
 
+logger = logging.getLogger("multi.transports")
+
 NetworkAddress: TypeAlias = Any
 """Whatever the driver uses to name a peer; the engine compares and returns it."""
 
@@ -55,6 +59,10 @@ RECOVERY_ATTRIBUTES = (
 )
 PACER_ATTRIBUTES = ("bucket_max", "update_rate")
 SENDER_ATTRIBUTES = ("_acked", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "is_finished")
+
+
+class EngineError(TransportError):
+    """aioquic raised where it should not have: that connection is lost, the others must not notice."""
 
 
 class _Connection(QuicConnection):
@@ -115,10 +123,13 @@ class QuicEngine:
     # What goes in
 
     def receive(self, data: bytes, address: NetworkAddress, now: float) -> None:
-        self._connection.receive_datagram(data, address, now=now)
+        """Raises EngineError, as everything here that makes aioquic work on a packet does."""
+        with _third_party():
+            self._connection.receive_datagram(data, address, now=now)
 
     def handle_timer(self, now: float) -> None:
-        self._connection.handle_timer(now=now)
+        with _third_party():
+            self._connection.handle_timer(now=now)
 
     def write(self, stream_id: int, data: Buffer) -> None:
         """Queue bytes; they are copied into the stream's retransmission buffer."""
@@ -135,7 +146,8 @@ class QuicEngine:
     # What comes out
 
     def datagrams(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
-        return self._connection.datagrams_to_send(now=now)
+        with _third_party():
+            return self._connection.datagrams_to_send(now=now)
 
     def next_timer(self) -> float | None:
         return self._connection.get_timer()
@@ -261,6 +273,16 @@ def congestion_controls() -> list[str]:
 
 def no_verification() -> ssl.VerifyMode:
     return ssl.CERT_NONE
+
+
+@contextmanager
+def _third_party() -> Iterator[None]:
+    # The one place where bare exceptions are caught: what a stranger's packet makes aioquic raise is not known.
+    try:
+        yield
+    except Exception as error:
+        logger.exception("aioquic failed")
+        raise EngineError(f"QUIC engine failed: {error!r}") from error
 
 
 class PacketHeader:

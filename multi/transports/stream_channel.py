@@ -78,7 +78,7 @@ class StreamChannel:
         self._fd = sock.fileno()
         self._secured = secured
         self._recv_into = secured.recv_into if secured else sock.recv_into
-        self._sendmsg = secured.sendmsg if secured else sock.sendmsg
+        self._sendmsg = secured.sendmsg if secured else getattr(sock, "sendmsg", self._send_first)
         self._buffer = receive_buffer(self._loop)
         self._sink: ChannelSink | None = None
         self._state = _State.OPEN
@@ -104,8 +104,9 @@ class StreamChannel:
         return self._info
 
     def start(self, sink: ChannelSink) -> None:
+        handed_over = self._sink is not None
         self._sink = sink
-        if self._state is _State.OPEN and not self._failing:
+        if self._state is _State.OPEN and not self._failing and not handed_over:
             self._loop.add_reader(self._fd, self._on_readable)
             if self._secured and self._secured.pending():
                 self._loop.call_soon(self._on_readable)
@@ -160,6 +161,9 @@ class StreamChannel:
             self._writer_added = True
             self._loop.add_writer(self._fd, self._on_writable)
 
+    def _send_first(self, buffers: Sequence[Buffer]) -> int:
+        return self._sock.send(buffers[0])  # Windows has no sendmsg
+
     def _on_writable(self) -> None:
         self._blocked = False
         before = self._queued
@@ -197,23 +201,20 @@ class StreamChannel:
     # Receiving
 
     def _on_readable(self) -> None:
-        sink = self._sink
-        if sink is None or self._state is not _State.OPEN:
-            return
         buffer = self._buffer
         received = False
         end: TransportError | None = None
         ended = False
         try:
             for _ in range(READS_PER_EVENT):
+                if self._sink is None or not self._is_open():
+                    return
                 size = self._recv_into(buffer)
                 if not size:
                     ended = True
                     break
                 received = True
-                sink.data_received(buffer[:size], 0)
-                if not self._is_open():
-                    return
+                self._sink.data_received(buffer[:size], 0)
                 if size < RECEIVE_BUFFER and self._secured is None:
                     break  # the socket was emptied; readiness is level-triggered, so nothing is missed
             else:
@@ -223,8 +224,8 @@ class StreamChannel:
             pass
         except OSError as error:
             end, ended = transport_error(error), True
-        if received:
-            sink.batch_finished()
+        if received and self._sink is not None and self._is_open():
+            self._sink.batch_finished()
         if ended:
             self._lose(end)
 

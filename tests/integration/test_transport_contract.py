@@ -289,6 +289,28 @@ def test_info_names_both_ends(case: Case) -> None:
     case.run(scenario())
 
 
+def test_channel_can_be_handed_to_another_sink_between_two_batches(case4: Case) -> None:
+    async def scenario() -> None:
+        server, channel, _sink, peer, peer_sink = await case4.pair()
+        second = Recorder()
+
+        def hand_over(data: bytes, lane: int) -> None:
+            peer_sink.on_data = None
+            second.attach(peer)
+
+        peer_sink.on_data = hand_over
+        data = pattern(3_000_000)
+        channel.write([data], 0)
+        channel.close()
+        assert await second.until_lost() is None
+        assert peer_sink.received[0] + second.received[0] == data
+        assert second.batches > 0
+        assert peer_sink.lost == []
+        server.listener.close()
+
+    case4.run(scenario())
+
+
 def test_data_flows_both_ways_at_once(case4: Case) -> None:
     async def scenario() -> None:
         server, channel, sink, peer, peer_sink = await case4.pair()
