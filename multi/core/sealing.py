@@ -80,7 +80,8 @@ class Sealer(_RecordKeys):
     def seal(self, header: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> bytes:
         """Return ciphertext and tag. `header` must already count TAG_LENGTH in its segment length."""
         clear = payload[0] if len(payload) == 1 else b"".join(payload)
-        return self._aead.encrypt(self.next_nonce(), clear, header)
+        nonce = self.next_nonce()  # first: it may change the key
+        return self._aead.encrypt(nonce, clear, header)
 
 
 class Opener(_RecordKeys):
@@ -92,7 +93,8 @@ class Opener(_RecordKeys):
         """Return the clear payload; raises RemoteProtocolError when anything was altered."""
         if len(payload) < TAG_LENGTH:
             raise RemoteProtocolError("a sealed segment without its tag")
+        nonce = self.next_nonce()
         try:
-            return self._aead.decrypt(self.next_nonce(), payload, header)
+            return self._aead.decrypt(nonce, payload, header)
         except InvalidTag:
             raise RemoteProtocolError("a sealed segment was altered") from None

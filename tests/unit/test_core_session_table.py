@@ -1,0 +1,155 @@
+"""Where the first bytes of a connection go."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from multi.core.handshake import REFUSED, REFUSED_BUSY, REFUSED_VERSION, Refuse
+from multi.core.ids import SessionId
+from multi.core.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
+from multi.core.session_table import Refused, SessionTable, TableLimits
+from multi.errors import RemoteProtocolError
+
+CLIENT_HELLO_OF_TLS = bytes.fromhex("16030100c8010000c40303") + bytes(60)
+HTTP = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
+
+
+def table(sessions: int = 100, per_source: int = 100) -> tuple[SessionTable[str], list[SessionId]]:
+    created: list[SessionId] = []
+
+    def create(session_id: SessionId, source: str) -> str:
+        created.append(session_id)
+        return f"{session_id.hex()} from {source}"
+
+    return SessionTable(TableLimits(sessions, per_source), create), created
+
+
+def sid(number: int) -> SessionId:
+    return SessionId(number.to_bytes(16, "big"))
+
+
+def hello(number: int) -> bytes:
+    return encode(SegmentType.HELLO, sid(number), b"not looked at")
+
+
+def join(number: int) -> bytes:
+    return encode(SegmentType.JOIN, sid(number), b"not looked at")
+
+
+def refusal(answer: object) -> Refuse:
+    assert isinstance(answer, Refused)
+    (segment,) = SegmentDecoder().feed(memoryview(answer.reply))
+    assert segment.type == SegmentType.REFUSE
+    return Refuse.decode(segment.payload)
+
+
+def test_hello_creates_a_session_and_everything_later_leads_to_it() -> None:
+    sessions, created = table()
+    first = sessions.route(hello(1), "a")
+    assert first == f"{sid(1).hex()} from a"
+    assert sessions.route(hello(1), "b") is first
+    assert sessions.route(join(1), "c") is first
+    assert created == [sid(1)]
+    assert sessions.values() == [first]
+    assert len(sessions) == 1
+
+
+def test_the_first_header_is_enough_and_less_is_not() -> None:
+    sessions, created = table()
+    for length in range(HEADER_LENGTH):
+        assert sessions.route(hello(1)[:length], "a") is None
+    assert not created
+    assert sessions.route(bytearray(hello(1)[:HEADER_LENGTH]), "a") is not None
+
+
+def test_join_for_an_unknown_session_gets_the_constant_refusal() -> None:
+    sessions, created = table()
+    answers = [sessions.route(join(number), "a") for number in (1, 2)]
+    assert [refusal(answer) for answer in answers] == [Refuse(REFUSED)] * 2
+    assert not created
+
+
+@pytest.mark.parametrize("type_", sorted(set(SegmentType) - {SegmentType.HELLO, SegmentType.JOIN}))
+def test_a_connection_starts_with_hello_or_join(type_: SegmentType) -> None:
+    sessions, created = table()
+    with pytest.raises(RemoteProtocolError, match=type_.name):
+        sessions.route(encode(type_, sid(1)), "a")
+    assert not created
+
+
+def test_a_removed_session_is_unknown_and_its_place_is_free() -> None:
+    sessions, created = table(sessions=1, per_source=1)
+    sessions.route(hello(1), "a")
+    sessions.remove(sid(1))
+    sessions.remove(sid(1))
+    sessions.remove(sid(9))
+    assert len(sessions) == 0
+    assert refusal(sessions.route(join(1), "a")).code == REFUSED
+    assert isinstance(sessions.route(hello(1), "a"), str)
+    assert created == [sid(1), sid(1)]
+
+
+def test_sessions_are_bounded_in_all() -> None:
+    sessions, created = table(sessions=3)
+    for number in range(3):
+        sessions.route(hello(number), f"source {number}")
+    assert refusal(sessions.route(hello(3), "source 3")).code == REFUSED_BUSY
+    assert isinstance(sessions.route(join(0), "source 9"), str)
+    assert len(created) == 3
+
+
+def test_sessions_are_bounded_per_source_and_the_source_is_its_creator() -> None:
+    sessions, _ = table(per_source=2)
+    sessions.route(hello(1), "a")
+    sessions.route(hello(2), "a")
+    assert refusal(sessions.route(hello(3), "a")).code == REFUSED_BUSY
+    assert isinstance(sessions.route(hello(3), "b"), str)
+    assert isinstance(sessions.route(hello(3), "a"), str)
+    sessions.remove(sid(2))
+    assert isinstance(sessions.route(hello(4), "a"), str)
+    assert refusal(sessions.route(hello(5), "a")).code == REFUSED_BUSY
+
+
+def test_a_closing_server_takes_joins_and_no_new_sessions() -> None:
+    sessions, _ = table()
+    living = sessions.route(hello(1), "a")
+    sessions.refuse_new()
+    assert sessions.route(join(1), "a") is living
+    assert sessions.route(hello(1), "a") is living
+    assert refusal(sessions.route(hello(2), "a")).code == REFUSED_BUSY
+
+
+@pytest.mark.parametrize("version", [2, 3, 15])
+def test_a_later_version_hears_which_versions_are_spoken_here(version: int) -> None:
+    sessions, created = table()
+    raw = bytes([version]) + hello(1)[1:]
+    assert sessions.route(raw[: HEADER_LENGTH - 1], "a") is None
+    answer = refusal(sessions.route(raw, "a"))
+    assert answer == Refuse(REFUSED_VERSION, (1,))
+    assert not created
+
+
+@pytest.mark.parametrize("first", [HTTP, CLIENT_HELLO_OF_TLS, b"SSH-2.0-OpenSSH\r\n", bytes(40), b"\xff" * 40])
+def test_bytes_that_are_not_multi_are_refused_with_the_first_of_them(first: bytes) -> None:
+    sessions, created = table()
+    for length in (1, 8, len(first)):
+        with pytest.raises(RemoteProtocolError, match="unknown version"):
+            sessions.route(first[:length], "a")
+    assert not created
+
+
+@given(st.binary(max_size=80), st.booleans())
+def test_random_bytes_give_an_answer_or_a_protocol_error(data: bytes, like_multi: bool) -> None:
+    sessions, created = table()
+    if like_multi:
+        data = b"\x01" + data
+    try:
+        answer = sessions.route(data, "a")
+    except RemoteProtocolError:
+        assert not created
+        return
+    assert answer is None or isinstance(answer, (str, Refused))
+    assert len(created) == isinstance(answer, str)
+    assert answer is not None or len(data) < HEADER_LENGTH
