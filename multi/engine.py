@@ -188,25 +188,32 @@ class Engine:
 
     def effects(self) -> list[Effect]:
         """Session and path manager react to each other until both are quiet."""
-        collected: list[Effect] = []
+        collected = self.session.effects()
+        fresh = collected
         for _ in range(MAX_ROUNDS):
-            fresh = self.session.effects()
+            # Only what the session says about connections and itself makes the path manager act, and only then
+            # can the session have more to say: bytes that come and go cost one round.
+            noticed = False
             for effect in fresh:
-                self._observe(effect)
-            if self.paths is not None:
-                fresh += self._path_effects()
-            if not fresh:
-                break
-            collected += fresh
+                if type(effect) is Notify or type(effect) is SessionClosed:
+                    self._observe(effect)
+                    noticed = True
             if self.paths is None:
                 break
+            reaction = self._path_effects()
+            gave_up = self.session.state is SessionState.CLOSED and not self._over
+            if not noticed and not reaction and not gave_up:
+                break
+            collected += reaction
+            fresh = self.session.effects()
+            collected += fresh
         if self._over and self.paths is not None:
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
 
     def _path_effects(self) -> list[Effect]:
         assert self.paths is not None
-        if self.paths.hopeless and self.session.state is SessionState.OPENING and not self._over:
+        if self.session.state is SessionState.OPENING and self.paths.hopeless and not self._over:
             self.session.fail("no connection could be opened", now=self._now)
         effects: list[Effect] = []
         for effect in self.paths.effects():

@@ -43,7 +43,7 @@ SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes a
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
 EVENTS_KEPT = 1000  # events a slow subscriber may be behind
 ENDED_KEPT = 64  # ended connections remembered for `connections`
-TIMER_SLACK = 0.001  # seconds; a timer that fires earlier than needed costs less than computing it each time
+TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
 OnStream = Callable[[StreamId], None]
 
@@ -144,6 +144,7 @@ class SessionDriver:
         self._soon: asyncio.Handle | None = None
         self._pumping = False
         self._used = 0
+        self._computed_at = 0.0
         self._touched: dict[ConnectionId, _Link] = {}
         self._subscriptions: list[Subscription] = []
         self._readers: dict[StreamId, asyncio.Future[None]] = {}
@@ -223,9 +224,14 @@ class SessionDriver:
     def _arm(self) -> None:
         """Re-arm the one timer, only when it has to move."""
         now = self.loop.time()
-        if self._timer is not None and now < self._timer.when() <= now + TIMER_SLACK:
+        if self._timer is not None and now < self._timer.when() <= now + TICK:
             return
-        deadline = self.engine.next_timer()
+        deadline: float | None
+        if self._timer is not None and now < self._computed_at + TICK:
+            deadline = now + TICK
+        else:
+            self._computed_at = now
+            deadline = self.engine.next_timer()
         if deadline is None:
             if self._timer is not None:
                 self._timer.cancel()

@@ -292,7 +292,8 @@ class ReceiveStream:
             if len(first) <= limit:
                 ready.popleft()
                 data = bytes(first)
-                if ready and len(data) + len(ready[0]) <= limit:
+                # Large pieces are handed out one by one: joining them would copy them once more.
+                if ready and len(data) < _JOINED and len(data) + len(ready[0]) <= limit:
                     more = [data]
                     room = limit - len(data)
                     while ready and len(ready[0]) <= room:
