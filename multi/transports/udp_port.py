@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
 
@@ -18,10 +19,17 @@ from multi.transports.sockets import SocketAddress, format_address, unmapped
 from multi.transports.stream_channel import receive_buffer
 
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
+SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
+SEGMENTED_MAX = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
-ANCILLARY_SIZE = 128  # bytes, room for the destination address of a datagram
+ANCILLARY_SIZE = 128  # bytes, room for the destination address of a datagram and the size of its segments
 
-# include/uapi/linux/in.h, in6.h
+# include/uapi/linux/in.h, in6.h, udp.h
+_SOL_UDP = 17
+_UDP_SEGMENT = 103
+_UDP_GRO = 104
+_SEGMENT_SIZE = struct.Struct("=H")
+_GRO_SIZE = struct.Struct("=i")
 _IP_PKTINFO = 8
 _IPV6_RECVPKTINFO = 49
 _IPV6_PKTINFO = 50
@@ -29,6 +37,8 @@ _IN6_PKTINFO = struct.Struct("=16sI")  # address, interface index
 _IN_PKTINFO = struct.Struct("=I4s4s")  # interface index, our address for the answer, destination of the packet
 
 _BUSY = (errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR)
+# No segmentation on this device, or the datagram is larger than it carries: say so datagram by datagram.
+_NOT_SEGMENTED = (errno.EIO, errno.EINVAL, errno.EMSGSIZE, errno.EOPNOTSUPP, errno.ENOPROTOOPT)
 _LIKE_LOSS = (errno.ENOBUFS, errno.ENOMEM, errno.EPERM)  # a full queue or a firewall: QUIC sends it again
 
 
@@ -85,6 +95,8 @@ class UdpPort:
             with suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
         self._tells_destination = peer is None and _ask_for_destination(sock, self._local[0])
+        self._segments = sys.platform == "linux"
+        self._coalesces = _ask_for_coalescing(sock)
         self._loop.add_reader(self._fd, self._on_readable)
 
     @property
@@ -115,11 +127,10 @@ class UdpPort:
         if self._outbox:
             self._outbox.extend(datagrams)
             return
-        for index, (data, address) in enumerate(datagrams):
-            if not self._send_one(data, address):
-                self._outbox.extend(datagrams[index:])
-                self._loop.add_writer(self._fd, self._on_writable)
-                return
+        sent = self._send_some(datagrams)
+        if sent < len(datagrams):
+            self._outbox.extend(datagrams[sent:])
+            self._loop.add_writer(self._fd, self._on_writable)
 
     def close(self) -> None:
         if not self.closed:
@@ -128,18 +139,37 @@ class UdpPort:
             self._outbox.clear()
             self._sock.close()
 
-    def _send_one(self, data: bytes, address: PeerAddress) -> bool:
-        """False = the socket is full."""
+    def _send_some(self, datagrams: Sequence[tuple[bytes, PeerAddress]]) -> int:
+        """Send until the socket is full; returns how many are gone."""
+        sent = 0
+        while sent < len(datagrams):
+            count = _run_length(datagrams, sent) if self._segments else 1
+            run = [data for data, _ in datagrams[sent : sent + count]]
+            if not self._send_run(run, datagrams[sent][1]):
+                break
+            sent += count
+        return sent
+
+    def _send_run(self, run: list[bytes], address: PeerAddress) -> bool:
+        """Send datagrams of one size to one peer in one system call; False = the socket is full."""
+        ancillary = _source(address) if address.local and self._peer is None else []
         try:
-            if self._peer is not None:
-                self._sock.send(data)
-            elif address.local:
-                self._sock.sendmsg([data], _source(address), 0, address.socket_address)
+            if len(run) > 1:
+                # Generic segmentation: the kernel cuts the buffer up, the last datagram may be shorter.
+                ancillary.append((_SOL_UDP, _UDP_SEGMENT, _SEGMENT_SIZE.pack(len(run[0]))))
+                self._sock.sendmsg(run, ancillary, 0, None if self._peer else address.socket_address)
+            elif self._peer is not None:
+                self._sock.send(run[0])
+            elif ancillary:
+                self._sock.sendmsg(run, ancillary, 0, address.socket_address)
             else:
-                self._sock.sendto(data, address.socket_address)
+                self._sock.sendto(run[0], address.socket_address)
         except OSError as error:
             if error.errno in _BUSY:
                 return False
+            if len(run) > 1 and error.errno in _NOT_SEGMENTED:
+                self._segments = False
+                return all(self._send_run([data], address) for data in run)
             # An unconnected socket serves many peers: one that cannot be reached is that peer's loss alone.
             if error.errno not in _LIKE_LOSS and self._peer is not None:
                 raise
@@ -147,10 +177,11 @@ class UdpPort:
 
     def _on_writable(self) -> None:
         try:
-            while self._outbox:
-                if not self._send_one(*self._outbox[0]):
-                    return
+            sent = self._send_some(self._outbox)
+            for _ in range(sent):
                 self._outbox.popleft()
+            if self._outbox:
+                return
         except OSError as error:
             self._outbox.clear()
             self._loop.remove_writer(self._fd)
@@ -160,31 +191,76 @@ class UdpPort:
         self._user.port_writable()
 
     def _on_readable(self) -> None:
-        buffer, user, peer = self._buffer, self._user, self._peer
+        user, peer = self._user, self._peer
         failure: OSError | None = None
-        received = False
-        for _ in range(DATAGRAMS_PER_EVENT):
+        received = 0
+        while received < DATAGRAMS_PER_EVENT:
             try:
-                if peer is not None:
-                    size, address = self._sock.recv_into(buffer), peer
-                elif self._tells_destination:
-                    size, ancillary, _flags, source = self._sock.recvmsg_into([buffer], ANCILLARY_SIZE)
-                    address = _peer_address(source, *_destination(ancillary))
-                else:
-                    size, source = self._sock.recvfrom_into(buffer)
-                    address = _peer_address(source)
+                size, segment, address = self._receive()
             except OSError as error:
                 if error.errno not in _BUSY and peer is not None:
                     failure = error
                 break
-            received = True
-            user.datagram_received(bytes(buffer[:size]), address)
-            if self.closed:
-                return
+            for at in range(0, size, segment):
+                received += 1
+                user.datagram_received(bytes(self._buffer[at : min(at + segment, size)]), address)
+                if self.closed:
+                    return
         if received:
             user.burst_finished()
         if failure is not None and not self.closed:
             user.port_failed(failure)
+
+    def _receive(self) -> tuple[int, int, PeerAddress]:
+        """One read: bytes now in the buffer, size of each datagram in it, who sent them."""
+        if not (self._tells_destination or self._coalesces):
+            if self._peer is not None:
+                size = self._sock.recv_into(self._buffer)
+                return size, max(1, size), self._peer
+            size, source = self._sock.recvfrom_into(self._buffer)
+            return size, max(1, size), _peer_address(source)
+        size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
+        segment = max(1, size)
+        local, interface = b"", 0
+        for level, kind, data in ancillary:
+            if (level, kind) == (_SOL_UDP, _UDP_GRO):
+                segment = _GRO_SIZE.unpack_from(data)[0]
+            elif (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
+                local, interface = _IN6_PKTINFO.unpack_from(data)
+            elif (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
+                interface, local, _ = _IN_PKTINFO.unpack_from(data)
+        if self._peer is not None:
+            return size, segment, self._peer
+        if not local.startswith(b"\xfe\x80"):
+            interface = 0  # only a link-local answer needs it; otherwise routing decides, as it does for TCP
+        return size, segment, _peer_address(source, local, interface)
+
+
+def _run_length(datagrams: Sequence[tuple[bytes, PeerAddress]], start: int) -> int:
+    """How many datagrams from `start` on the kernel can cut from one buffer: same peer, same size but the last."""
+    first, address = datagrams[start]
+    size = len(first)
+    limit = min(len(datagrams) - start, SEGMENTS_PER_SEND, SEGMENTED_MAX // max(1, size))
+    count = 1
+    while count < limit:
+        data, other = datagrams[start + count]
+        if len(data) > size or (other is not address and other != address):
+            break
+        count += 1
+        if len(data) < size:
+            break
+    return count
+
+
+def _ask_for_coalescing(sock: socket.socket) -> bool:
+    """Let the kernel hand over datagrams of one size together (generic receive offload). Linux only."""
+    if sys.platform != "linux":
+        return False
+    try:
+        sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
+    except OSError:
+        return False
+    return True
 
 
 def _ask_for_destination(sock: socket.socket, host: str) -> bool:
@@ -204,19 +280,6 @@ def _ask_for_destination(sock: socket.socket, host: str) -> bool:
 def _peer_address(source: SocketAddress, local: bytes = b"", interface: int = 0) -> PeerAddress:
     flow, scope = source[2:4] if len(source) > 2 else (0, 0)
     return PeerAddress(source[0], source[1], flow, scope, local, interface)
-
-
-def _destination(ancillary: list[tuple[int, int, bytes]]) -> tuple[bytes, int]:
-    """Our address and interface index that a datagram was sent to."""
-    local, interface = b"", 0
-    for level, kind, data in ancillary:
-        if (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
-            local, interface = _IN6_PKTINFO.unpack_from(data)
-        elif (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
-            interface, local, _ = _IN_PKTINFO.unpack_from(data)
-    if not local.startswith(b"\xfe\x80"):
-        interface = 0  # only a link-local answer needs it; otherwise routing decides, as it does for TCP
-    return local, interface
 
 
 def _source(address: PeerAddress) -> list[tuple[int, int, bytes]]:
