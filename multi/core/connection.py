@@ -57,6 +57,7 @@ class Connection:
         "drain_asked",
         "drain_received",
         "drain_sent",
+        "early_data_moved",
         "echo_due",
         "facts",
         "has_samples",
@@ -133,6 +134,8 @@ class Connection:
         self.ack_wanted = False
         self.brought: set[StreamId] = set()
         """Streams it brought bytes of since the last ACK that went back on it."""
+        self.early_data_moved = False
+        """It did not authenticate in time: its early data has been queued for rescue."""
         self.drain_asked = False
         """The peer has asked for a drain before it had proved itself here."""
         self.drain_sent = self.drain_received = False

@@ -601,13 +601,9 @@ class Session:
 
         When neither is there, a connection that drains is still better than none, and a suspect one better than that.
         """
-        ready = [
-            c
-            for c in self.connections.values()
-            if c.may_send
-            and (
-                c.state is ConnectionState.ACTIVE or (c.state is ConnectionState.AUTHENTICATING and not c.authenticated)
-            )
+        sending = [c for c in self.connections.values() if c.may_send]
+        ready = [c for c in sending if c.state is ConnectionState.ACTIVE] or [
+            c for c in sending if c.state is ConnectionState.AUTHENTICATING
         ]
         active = [c for c in ready if c.role is Role.ACTIVE]
         if active or ready:
@@ -721,6 +717,9 @@ class Session:
                     f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s",
                     abort=True,
                 )
+            elif (late := self._early_data_late_at(connection)) is not None and now >= late:
+                connection.early_data_moved = True
+                self.sender.lose(connection, self.connections)
             return
         if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
             self.disconnect(
@@ -751,6 +750,8 @@ class Session:
         settings = self.settings
         if connection.state is ConnectionState.AUTHENTICATING:
             due.append(connection.created_at + settings.handshake_timeout)
+            if (late := self._early_data_late_at(connection)) is not None:
+                due.append(late)
             return
         due.append(connection.heard_at + settings.idle_timeout_of(connection.transport))
         if connection.state is ConnectionState.SUSPECT:
@@ -765,12 +766,20 @@ class Session:
         if wants_tokens and (ready := connection.tokens_ready_at()) is not None:
             due.append(ready)
 
+    def _early_data_late_at(self, connection: Connection) -> float | None:
+        """When early data on a connection that has not authenticated is sent again on one that has."""
+        if connection.early_data_moved or not connection.in_flight or not self._has_active():
+            return None
+        return connection.session_progress_at + connection.suspect_after
+
+    def _has_active(self) -> bool:
+        return any(c.state is ConnectionState.ACTIVE for c in self.connections.values())
+
     def _keepalive_interval(self, connection: Connection) -> float:
         return min(KEEPALIVE_INTERVAL, self.settings.idle_timeout_of(connection.transport) / 3)
 
     def _dead_after(self, connection: Connection) -> float:
-        others = any(c.state is ConnectionState.ACTIVE for c in self.connections.values())
-        return max(3 * connection.suspect_after, DEAD_AFTER if others else DEAD_AFTER_LAST)
+        return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
 
     def _suspect(self, connection: Connection, reason: str) -> None:
         connection.move(ConnectionState.SUSPECT, reason)
@@ -802,7 +811,7 @@ class Session:
 
     def _finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
-        replaced = any(c.state is ConnectionState.ACTIVE for c in self.connections.values())
+        replaced = self._has_active()
         for connection in self.connections.values():
             if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
                 continue  # never break before make: with nothing else left it goes on carrying

@@ -14,6 +14,8 @@ from random import Random
 
 from multi.core.facts import TransportSample
 
+PACKET = 1500  # bytes
+BURST = 0.020  # seconds of the rate that arrive together; finer costs events, coarser looks like silence
 SPLIT_SHARE = 0.2  # of the deliveries arrive in pieces: transports keep order, not boundaries
 
 
@@ -83,11 +85,14 @@ class Direction:
         self._sent += len(data)
         if self.cut or not data:
             return
-        now = self._clock()
-        self._free_at = max(now, self._free_at) + len(data) / self.spec.rate
-        self._leaving.append((self._free_at, len(data)))
+        self._free_at = max(self._clock(), self._free_at)
         self._backlog += len(data)
-        self._transmit(data, lane)
+        burst = max(PACKET, int(self.spec.rate * BURST))
+        for start in range(0, len(data), burst):
+            piece = data[start : start + burst]
+            self._free_at += len(piece) / self.spec.rate
+            self._leaving.append((self._free_at, len(piece)))
+            self._transmit(piece, lane)
 
     def end(self) -> None:
         """The sender closes: the receiver gets an empty delivery after everything written."""
