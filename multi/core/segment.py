@@ -165,13 +165,20 @@ def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
 
 
 class SegmentDecoder:
-    """Cuts one lane's bytes into segments. Holds at most one unfinished segment."""
+    """Cuts one lane's bytes into segments. Holds at most one unfinished segment.
 
-    __slots__ = ("_need", "_stash")
+    While `streaming` is set, an unfinished DATA segment is not held: the part that has come is yielded as a segment of
+    its own at its own sequence number, and the rest follows. Only unsealed segments can be cut so.
+    """
+
+    __slots__ = ("_need", "_rest", "_stash", "streaming")
 
     def __init__(self) -> None:
+        self.streaming = False
         self._stash = bytearray()
         self._need = HEADER_LENGTH
+        self._rest: tuple[Segment, int] | None = None
+        """(the part yielded last, payload bytes still to come)."""
 
     @property
     def buffered(self) -> int:
@@ -185,25 +192,26 @@ class SegmentDecoder:
         """
         position, total = 0, len(data)
         if self._stash:
-            stash = self._stash
-            while True:
-                missing = self._need - len(stash)
-                stash += data[position : position + missing]
-                position = min(position + missing, total)
-                if len(stash) == 1 and stash[0] != VERSION:
-                    raise RemoteProtocolError(f"unknown version {stash[0]}")
-                if len(stash) < self._need:
-                    return
-                if self._need == HEADER_LENGTH:
-                    self._need = self._length_at(stash, 0)
-                    if self._need > HEADER_LENGTH:
-                        continue
-                break
+            position = self._complete(data)
+            if len(self._stash) < self._need:
+                return
+            stash = memoryview(self._stash)
             self._stash, self._need = bytearray(), HEADER_LENGTH
-            yield self._segment(memoryview(stash), 0, len(stash), owned=True)
+            if len(stash) < self._length_at(stash, 0):
+                self._begin_rest(stash, 0)
+            else:
+                yield self._segment(stash, 0, len(stash), owned=True)
+        if self._rest is not None:
+            end = min(total, position + self._rest[1])
+            yield self._continue(data[position:end])
+            position = end
         while total - position >= HEADER_LENGTH:
             length = self._length_at(data, position)
             if total - position < length:
+                if self.streaming and self._has_data_header(data, position):
+                    position += self._begin_rest(data, position)
+                    yield self._continue(data[position:])
+                    return
                 self._need = length
                 break
             yield self._segment(data, position, length, owned=False)
@@ -212,6 +220,49 @@ class SegmentDecoder:
             if data[position] != VERSION:
                 raise RemoteProtocolError(f"unknown version {data[position]}")
             self._stash = bytearray(data[position:])
+
+    def _complete(self, data: memoryview) -> int:
+        """Move what the unfinished segment lacks from `data` to it; return how much that was."""
+        stash, position = self._stash, 0
+        while True:
+            missing = self._need - len(stash)
+            stash += data[position : position + missing]
+            position = min(position + missing, len(data))
+            if len(stash) < self._need or self._need != HEADER_LENGTH:
+                return position
+            length = self._length_at(stash, 0)
+            header_length = int.from_bytes(stash[2:4], "big")
+            self._need = header_length if self.streaming and stash[1] == SegmentType.DATA else length
+            if self._need == HEADER_LENGTH:
+                return position
+
+    @staticmethod
+    def _has_data_header(data: memoryview, position: int) -> bool:
+        header_length = int.from_bytes(data[position + 2 : position + 4], "big")
+        return data[position + 1] == SegmentType.DATA and len(data) - position >= header_length
+
+    def _begin_rest(self, data: memoryview, position: int) -> int:
+        """Remember the DATA segment whose header is at `position`; return the length of that header."""
+        _, _, header_length, length, _, _ = _HEADER.unpack_from(data, position)
+        self._rest = (self._segment(data, position, header_length, owned=False), length - header_length)
+        return int(header_length)
+
+    def _continue(self, payload: memoryview) -> Segment:
+        """The next part of the DATA segment under way."""
+        assert self._rest is not None
+        last, missing = self._rest
+        part = Segment(
+            last.type,
+            last.session_id,
+            last.sequence + len(last.payload),
+            last.stream,
+            memoryview(b""),
+            payload,
+            False,
+        )
+        missing -= len(payload)
+        self._rest = (part, missing) if missing else None
+        return part
 
     @staticmethod
     def _length_at(data: memoryview | bytearray, position: int) -> int:

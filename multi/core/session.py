@@ -441,7 +441,9 @@ class Session:
         if lane and not connection.receiving:
             self._hold(connection, lane, bytes(data))
             return
-        self._feed(connection, connection.decoder(lane), data, lane)
+        decoder = connection.decoder(lane)
+        decoder.streaming = connection.receiving and not connection.opens
+        self._feed(connection, decoder, data, lane)
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
         connection.held.append((lane, data))

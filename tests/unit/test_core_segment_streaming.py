@@ -1,0 +1,63 @@
+"""A decoder that streams hands unfinished DATA on in parts; nothing else may change."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from multi.core.ids import SessionId, StreamId
+from multi.core.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
+
+SESSION = SessionId(b"s" * 16)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_parts_of_data_cover_every_byte_once_whatever_the_cuts(seed: int) -> None:
+    choose = random.Random(seed)
+    wire, sent, other = b"", {}, []
+    offset = 0
+    for _ in range(choose.randint(1, 8)):
+        stream = StreamId(choose.choice([0, 0, 2]))
+        payload = choose.randbytes(choose.choice([0, 1, 5, 100, 3000]))
+        if choose.random() < 0.3:
+            wire += encode(SegmentType.ACK, SESSION, payload)
+            other.append(payload)
+        else:
+            wire += encode(SegmentType.DATA, SESSION, payload, sequence=offset, stream=stream)
+            sent.update({(stream, offset + at): byte for at, byte in enumerate(payload)})
+            offset += len(payload)
+    decoder = SegmentDecoder()
+    received: dict[tuple[StreamId, int], int] = {}
+    acknowledgements = []
+    start = 0
+    while start < len(wire):
+        size = choose.choice([1, 2, 7, 31, 33, 100, 5000])
+        decoder.streaming = choose.random() < 0.95
+        for segment in decoder.feed(memoryview(wire[start : start + size])):
+            if segment.type == SegmentType.ACK:
+                acknowledgements.append(bytes(segment.payload))
+                continue
+            for at, byte in enumerate(segment.payload):
+                key = (segment.stream, segment.sequence + at)
+                assert key not in received
+                received[key] = byte
+        start += size
+    assert received == sent
+    assert acknowledgements == other
+
+
+def test_a_streaming_decoder_holds_no_payload() -> None:
+    decoder = SegmentDecoder()
+    decoder.streaming = True
+    wire = encode(SegmentType.DATA, SESSION, bytes(100_000))
+    parts = list(decoder.feed(memoryview(wire[: HEADER_LENGTH + 60_000])))
+    assert [len(part.payload) for part in parts] == [60_000]
+    assert decoder.buffered == 0
+
+
+def test_a_decoder_that_does_not_stream_yields_whole_segments_only() -> None:
+    decoder = SegmentDecoder()
+    wire = encode(SegmentType.DATA, SESSION, bytes(1000))
+    assert list(decoder.feed(memoryview(wire[:900]))) == []
+    assert [len(part.payload) for part in decoder.feed(memoryview(wire[900:]))] == [1000]
