@@ -170,6 +170,9 @@ class Session:
             self._retire(found, ConnectionState.CLOSED, "drained")
         elif self._close_sent_at is not None:
             self._retire(found, ConnectionState.CLOSED, "the session is closing")
+        elif self._peer_closing and not reason:
+            # The peer lingers no more: what it has not acknowledged until now it never will.
+            self._end_unacknowledged()
         elif not found.authenticated and not reason:
             self._retire(found, ConnectionState.LOST, "the peer closed the connection during the handshake")
         else:
@@ -408,6 +411,7 @@ class Session:
             self.state = check_session(self.state, SessionState.OPEN)
             self.notify(SessionConfirmed())
         self._attached()
+        self._relieve_suspects()
         if connection.drain_asked:
             self._start_draining(connection, "drained by the peer")
         self.receiver.everything_dirty()
@@ -797,6 +801,14 @@ class Session:
             connection.heard(self._now)
             self.sender.recover(connection)
             self._notify_state(connection)
+            self._relieve_suspects()
+
+    def _relieve_suspects(self) -> None:
+        """A connection became usable: what suspect ones were given for want of a better one goes there as well."""
+        for connection in self.connections.values():
+            if connection.state is ConnectionState.SUSPECT:
+                self.outbox.lose(connection)
+                self.sender.lose(connection, self.connections)
 
     def _drain(self, connection: Connection, reason: str) -> None:
         self._say_drain(connection, drained=False)
@@ -910,10 +922,12 @@ class Session:
                 other.send(SegmentType.CLOSE, (answer,), len(answer))
         if close.code != CLOSE_NORMAL:
             self._end(f"the peer ended the session: {close.reason or 'aborted'}")
-        elif self.streams.unacknowledged:
-            self._end(f"the peer closed the session before {self.streams.unacknowledged} bytes were acknowledged")
         else:
-            self._end("")
+            self._end_unacknowledged()
+
+    def _end_unacknowledged(self) -> None:
+        left = self.streams.unacknowledged
+        self._end(f"the peer closed the session before {left} bytes were acknowledged" if left else "")
 
     def _end(self, error: str, *, refused: bool = False) -> None:
         """The session is over. SessionClosed is its last effect."""

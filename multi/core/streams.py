@@ -56,19 +56,25 @@ class Streams:
         self._receive_errors: dict[StreamId, SessionLost] = {}
         self._send_errors: dict[StreamId, SessionLost] = {}
         self._ended: SessionLost | None = None
+        self._closing = False
         self._over = False
 
     # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
-        self._host.sender.streams[stream] = SendStream(stream, self._peer_window, priority)
-        self._host.receiver.add(stream, 0.0)
+        sending = self._host.sender.streams[stream] = SendStream(stream, self._peer_window, priority)
+        received = self._host.receiver.add(stream, 0.0)
+        if self._closing:  # the peer opened it before it heard of our end
+            sending.final = True
+            self._host.receiver.discard(received, 0.0)
 
     def open(self, priority: int) -> StreamId | None:
         if not 0 <= priority <= LOWEST_PRIORITY:
             raise LocalProtocolError(f"priority {priority} is not in 0..{LOWEST_PRIORITY}")
         if self._over:
             raise self._ended or SessionLost("the session is closed")
+        if self._closing:
+            raise LocalProtocolError("this side has closed the session")
         if self._own_opened >= self._own_limit:
             return None
         stream = StreamId(self._next_own)
@@ -142,6 +148,7 @@ class Streams:
 
     def finish_all(self, now: float) -> None:
         """Session close: end every writing side, read no more."""
+        self._closing = True
         for stream in list(self._host.sender.streams):
             self.finish(stream)
         for received in list(self._host.receiver.streams.values()):
@@ -205,6 +212,11 @@ class Streams:
         if found is None or found.at_end or found.discarding:
             return True
         return self._over and not found.readable
+
+    def complete(self, stream: StreamId) -> bool:
+        """Everything up to the end has come (or nothing of it matters any more)."""
+        found = self._host.receiver.streams.get(stream)
+        return found is None or found.complete or found.discarding
 
     def receive_error(self, stream: StreamId) -> SessionLost | None:
         """Why reading ends early, or None. Bytes that arrived before are read first."""
