@@ -65,9 +65,7 @@ def run_cert(directory: Path, names: Sequence[str], *, force: bool = False) -> i
     return 0
 
 
-def write_development_certificates(
-    directory: Path, names: Sequence[str], *, force: bool = False
-) -> list[Path]:
+def write_development_certificates(directory: Path, names: Sequence[str], *, force: bool = False) -> list[Path]:
     """Write `ca.pem` and `server-` and `client-` `cert.pem` and `key.pem`; return the five paths.
 
     The server's certificate is valid for `localhost`, `127.0.0.1`, `::1` and `names`, host names or IP
@@ -134,9 +132,7 @@ def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False
-        )
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
         .sign(key, hashes.SHA256())
     )
 
@@ -162,9 +158,7 @@ def _leaf(
     )
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
     start = datetime.datetime.now(datetime.UTC) - BACKDATED
     return (
         x509.CertificateBuilder()

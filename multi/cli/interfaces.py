@@ -50,9 +50,7 @@ def _table(found: tuple[Interface, ...], separator: str) -> Table:
 
 
 def _addresses(interface: Interface) -> list[str]:
-    return [
-        f"{a.address}/{a.prefix_length}" + ("" if a.usable else f" ({a.reason})") for a in interface.addresses
-    ]
+    return [f"{a.address}/{a.prefix_length}" + ("" if a.usable else f" ({a.reason})") for a in interface.addresses]
 
 
 def _usable(interface: Interface) -> str:

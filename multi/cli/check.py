@@ -1,0 +1,252 @@
+"""`multi check`: what a configuration means on this machine, and what stands in its way. Dials nobody.
+
+Decides what is worth saying. Which candidates an entry leads to is asked of the same code that opens sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from multi.aio.keys import load_keys
+from multi.aio.resolve import Resolver
+from multi.cli.file_protocol import printable
+from multi.config import Config, Entry, load_config
+from multi.core.facts import Candidate
+from multi.errors import ConfigError, TransportError
+from multi.transports.base import TlsSettings
+from multi.transports.mptcp import NO_MPTCP, mptcp_available
+from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
+from multi.transports.tls import client_context, server_context
+
+__all__ = ["run_check"]
+
+MPTCP_SYSCTL = Path("/proc/sys/net/mptcp")
+CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
+
+
+def run_check(path: str) -> int:
+    """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""
+    config = load_config(path)
+    print(f"{printable(path)}: valid configuration of a {'server' if config.is_server else 'client'}")
+    usable = _server(config) if config.is_server else asyncio.run(_client(config))
+    for warning in config.warnings():
+        print(f"warning: {warning}")
+    print("usable" if usable else "NOT usable on this machine now")
+    return 0 if usable else 1
+
+
+# --- clients  ---
+
+
+async def _client(config: Config) -> bool:
+    resolver = Resolver(config)
+    candidates, rejected = await resolver.candidates()
+    tls = config.transport_settings().tls
+    blocked = {transport: _client_obstacle(config, tls, transport) for transport in ("tcp", "mptcp", "quic")}
+    key_missing = _key_obstacle(config)
+    usable = False
+    for index, entry in enumerate(config.connection_priority):
+        mine = [c for c in candidates if c.entry == index]
+        obstacle = key_missing or blocked.get(entry.transport, "")
+        usable = usable or bool(mine and not obstacle)
+        _show_entry(config, index, entry, mine, rejected, obstacle)
+    for host, reason in rejected:
+        if not host.startswith("entry "):
+            print(f"{printable(host)}: {printable(reason)}")
+    for warning in resolver.warnings:
+        print(f"warning: {warning}")
+    multi = config.multi_config
+    print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
+    _show_files(config)
+    _show_kernel(config, {entry.transport for entry in config.connection_priority})
+    _show_wifi(config)
+    return usable
+
+
+def _show_entry(
+    config: Config,
+    index: int,
+    entry: Entry,
+    candidates: Iterable[Candidate],
+    rejected: Iterable[tuple[str, str]],
+    obstacle: str,
+) -> None:
+    host, port = config.remote_of(entry)
+    where = f"{', '.join(entry.interfaces)} to {printable(host)} port {port}"
+    protection = _protection(config, entry.transport)
+    print(f"entry {index}: {entry.transport}, {entry.ip}, {where}, {entry.role.name.lower()}; {protection}")
+    found = False
+    for candidate in candidates:
+        found = True
+        print(f"  {'no: ' if obstacle else 'yes:'} {candidate}" + (f": {obstacle}" if obstacle else ""))
+    prefix = f"entry {index} ("
+    for what, reason in rejected:
+        if what.startswith(prefix):
+            found = True
+            print(f"  no:  {printable(what.removeprefix(prefix).removesuffix(')'))}: {printable(reason)}")
+    if not found:
+        print("  no:  leads to no candidate (another entry already asks for the same connection)")
+
+
+def _client_obstacle(config: Config, tls: TlsSettings | None, transport: str) -> str:
+    """Why no connection of this transport can be opened, whatever the network; empty when it can."""
+    if transport == "quic" and (tls is None or (tls.verify and not (tls.ca or (tls.cert and not tls.key)))):
+        return 'QUIC needs ssl_config.ca (or "verify": false)'
+    if transport == "mptcp" and not mptcp_available():
+        return NO_MPTCP
+    if tls is not None:
+        try:
+            client_context(tls)
+        except TransportError as error:
+            return str(error)
+    return _congestion_obstacle(config, transport)
+
+
+def _congestion_obstacle(config: Config, transport: str) -> str:
+    wanted = {"tcp": config.tcp_config.congestion, "mptcp": config.mptcp_config.congestion}.get(transport, "")
+    if not wanted:
+        return ""
+    with socket.socket() as probe:
+        try:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
+        except OSError:
+            available = ", ".join(available_congestion_controls()) or "unknown"
+            return f"congestion control {wanted!r} is not available; available: {available}"
+        except AttributeError:
+            return "this system cannot choose the congestion control of a connection"
+    return ""
+
+
+def _protection(config: Config, transport: str) -> str:
+    """Who encrypts, in words."""
+    sealed = "sealed by the session"
+    if transport == "quic" or config.ssl_config is not None:
+        outer = "QUIC (TLS 1.3)" if transport == "quic" else "TLS 1.3"
+        verified = config.is_server or config.ssl_config is None or config.ssl_config.verify
+        outer += "" if verified else ", server NOT verified"
+        return f"protected by {outer}" + (f" and {sealed}" if config.protect == "always" else "")
+    if config.protect == "never":
+        return "NOT protected"
+    return sealed + ("" if config.auth is not None else " (against listeners; no proof of who the other side is)")
+
+
+# --- servers  ---
+
+
+def _server(config: Config) -> bool:
+    listen = config.listen
+    assert listen is not None
+    usable = not _key_obstacle(config)
+    for transport in listen.transports:
+        obstacle = _server_obstacle(config, transport)
+        usable = usable and not obstacle
+        kind = "UDP" if transport == "quic" else "TCP"
+        port = f"{kind} port {listen.port}" if listen.port else f"a free {kind} port"
+        state = f"no: {obstacle}" if obstacle else "free"
+        print(f"{transport} on {printable(listen.host)}, {port}: {state}; {_protection(config, transport)}")
+    _show_files(config)
+    _show_kernel(config, set(listen.transports))
+    return usable
+
+
+def _server_obstacle(config: Config, transport: str) -> str:
+    listen = config.listen
+    assert listen is not None
+    tls = config.transport_settings().tls
+    try:
+        if tls is not None:
+            server_context(tls)
+        kind = socket.SOCK_DGRAM if transport == "quic" else socket.SOCK_STREAM
+        with listening_socket(listen.host, listen.port, lambda family: socket.socket(family, kind)) as sock:
+            if kind == socket.SOCK_STREAM:
+                sock.listen(1)
+    except TransportError as error:
+        return str(error)
+    except OSError as error:
+        return str(transport_error(error, f"cannot listen on port {listen.port}"))
+    if transport == "mptcp" and not mptcp_available():
+        return NO_MPTCP
+    return _congestion_obstacle(config, transport)
+
+
+# --- this machine  ---
+
+
+def _key_obstacle(config: Config) -> str:
+    if config.psk_path is None:
+        return ""
+    try:
+        keys = load_keys(config.psk_path)
+    except ConfigError as error:
+        return str(error)
+    wanted = config.auth.psk_id if config.auth is not None else None
+    if config.is_client and wanted is not None and wanted.encode() not in keys:
+        return f"{config.psk_path} holds no key {wanted!r}"
+    return ""
+
+
+def _show_files(config: Config) -> None:
+    """Every file the configuration names, and whether it can be read."""
+    ssl = config.ssl_config
+    named = {} if ssl is None else {"cert": ssl.cert, "key": ssl.key, "ca": ssl.ca, "client_ca": ssl.client_ca}
+    files = {f"ssl_config.{key}": config.resolve(name) for key, name in named.items() if name is not None}
+    if config.psk_path is not None:
+        files["auth.psk_file"] = config.psk_path
+    for key, path in files.items():
+        try:
+            with path.open("rb"):
+                state = "ok"
+        except OSError as error:
+            state = f"cannot be read: {(error.strerror or str(error)).lower()}"
+        print(f"{key}: {printable(str(path))}: {state}")
+    obstacle = _key_obstacle(config)
+    if obstacle:
+        print(f"auth: {printable(obstacle)}")
+
+
+def _show_kernel(config: Config, transports: set[str]) -> None:
+    """What the kernel allows: MPTCP with its scheduler, which is one per host, and congestion control."""
+    if "mptcp" in transports:
+        state = "enabled" if mptcp_available() else NO_MPTCP
+        scheduler = _read(MPTCP_SYSCTL / "scheduler")
+        in_force = f"; its scheduler on this host is {scheduler!r}" if scheduler else ""
+        print(f"MPTCP: {state}{in_force}")
+        wanted = config.mptcp_config.scheduler
+        if wanted and wanted != scheduler:
+            print(
+                f"warning: mptcp_config.scheduler {wanted!r} is not in force: Linux has one for the whole host "
+                "(net.mptcp.scheduler), not one per connection"
+            )
+    for transport, wanted in (("tcp", config.tcp_config.congestion), ("mptcp", config.mptcp_config.congestion)):
+        if wanted and transport in transports:
+            print(
+                f"{transport}_config.congestion: {_congestion_obstacle(config, transport) or wanted + ' is available'}"
+            )
+
+
+def _show_wifi(config: Config) -> None:
+    if config.wifi_config.power_savings is None:
+        return
+    wanted = "on" if config.wifi_config.power_savings else "off"
+    may = _has_capability(CAP_NET_ADMIN)
+    state = "permitted" if may else "NOT permitted, it needs CAP_NET_ADMIN: the setting will have no effect"
+    print(f"wifi_config.power_savings: switching it {wanted} is {state}")
+
+
+def _has_capability(number: int) -> bool:
+    for line in _read(Path("/proc/self/status")).splitlines():
+        if line.startswith("CapEff:"):
+            with suppress(ValueError):
+                return bool(int(line.split()[1], 16) >> number & 1)
+    return False
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,94 @@
+"""`multi get` and `multi put`: a copy with progress, and what to tell a person when it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path, PurePosixPath
+
+from rich.console import Console
+
+from multi.cli.file_client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
+from multi.cli.file_protocol import FileRefused, Problem, printable
+from multi.cli.progress import Progress, summary
+from multi.config import load_config
+from multi.errors import ConfigError, MultiError
+
+__all__ = ["run_get", "run_put"]
+
+GO_ON = "the same command goes on from there"
+USELESS = (Problem.NOT_FOUND, Problem.FORBIDDEN, Problem.EXISTS, Problem.BAD_REQUEST, Problem.DAMAGED)
+
+Copy = Callable[[OnProgress], Awaitable[Copied]]
+
+
+def run_get(config: str, name: str, output: Path | None) -> int:
+    """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise."""
+    loaded = load_config(config)
+    last = PurePosixPath(name).name
+    target = output if output is not None else Path(last)
+    if output is not None and output.is_dir():
+        target = output / last
+    if not target.name or target.name == "..":
+        raise ConfigError(f"{printable(name)!r} gives no name for the local file; name one with -o")
+    kept = partial_of(target)
+
+    def hint(_: Transfer | None) -> str:
+        size = kept.stat().st_size if kept.exists() else 0
+        return f"{size} bytes are kept in {printable(str(kept))}, {GO_ON}" if size else ""
+
+    return _run(lambda progress: get_file(loaded, name, target, progress=progress), hint)
+
+
+def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
+    """Store a file. Returns 0, or 130 when interrupted; raises otherwise."""
+    loaded = load_config(config)
+
+    def hint(transfer: Transfer | None) -> str:
+        return f"the server keeps what has arrived, {GO_ON}" if transfer is not None and transfer.done else ""
+
+    def copy(progress: OnProgress) -> Awaitable[Copied]:
+        return put_file(loaded, file, name if name is not None else file.name, force=force, progress=progress)
+
+    return _run(copy, hint)
+
+
+def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
+    last: list[Transfer] = []
+
+    async def run() -> Copied:
+        # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        async with Progress(Console(highlight=False, markup=False, soft_wrap=True)) as progress:
+
+            def update(transfer: Transfer) -> None:
+                last[:] = [transfer]
+                progress.update(transfer)
+
+            return await copy(update)
+
+    try:
+        copied = asyncio.run(run())
+    except KeyboardInterrupt:
+        _say(hint(last[0] if last else None))
+        raise
+    except MultiError as error:
+        if not (isinstance(error, FileRefused) and error.problem in USELESS):
+            _note(error, hint(last[0] if last else None))
+        raise
+    print("\n".join(summary(copied)))
+    return 0
+
+
+def _say(text: str) -> None:
+    if text:
+        print(f"multi: {text}", file=sys.stderr)
+
+
+def _note(error: MultiError, text: str) -> None:
+    if text:
+        error.add_note(text)
