@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Generator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -62,11 +63,13 @@ class connect:
         assert session is not None
         if error is not None:
             session.abort("the application failed")
+            await session.settle()
             return
         try:
             await session.close()
         except asyncio.CancelledError:
             session.abort("cancelled")
+            await session.settle()
             raise
 
 
@@ -94,7 +97,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         now=loop.time(),
     )
     engine = Engine(core, now=loop.time())
-    driver = SessionDriver(engine, config.transport_settings())
+    driver = SessionDriver(engine, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
     driver.attempts = rejected
     session = Session(driver, resolver, limit=limit, owns_close=owns_close)
     for warning in resolver.warnings:
@@ -111,7 +114,9 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         driver.pump()
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":
-            await asyncio.shield(driver.attempted_all)
+            with suppress(TimeoutError):  # a session is there; what is missing comes later or is reported
+                async with asyncio.timeout_at(started + timeout):
+                    await asyncio.shield(driver.attempted_all)
     except (SessionLost, SessionRefused) as error:
         await driver.settle()
         raise _open_error(driver, error) from None

@@ -10,9 +10,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from typing import Self
+from weakref import WeakSet
 
 from multi.aio.info import ConnectionInfo, connection_info
+from multi.aio.lifeline import Lifeline
 from multi.core.events import (
     AllAttempted,
     CancelDial,
@@ -45,11 +47,11 @@ EVENTS_KEPT = 1000  # events a slow subscriber may be behind
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
-OnStream = Callable[[StreamId], None]
+SEND_BUFFER = 16 * 1024 * 1024  # bytes kept until the peer acknowledges them; `limits.max_send_buffer`
 
 
 class Subscription:
-    """One subscriber's events, oldest first, bounded."""
+    """One subscriber's events, oldest first, bounded. It lasts as long as somebody holds it."""
 
     def __init__(self, first: list[Event]) -> None:
         self._events: deque[Event] = deque(first)
@@ -87,6 +89,15 @@ class Subscription:
             return EventsDropped(dropped)
         return self._events.popleft()
 
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event | EventsDropped:
+        event = await self.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
 
 class _Link:
     """A channel's sink: translates its callbacks into inputs of the engine."""
@@ -113,6 +124,7 @@ class _Link:
     def connection_lost(self, error: TransportError | None) -> None:
         driver = self._driver
         driver.links.pop(self.id, None)
+        driver.released(self)
         driver.engine.connection_lost(self.id, str(error) if error else "", now=driver.loop.time())
         driver.pump()
 
@@ -125,6 +137,7 @@ class SessionDriver:
         engine: Engine,
         settings: TransportSettings,
         *,
+        send_buffer: int = SEND_BUFFER,
         on_opened: Callable[[], None] | None = None,
         on_closed: Callable[[SessionDriver], None] | None = None,
     ) -> None:
@@ -135,22 +148,28 @@ class SessionDriver:
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
         self._settings = settings
+        self._send_buffer = send_buffer
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
+        self._dial_tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[_Link] = set()
+        """Channels that say goodbye; their sockets are still open."""
+        self._left: asyncio.Event = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._sampler: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._pumping = False
-        self._used = 0
+        self._broken = False
+        self._progress = (0, 0)
         self._computed_at = 0.0
         self._touched: dict[ConnectionId, _Link] = {}
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._readers: dict[StreamId, asyncio.Future[None]] = {}
         self._writers: dict[StreamId, list[asyncio.Future[None]]] = {}
         self._peer_streams: deque[StreamId] = deque()
-        self._stream_waiter: asyncio.Future[None] | None = None
+        self._stream_waiters: list[asyncio.Future[None]] = []
         self.opened = self.loop.create_future()
         self.confirmed = self.loop.create_future()
         self.attempted_all = self.loop.create_future()
@@ -171,6 +190,7 @@ class SessionDriver:
             CancelDial: self._cancel_dial,
             AllAttempted: self._all_attempted,
         }
+        self._lifeline = Lifeline(self._cut)
 
     # --- pump ---
 
@@ -180,6 +200,9 @@ class SessionDriver:
     def pump(self) -> None:
         """Perform effects until there are none, or long enough; then see to the timers."""
         if self._pumping:
+            self.pump_soon()  # an effect led to another input, as when `on_client` aborts
+            return
+        if self._broken:
             return
         self._pumping = True
         try:
@@ -205,9 +228,10 @@ class SessionDriver:
                 engine.set_credit(link.id, link.channel.credit(), now=now)
         else:
             self.pump_soon()
-        if self._writers and engine.session.sender.used != self._used:
-            # Bytes left the stream buffers: writers below their low-water mark go on.
-            self._used = engine.session.sender.used
+        sender = engine.session.sender
+        if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
+            # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
+            self._progress = progress
             for stream in list(self._writers):
                 self._stream_writable(StreamWritable(stream))
         self._arm()
@@ -262,10 +286,25 @@ class SessionDriver:
             self.engine.set_credit(link.id, link.channel.credit(), now=now)
 
     def _break_down(self, error: Exception) -> None:
-        for link in list(self.links.values()):
+        self._broken = True
+        self._abort_channels()
+        self._finish(SessionLost(f"internal error: {error!r}"))
+
+    def _abort_channels(self) -> None:
+        leaving, self._leaving = self._leaving, set()
+        for link in (*self.links.values(), *leaving):
             link.channel.abort()
         self.links.clear()
-        self._finish(SessionLost(f"internal error: {error!r}"))
+        self._left.set()
+
+    def _cut(self) -> None:
+        """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
+        if not self.closed.done():
+            self.engine.abort("the application's event loop ended", now=self.loop.time())
+            self.pump()
+        self._abort_channels()
+        if self._soon is not None:
+            self._soon.cancel()
 
     # --- channels ---
 
@@ -281,20 +320,21 @@ class SessionDriver:
     def _dial(self, effect: Dial) -> None:
         task = self.loop.create_task(self._open(effect.connection, effect.candidate))
         self._dials[effect.connection] = task
+        self._dial_tasks.add(task)
+        task.add_done_callback(self._dial_tasks.discard)
 
     async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
         """Dial one candidate and report the outcome to the engine. Owned by `_dials`."""
         try:
             channel = await transport(candidate.transport).dial(candidate, self._settings)
-        except (MultiError, OSError) as error:
-            self._dials.pop(connection, None)
-            self.engine.attempt_failed(connection, str(error), now=self.loop.time())
+        except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
+            if not isinstance(error, (MultiError, OSError)):
+                logger.exception("transport %s failed", candidate.transport)
+            self.engine.attempt_failed(connection, str(error) or repr(error), now=self.loop.time())
             self.pump()
             return
-        except asyncio.CancelledError:
+        finally:
             self._dials.pop(connection, None)
-            raise
-        self._dials.pop(connection, None)
         if self.closed.done():
             channel.abort()
             return
@@ -338,8 +378,21 @@ class SessionDriver:
             if effect.abort:
                 link.channel.abort()
             else:
+                self._leaving.add(link)
                 link.channel.flush()
                 link.channel.close()
+
+    def released(self, link: _Link) -> None:
+        """The socket of a channel is closed."""
+        if link in self._leaving:
+            self._leaving.remove(link)
+            if not self._leaving:
+                self._left.set()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self.closed.done() and not self._leaving:
+            self._lifeline.release()
 
     # --- streams ---
 
@@ -358,8 +411,10 @@ class SessionDriver:
         self._wake_stream_waiter()
 
     def _wake_stream_waiter(self) -> None:
-        if self._stream_waiter is not None and not self._stream_waiter.done():
-            self._stream_waiter.set_result(None)
+        waiters, self._stream_waiters = self._stream_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def wait_readable(self, stream: StreamId, what: str) -> None:
         """Wait for a StreamReadable. Raises RuntimeError when somebody else waits already, as asyncio does."""
@@ -383,16 +438,19 @@ class SessionDriver:
             if waiting is not None and waiter in waiting:
                 waiting.remove(waiter)
 
+    @property
+    def holds_too_much(self) -> bool:
+        """More is kept for the peer than `limits.max_send_buffer` allows."""
+        return sum(stream.memory for stream in self.engine.session.sender.streams.values()) > self._send_buffer
+
     async def next_peer_stream(self) -> StreamId | None:
         """Wait for the peer to open a stream; None when the session is over."""
         while not self._peer_streams:
             if self.closed.done():
                 return None
-            self._stream_waiter = self.loop.create_future()
-            try:
-                await self._stream_waiter
-            finally:
-                self._stream_waiter = None
+            waiter = self.loop.create_future()
+            self._stream_waiters.append(waiter)
+            await waiter
         return self._peer_streams.popleft()
 
     # --- session ---
@@ -434,17 +492,19 @@ class SessionDriver:
         for stream in list(self._writers):
             self._stream_writable(StreamWritable(stream))
         self._wake_stream_waiter()
-        for subscription in self._subscriptions:
+        for subscription in list(self._subscriptions):
             subscription.end()
         if self._on_closed is not None:
             self._on_closed(self)
+        self._let_go()
 
     async def settle(self) -> None:
-        """Wait until no dial task is left; call after the session is closed."""
-        tasks = list(self._dials.values())
-        if tasks:
-            with suppress(asyncio.CancelledError):
-                await asyncio.gather(*tasks, return_exceptions=True)
+        """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
+        while self._dial_tasks:
+            await asyncio.wait(self._dial_tasks)
+        while self._leaving:
+            self._left.clear()
+            await self._left.wait()
 
     # --- events ---
 
@@ -466,7 +526,7 @@ class SessionDriver:
             logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
             if isinstance(event, SessionConfirmed) and not self.confirmed.done():
                 self.confirmed.set_result(None)
-        for subscription in self._subscriptions:
+        for subscription in list(self._subscriptions):
             subscription.put(event)
 
     def _remember(self, connection: ConnectionId) -> None:
@@ -487,12 +547,8 @@ class SessionDriver:
         if self.closed.done():
             subscription.end()
         else:
-            self._subscriptions.append(subscription)
+            self._subscriptions.add(subscription)
         return subscription
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
 
     def connections(self) -> Iterator[ConnectionInfo]:
         """Living and ended connections, in order of id."""

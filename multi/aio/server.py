@@ -7,12 +7,15 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from ipaddress import IPv6Address, ip_address, ip_network
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
 from multi.aio.client import ConfigLike
 from multi.aio.driver import SessionDriver
 from multi.aio.keys import load_keys
+from multi.aio.lifeline import Lifeline
 from multi.aio.session import Session, split_address
 from multi.aio.settings import peer_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
@@ -38,7 +41,8 @@ class _Arrival:
     def __init__(self, server: Server, channel: Channel) -> None:
         self._server = server
         self.channel = channel
-        self.source = split_address(channel.info.remote)[0]
+        self.source = source_of(split_address(channel.info.remote)[0])
+        self._answered = False
         self._first = bytearray()
         self._lanes: list[tuple[int, bytes]] = []
         self._held = 0
@@ -46,6 +50,8 @@ class _Arrival:
         self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
 
     def data_received(self, data: memoryview, lane: int) -> None:
+        if self._answered:
+            return
         self._held += len(data)
         if self._held > HELD_LIMIT:
             self.drop("too many bytes before the handshake")
@@ -55,7 +61,7 @@ class _Arrival:
             self._first += data
 
     def batch_finished(self) -> None:
-        if self._first:
+        if self._first and not self._answered:
             self._server.route(self, self._first, self._lanes)
 
     def writable(self) -> None:
@@ -68,14 +74,16 @@ class _Arrival:
         self.drop(f"no segment within {self._server.handshake_timeout:g} s")
 
     def drop(self, reason: str, reply: bytes = b"") -> None:
-        """Give the connection up, after a reply when there is one."""
-        logger.info("connection from %s refused: %s", self.channel.info.remote, reason)
-        self.leave()
+        """Give the connection up, after a reply when there is one; until that has left it counts as before."""
+        if not self._answered:
+            logger.info("connection from %s refused: %s", self.channel.info.remote, reason)
         if reply:
+            self._answered = True
             self.channel.write((reply,), 0)
             self.channel.flush()
             self.channel.close()
         else:
+            self.leave()
             self.channel.abort()
 
     def leave(self) -> None:
@@ -104,6 +112,10 @@ class Server:
         self._next_connection = 0
         self._closing = False
         self._empty = asyncio.Event()
+        self._leaving: WeakSet[SessionDriver] = WeakSet()
+        """Ended sessions; those whose sockets are still open live on in them."""
+        self._serving: asyncio.Future[None] | None = None
+        self._lifeline = Lifeline(self._cut)
 
     # --- facts ---
 
@@ -142,7 +154,8 @@ class Server:
                 self._listeners.append(listener)
                 port = port or listener.address[1]
         except BaseException:
-            self._stop_listening()
+            self._closing = True
+            self._stop()
             raise
 
     def close(self) -> None:
@@ -150,6 +163,8 @@ class Server:
         if not self._closing:
             self._closing = True
             self._table.refuse_new()
+            if self._serving is not None and not self._serving.done():
+                self._serving.cancel()
             self._maybe_stop()
 
     async def wait_closed(self) -> None:
@@ -157,22 +172,33 @@ class Server:
         await self._empty.wait()
         if self._tasks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
+        for driver in list(self._leaving):
+            await driver.settle()
 
     async def serve_forever(self) -> None:
-        """Wait until cancelled, then close."""
+        """Serve until cancelled, or until `close`: as asyncio's, it ends with CancelledError and a closed server."""
+        if self._serving is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        if self._closing:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._serving = asyncio.get_running_loop().create_future()
         try:
-            await asyncio.get_running_loop().create_future()
+            await self._serving
         finally:
+            self._serving = None
             self.close()
 
     def abort(self) -> None:
         """Close and end every session at once."""
         self.close()
-        for session in self.sessions:
-            session.abort("the server stops")
-        self._stop_listening()
-        for arrival in list(self.arrivals):
-            arrival.drop("the server stops")
+        for driver in self._table.values():
+            driver.engine.abort("the server stops", now=driver.now())
+            driver.pump()
+
+    def _cut(self) -> None:
+        """The event loop shuts down. The sessions have lifelines of their own."""
+        self.close()
+        self._stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -187,12 +213,16 @@ class Server:
 
     def _maybe_stop(self) -> None:
         if self._closing and not len(self._table):
-            self._stop_listening()
+            self._stop()
             self._empty.set()
 
-    def _stop_listening(self) -> None:
+    def _stop(self) -> None:
+        """Let go of every socket that belongs to no session."""
         for listener in self._listeners:
             listener.close()
+        for arrival in list(self.arrivals):
+            arrival.drop("the server stops")
+        self._lifeline.release()
 
     # --- connections ---
 
@@ -264,6 +294,7 @@ class Server:
         driver = SessionDriver(
             Engine(core, now=loop.time()),
             self._config.transport_settings(),
+            send_buffer=self._config.limits.max_send_buffer,
             on_opened=opened,
             on_closed=self._session_closed,
         )
@@ -301,7 +332,16 @@ class Server:
     def _session_closed(self, driver: SessionDriver) -> None:
         self._table.remove(driver.engine.session.session_id)
         self._sessions.pop(driver, None)
+        self._leaving.add(driver)
         self._maybe_stop()
+
+
+def source_of(host: str) -> str:
+    """Where limits per source count a peer: its IPv4 /24 or IPv6 /56, what one customer usually holds."""
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(ip_network((address, 24 if address.version == 4 else 56), strict=False))
 
 
 def _facts(channel: Channel) -> ConnectionFacts:

@@ -122,7 +122,8 @@ class Session:
         found = [
             slot
             for slot in paths.slots
-            if slot.connection == to or any(to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
+            if slot.connection == to
+            or any(to and to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
         ]
         if not found:
             known = sorted({name for s in paths.slots for c in s.candidates for name in (c.kind, c.interface) if name})
@@ -144,12 +145,9 @@ class Session:
         self._driver.engine.handle_timer(now=self._driver.now())
         self._driver.pump()
         subscription = self._driver.subscribe()
-        try:
-            while not all(s.connection is not None or s.attempted for s in slots):
-                if await subscription.next() is None:
-                    self._check_open()
-        finally:
-            self._driver.unsubscribe(subscription)
+        while not all(s.connection is not None or s.attempted for s in slots):
+            if await subscription.next() is None:
+                self._check_open()
         opened = [slot.connection for slot in slots if slot.connection is not None]
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
@@ -162,11 +160,8 @@ class Session:
         self._driver.engine.remove_connection(wanted, now=self._driver.now())
         self._driver.pump()
         subscription = self._driver.subscribe()
-        try:
-            while wanted in self._core.connections and await subscription.next() is not None:
-                pass
-        finally:
-            self._driver.unsubscribe(subscription)
+        while wanted in self._core.connections and await subscription.next() is not None:
+            pass
 
     def set_role(self, connection: int, role: Role | str) -> None:
         """Make a connection `active` or `backup`, on both sides."""
@@ -193,14 +188,9 @@ class Session:
 
     # --- events ---
 
-    async def events(self) -> AsyncIterator[Event | EventsDropped]:
-        """Yield this subscriber's events, starting with one per current connection, until the session ends."""
-        subscription = self._driver.subscribe()
-        try:
-            while (event := await subscription.next()) is not None:
-                yield event
-        finally:
-            self._driver.unsubscribe(subscription)
+    def events(self) -> AsyncIterator[Event | EventsDropped]:
+        """Subscribe: an iterator over events, starting with one per current connection, until the session ends."""
+        return self._driver.subscribe()
 
     # --- ending ---
 
@@ -222,11 +212,17 @@ class Session:
         if self._driver.closed_error is not None:
             raise self._driver.closed_error
 
+    async def settle(self) -> None:
+        """After the end: wait until the sockets are closed too."""
+        await self._driver.settle()
+
     # --- inside ---
 
     def _check_open(self) -> None:
         if self._driver.closed.done():
             raise self._driver.closed_error or SessionLost("the session is closed")
+        if self._core.closing:
+            raise LocalProtocolError("the session is being closed")
 
     @property
     def error(self) -> MultiError | None:

@@ -7,21 +7,25 @@ closes the window and slows the peer down.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from multi.aio.driver import SessionDriver
 from multi.core.ids import StreamId
-from multi.errors import LocalProtocolError, SessionLost
+from multi.errors import LocalProtocolError, MultiError, SessionLost, StreamReset
 
 if TYPE_CHECKING:
     from multi.aio.session import Session
+
+logger = logging.getLogger("multi.session")
 
 DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line `readuntil` returns
 HIGH_WATER = 512 * 1024  # unsent bytes above which `drain` waits: keeps the fastest connection busy for a pump
 LOW_WATER = 128 * 1024  # unsent bytes at which it stops waiting
 
 Data = bytes | bytearray | memoryview
+Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
 
 
 class SessionReader:
@@ -31,55 +35,59 @@ class SessionReader:
         if limit <= 0:
             raise ValueError("Limit cannot be <= 0")
         self._driver = driver
-        self._session = driver.engine.session
+        self._streams = driver.engine.session.streams
         self._stream = stream
         self._limit = limit
+        self._buffer = bytearray()
+        """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
+
+        Waiting inside the session's buffer for the end of a line would keep the window shut that has to bring it.
+        """
 
     def __repr__(self) -> str:
         return f"<SessionReader stream={self._stream} buffered={self._readable()}>"
 
     def _readable(self) -> int:
-        return self._session.streams.readable(self._stream)
+        return len(self._buffer) + self._streams.readable(self._stream)
 
-    def exception(self) -> SessionLost | None:
-        """Why reading ended early, or None."""
-        error = self._session.streams.receive_error(self._stream)
-        if error is not None:
+    def exception(self) -> MultiError | None:
+        """Why reading ends early, or None. Bytes that arrived before can still be read."""
+        error = self._streams.receive_error(self._stream)
+        if isinstance(error, StreamReset):
             return error
-        failure = self._driver.closed_error
-        if failure is None or self._readable() or self._finished():
+        if self._streams.readable(self._stream) or self._streams.complete(self._stream):
             return None
-        return failure if isinstance(failure, SessionLost) else SessionLost(str(failure))
-
-    def _finished(self) -> bool:
-        """The peer's end has come; nothing was cut off."""
-        received = self._session.receiver.streams.get(self._stream)
-        return received is None or received.at_end
+        return self._driver.closed_error
 
     def at_eof(self) -> bool:
-        """True when the stream has ended and everything was read."""
-        return not self._readable() and self._session.streams.at_end(self._stream)
+        """True when the stream has ended in order and everything was read."""
+        return not self._readable() and self._streams.at_end(self._stream) and self.exception() is None
 
     def _take(self, limit: int) -> bytes:
+        """Up to `limit` bytes of what is there; negative = all of it."""
+        if not self._buffer:
+            return self._pull(limit)
+        if limit < 0 or limit >= len(self._buffer):
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        else:
+            data = bytes(memoryview(self._buffer)[:limit])
+            del self._buffer[:limit]
+        return data
+
+    def _pull(self, limit: int) -> bytes:
         driver = self._driver
         data = driver.engine.read(self._stream, limit, now=driver.loop.time())
-        if self._session.receiver.ack_now:
+        if driver.engine.session.receiver.ack_now:
             driver.pump_soon()
         return data
 
-    def _raise_error(self) -> None:
-        """Raise what ended this session in the application's terms; a refusal stays a refusal."""
-        failure = self._driver.closed_error
-        if failure is not None and not isinstance(failure, SessionLost) and not self._finished():
-            raise failure
+    async def _wait(self, what: str) -> bool:
+        """Wait until the session has more; False at the end. Raises what ended the stream early."""
         error = self.exception()
         if error is not None:
             raise error
-
-    async def _wait(self, what: str) -> bool:
-        """Wait until there is more to read; False at the end. Raises what ended the stream early."""
-        self._raise_error()
-        if self._session.streams.at_end(self._stream) or self._driver.closed.done():
+        if self._streams.at_end(self._stream) or self._driver.closed.done():
             return False
         await self._driver.wait_readable(self._stream, what)
         return True
@@ -89,10 +97,7 @@ class SessionReader:
         if n == 0:
             return b""
         if n < 0:
-            pieces = []
-            while piece := await self.read(1 << 20):
-                pieces.append(piece)
-            return b"".join(pieces)
+            return await self._gather(-1, "read")
         while not self._readable():
             if not await self._wait("read"):
                 return b""
@@ -102,29 +107,29 @@ class SessionReader:
         """Return exactly `n` bytes. Raises asyncio.IncompleteReadError when the stream ends before."""
         if n < 0:
             raise ValueError("readexactly size can not be less than zero")
+        data = await self._gather(n, "readexactly")
+        if len(data) < n:
+            raise asyncio.IncompleteReadError(data, n)
+        return data
+
+    async def _gather(self, wanted: int, what: str) -> bytes:
+        """Return `wanted` bytes (negative = all), fewer at the end only. What interrupts it loses nothing."""
         pieces: list[bytes] = []
-        missing = n
-        if n <= self._limit:
-            # A cancelled call must lose nothing: bytes leave the session's buffer only when all are there.
-            while self._readable() < n:
-                if not await self._wait("readexactly"):
-                    raise asyncio.IncompleteReadError(self._take(-1), n)
+        missing = wanted
         try:
             while missing:
-                while not self._readable():
-                    if not await self._wait("readexactly"):
-                        raise asyncio.IncompleteReadError(b"".join(pieces), n)
+                if not self._readable():
+                    if not await self._wait(what):
+                        break
+                    continue
                 piece = self._take(missing)
                 pieces.append(piece)
-                missing -= len(piece)
-        except asyncio.CancelledError:
-            self._unread(b"".join(pieces))
+                if wanted > 0:
+                    missing -= len(piece)
+        except BaseException:
+            self._buffer[:0] = b"".join(pieces)
             raise
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def _unread(self, data: bytes) -> None:
-        """Put back what a cancelled call had taken."""
-        self._session.streams.unread(self._stream, data)
 
     async def readline(self) -> bytes:
         """Return a line with its newline; what is left without one at the end. Raises ValueError when too long."""
@@ -133,31 +138,26 @@ class SessionReader:
         except asyncio.IncompleteReadError as error:
             return error.partial
         except asyncio.LimitOverrunError as error:
-            view = self._session.streams.peek(self._stream)
-            if bytes(view[error.consumed : error.consumed + 1]) == b"\n":
-                self._take(error.consumed + 1)
+            if self._buffer.startswith(b"\n", error.consumed):
+                del self._buffer[: error.consumed + 1]
             else:
-                self._take(-1)
+                self._buffer.clear()
             raise ValueError(error.args[0]) from None
 
-    async def readuntil(self, separator: bytes | tuple[bytes, ...] = b"\n") -> bytes:
-        """Return everything up to and including `separator` (or the earliest of several).
+    async def readuntil(self, separator: Separator = b"\n") -> bytes:
+        """Return everything up to and including `separator` (of several, the one that ends first).
 
         Raises asyncio.IncompleteReadError at the end of the stream, asyncio.LimitOverrunError when more than the
         reader's limit would be returned; the bytes stay readable then.
         """
         separators = separator if isinstance(separator, tuple) else (separator,)
-        if not separators or any(len(s) == 0 for s in separators):
+        if not separators or not all(separators):
             raise ValueError("Separator should be at least one-byte string")
-        longest = max(len(s) for s in separators)
-        searched = 0
+        longest = max(map(len, separators))
+        buffer, searched = self._buffer, 0
         while True:
-            buffer = bytes(self._session.streams.peek(self._stream))
-            ends = [
-                (index + len(s), index)
-                for s in separators
-                if (index := buffer.find(s, max(0, searched - len(s) + 1))) >= 0
-            ]
+            found = [(buffer.find(s, max(0, searched + 1 - len(s))), len(s)) for s in separators]
+            ends = [(index + size, index) for index, size in found if index >= 0]
             if ends:
                 end, index = min(ends)
                 if index > self._limit:
@@ -168,7 +168,10 @@ class SessionReader:
                 raise asyncio.LimitOverrunError(
                     "Separator is not found, and chunk exceed the limit", searched + 1 - longest
                 )
-            if not await self._wait("readuntil"):
+            if self._streams.readable(self._stream):
+                # As much as asyncio buffers: `readline` skips a line that is too long where its end is in sight.
+                buffer += self._pull(2 * self._limit + longest - searched)
+            elif not await self._wait("readuntil"):
                 raise asyncio.IncompleteReadError(self._take(-1), None)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -188,11 +191,12 @@ class SessionWriter:
         self._owner = owner
         self._driver = driver
         self._engine = driver.engine
-        self._session = driver.engine.session
+        self._streams = driver.engine.session.streams
         self._stream = stream
         self._closes_session = closes_session
         self._closing = False
         self._ended = False
+        self._aborted = False
         self._high, self._low = HIGH_WATER, LOW_WATER
         self._paused = False
         self.transport = SessionTransport(self)
@@ -201,17 +205,24 @@ class SessionWriter:
         return f"<SessionWriter stream={self._stream} unsent={self._unsent()}>"
 
     def _unsent(self) -> int:
-        return self._session.streams.unsent(self._stream)
+        return self._streams.unsent(self._stream)
 
     # --- writing ---
 
     def write(self, data: Data) -> None:
-        """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now."""
-        if self._ended:
-            raise LocalProtocolError("Cannot call write() after write_eof() or close()")
-        if self._session.streams.send_error(self._stream) is not None or self._driver.closed.done():
-            return  # as asyncio: drain() and wait_closed() tell
-        self._engine.write(self._stream, data, now=self._driver.loop.time())
+        """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now.
+
+        After `close`, and once the stream or the session is lost, bytes are dropped, as by asyncio's own transports:
+        `drain` and `wait_closed` tell. After `write_eof` it raises.
+        """
+        if self._ended and not self._closing:
+            raise LocalProtocolError("Cannot call write() after write_eof()")
+        # Anything with a buffer, as array.array, whose length is not its size in bytes.
+        kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
+        if self._closing or self._driver.closed.done() or self._streams.send_error(self._stream) is not None:
+            logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
+            return
+        self._engine.write(self._stream, kept, now=self._driver.loop.time())
         self._driver.pump_soon()
 
     def writelines(self, data: Iterable[Data]) -> None:
@@ -220,20 +231,23 @@ class SessionWriter:
             self.write(piece)
 
     async def drain(self) -> None:
-        """Wait while more than the high-water mark is unsent: the peer or the networks are slow."""
+        """Wait while the peer or the networks are slow.
+
+        That is, above the high-water mark of unsent bytes, or above `limits.max_send_buffer` of bytes that the peer
+        has not acknowledged, over all streams. Raises what ended the stream or the session.
+        """
         self._raise_error()
-        if self._unsent() <= self._high:
+        if self._unsent() <= self._high and not self._driver.holds_too_much:
             return
-        while self._unsent() > self._low:
+        while self._unsent() > self._low or self._driver.holds_too_much:
             await self._driver.wait_writable(self._stream)
             self._raise_error()
 
     def _raise_error(self) -> None:
-        failure = self._driver.closed_error
-        if failure is not None:
-            raise failure
-        error = self._session.streams.send_error(self._stream)
-        if error is not None and not (self._closing and self._session.streams.finished(self._stream)):
+        if self._driver.closed.done():
+            raise self._driver.closed_error or SessionLost("the session is closed")
+        error = self._streams.send_error(self._stream)
+        if error is not None and not (self._closing and self._streams.finished(self._stream)):
             raise error
 
     def can_write_eof(self) -> bool:
@@ -265,22 +279,33 @@ class SessionWriter:
         return self._closing or self._driver.closed.done()
 
     async def wait_closed(self) -> None:
-        """Return when the peer has acknowledged the end; raise when it never will."""
+        """Return when the peer has acknowledged the end, or after `transport.abort`; raise when it never will."""
+        driver, finished = self._driver, False
         if self._closes_session:
-            await asyncio.shield(self._driver.closed)
+            await asyncio.shield(driver.closed)
+            await driver.settle()
         else:
-            while not self._session.streams.finished(self._stream) and not self._driver.closed.done():
-                await self._driver.wait_writable(self._stream)
-        if self._driver.closed_error is not None and not self._session.streams.finished(self._stream):
-            raise self._driver.closed_error
-        if self._driver.closed_error is not None and self._closes_session:
-            raise self._driver.closed_error
+            while not (finished := self._streams.finished(self._stream)) and not driver.closed.done():
+                await driver.wait_writable(self._stream)
+        if not finished and driver.closed_error is not None and not self._aborted:
+            raise driver.closed_error
 
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once: the peer's reader raises `StreamReset`."""
         self._closing = self._ended = True
         self._engine.reset(self._stream, code, now=self._driver.loop.time())
         self._driver.pump_soon()
+
+    def abort(self) -> None:
+        """See `SessionTransport.abort`."""
+        self._aborted = self._closing = self._ended = True
+        now = self._driver.loop.time()
+        if self._closes_session:
+            self._engine.abort(now=now)
+        else:
+            self._engine.reset(self._stream, 0, now=now)
+            self._engine.stop_sending(self._stream, 0, now=now)
+        self._driver.pump()
 
     # --- facts ---
 
@@ -301,13 +326,8 @@ class SessionTransport(asyncio.WriteTransport):
         self._writer = writer
 
     def abort(self) -> None:
-        """End at once: the session (stream 0) or this stream."""
-        writer = self._writer
-        if writer._closes_session:
-            writer._driver.engine.abort(now=writer._driver.loop.time())
-            writer._driver.pump()
-        else:
-            writer.reset()
+        """End at once, in both directions: the session (stream 0) or this stream."""
+        self._writer.abort()
 
     def close(self) -> None:
         self._writer.close()

@@ -430,5 +430,5 @@ class QuicListener:
         self._close_port_if_unused()
 
     def _close_port_if_unused(self) -> None:
-        if self._closed and not self._ids and (not self._routes or self._port.closed):
+        if self._closed and not self._ids:
             self._port.close()
