@@ -36,6 +36,7 @@ class Engine:
         self.session = session
         self.paths: PathManager | None = None
         self._now = now
+        self._open_timeout = 0.0
         self._open_deadline: float | None = None
         self._over = False
 
@@ -60,6 +61,7 @@ class Engine:
             jitter=jitter,
             now=now,
         )
+        self._open_timeout = open_timeout
         self._open_deadline = now + open_timeout
         self.paths.handle_timer(now)
 
@@ -173,7 +175,8 @@ class Engine:
             if self._open_deadline is not None and now >= self._open_deadline:
                 self._open_deadline = None
                 if not self.session.confirmed:
-                    self.session.fail("the session did not open in time", now=now)
+                    self.paths.give_up(self._open_timeout)
+                    self.session.fail(f"the session did not open within {self._open_timeout:g} s", now=now)
 
     # === outputs  ===
 

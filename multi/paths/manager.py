@@ -191,6 +191,16 @@ class PathManager:
             slot.attempts.clear()
             slot.retry_at = None
 
+    def give_up(self, after: float) -> None:
+        """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
+        failed = {candidate for candidate, _ in self.failures}
+        for slot in self.slots:
+            for candidate in slot.candidates:
+                if str(candidate) not in failed:
+                    tried = candidate in slot.attempts.values()
+                    reason = f"no answer within {after:g} s" if tried else f"not tried within {after:g} s"
+                    self.failures.append((str(candidate), reason))
+
     def handle_timer(self, now: float) -> None:
         if self._stopped:
             return

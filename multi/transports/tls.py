@@ -35,6 +35,7 @@ _WORDS = {
     "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
     "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not support TLS 1.3",
     "TLSV1_ALERT_UNKNOWN_CA": "the peer did not accept our certificate: unknown issuer",
+    "UNEXPECTED_MESSAGE": "the peer does not speak TLS",
     "UNSUPPORTED_PROTOCOL": "the peer does not support TLS 1.3",
     "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
 }
