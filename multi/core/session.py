@@ -718,11 +718,10 @@ class Session:
         settings = self.settings
         if connection.state is ConnectionState.AUTHENTICATING:
             if now >= connection.created_at + settings.handshake_timeout:
-                self.disconnect(
-                    connection,
-                    f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s",
-                    abort=True,
-                )
+                reason = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
+                if self.side is Side.CLIENT and not connection.bytes_received:
+                    reason = f"the peer does not speak MULTI ({reason})"
+                self.disconnect(connection, reason, abort=True)
             elif (late := self._early_data_late_at(connection)) is not None and now >= late:
                 connection.early_data_moved = True
                 self.sender.lose(connection, self.connections)
