@@ -63,6 +63,7 @@ class Connection:
         "has_samples",
         "heard_at",
         "held",
+        "held_size",
         "id",
         "in_flight",
         "interface",
@@ -118,6 +119,7 @@ class Connection:
         """Data and acknowledgements may be written (early data included)."""
         self.receiving = False
         """Segments other than the handshake are taken; until then they are held."""
+        self.held_size = 0
         self.held: list[tuple[int, bytes]] = []
         """(lane, bytes) that came before the handshake was far enough."""
         self._decoders = [SegmentDecoder() for _ in range(facts.lanes)]
@@ -231,7 +233,7 @@ class Connection:
     @property
     def segment_size(self) -> int:
         """Payload bytes of a full DATA segment here and now."""
-        rate = min(self.rate, self.max_rate) if self.max_rate else self.rate
+        rate = self.rate
         if rate < SLOW_RATE:
             return SLOW_SEGMENT
         if rate < FAST_RATE or self._sealers is not None:
@@ -267,6 +269,7 @@ class Connection:
 
     def set_max_rate(self, max_rate: float) -> None:
         self.max_rate = max_rate
+        self.rate = self._capped(self.rate)
         self._tokens = min(self._tokens, self.bucket_depth) if max_rate else self.bucket_depth
 
     def tokens_ready_at(self) -> float | None:
@@ -286,7 +289,7 @@ class Connection:
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
             self.min_rtt = sample.min_rtt
         if sample.rate and not (sample.rate_is_lower_bound and sample.rate < self.rate):
-            self.rate = sample.rate
+            self.rate = self._capped(sample.rate)
         self.congestion_window = sample.congestion_window
         self.not_sent = sample.not_sent
         self.retransmits = sample.retransmits
@@ -296,6 +299,10 @@ class Connection:
             self.progress_at = now
         self.unacked = sample.unacked
         return progressed
+
+    def _capped(self, rate: float) -> float:
+        """What schedulers may count on: the network may be faster than the cap, this connection never is."""
+        return min(rate, self.max_rate) if self.max_rate else rate
 
     def take_rtt(self, rtt: float) -> None:
         """A keep-alive came back; used while the transport itself does not tell (RFC 6298 section 2)."""
@@ -317,7 +324,7 @@ class Connection:
         if elapsed >= max(RATE_WINDOW, self.rtt):
             measured = self._rate_bytes / elapsed
             if not self.has_samples or not self.rate:
-                self.rate = measured if not self.rate else self.rate + (measured - self.rate) / 2
+                self.rate = self._capped(measured if not self.rate else self.rate + (measured - self.rate) / 2)
             self._rate_bytes, self._rate_since = 0, now
 
     def carries(self, size: int, now: float) -> None:
