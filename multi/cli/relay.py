@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 CHUNK = 64 * 1024  # bytes moved at a time; little is kept, so that a stall is felt at once
 IPPROTO_MPTCP = 262
@@ -137,8 +138,8 @@ class DatagramRelay(asyncio.DatagramProtocol):
         await loop.create_datagram_endpoint(lambda: self, local_addr=self.route.listen)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.DatagramTransport)
-        self._transport = transport
+        # Python 3.11's own datagram transport is no subclass of DatagramTransport.
+        self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
         if not self._flowing:
