@@ -3,42 +3,50 @@
 reader, writer = await multi.open_connection("config.json")
 server = await multi.start_server(on_client, "server.json")
 async with multi.connect("config.json") as session: ...
+
+Names are imported when they are first used: `multi --help` and small tools do not wait for cryptography and QUIC.
 """
 
-from multi.aio.client import connect, open_connection
-from multi.aio.info import ConnectionInfo
-from multi.aio.server import Server, start_server
-from multi.aio.session import Session
-from multi.aio.streams import SessionReader, SessionWriter
-from multi.config import Config, load_config
-from multi.core.events import (
-    AttemptFailed,
-    ConnectionChanged,
-    Event,
-    EventsDropped,
-    RoleChanged,
-    SchedulerChanged,
-    SessionConfirmed,
-    SessionDetached,
-    SessionEnded,
-    SessionResumed,
-    Warned,
-)
-from multi.core.ids import ConnectionState, Role
-from multi.core.scheduler import WAIT, ConnectionView, Scheduler, SendRequest
-from multi.errors import (
-    ConfigError,
-    LocalProtocolError,
-    MultiError,
-    NoUsableConnection,
-    RemoteProtocolError,
-    SessionLost,
-    SessionRefused,
-    StreamReset,
-    TransportError,
-)
-from multi.schedulers import register_scheduler
-from multi.transports import register_transport
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multi.aio.client import connect, open_connection
+    from multi.aio.info import ConnectionInfo
+    from multi.aio.server import Server, start_server
+    from multi.aio.session import Session
+    from multi.aio.streams import SessionReader, SessionWriter
+    from multi.config import Config, load_config
+    from multi.core.events import (
+        AttemptFailed,
+        ConnectionChanged,
+        Event,
+        EventsDropped,
+        RoleChanged,
+        SchedulerChanged,
+        SessionConfirmed,
+        SessionDetached,
+        SessionEnded,
+        SessionResumed,
+        Warned,
+    )
+    from multi.core.ids import ConnectionState, Role
+    from multi.core.scheduler import WAIT, ConnectionView, Scheduler, SendRequest
+    from multi.errors import (
+        ConfigError,
+        LocalProtocolError,
+        MultiError,
+        NoUsableConnection,
+        RemoteProtocolError,
+        SessionLost,
+        SessionRefused,
+        StreamReset,
+        TransportError,
+    )
+    from multi.schedulers import register_scheduler
+    from multi.transports import register_transport
 
 __version__ = "0.1.0"
 
@@ -83,3 +91,73 @@ __all__ = [
     "register_transport",
     "start_server",
 ]
+
+_HOMES = {
+    "multi.aio.client": (
+        "connect",
+        "open_connection",
+    ),
+    "multi.aio.info": ("ConnectionInfo",),
+    "multi.aio.server": (
+        "Server",
+        "start_server",
+    ),
+    "multi.aio.session": ("Session",),
+    "multi.aio.streams": (
+        "SessionReader",
+        "SessionWriter",
+    ),
+    "multi.config": (
+        "Config",
+        "load_config",
+    ),
+    "multi.core.events": (
+        "AttemptFailed",
+        "ConnectionChanged",
+        "Event",
+        "EventsDropped",
+        "RoleChanged",
+        "SchedulerChanged",
+        "SessionConfirmed",
+        "SessionDetached",
+        "SessionEnded",
+        "SessionResumed",
+        "Warned",
+    ),
+    "multi.core.ids": (
+        "ConnectionState",
+        "Role",
+    ),
+    "multi.core.scheduler": (
+        "WAIT",
+        "ConnectionView",
+        "Scheduler",
+        "SendRequest",
+    ),
+    "multi.errors": (
+        "ConfigError",
+        "LocalProtocolError",
+        "MultiError",
+        "NoUsableConnection",
+        "RemoteProtocolError",
+        "SessionLost",
+        "SessionRefused",
+        "StreamReset",
+        "TransportError",
+    ),
+    "multi.schedulers": ("register_scheduler",),
+    "multi.transports": ("register_transport",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ Decides what is worth saying. Which candidates an entry leads to is asked of the
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
@@ -30,6 +31,7 @@ CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
 def run_check(path: str) -> int:
     """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""
+    logging.getLogger("multi.config").setLevel(logging.ERROR)  # its warnings are part of the explanation here
     config = load_config(path)
     print(f"{printable(path)}: valid configuration of a {'server' if config.is_server else 'client'}")
     usable = _server(config) if config.is_server else asyncio.run(_client(config))

@@ -27,8 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Usage errors and --help raise SystemExit, as argparse does."""
     parsed = _parser().parse_args(arguments)
     try:
-        if parsed.verbose:
-            _log_to_stderr(parsed.verbose)
+        _log_to_stderr(parsed.verbose)
         code: int = parsed.run(parsed)
         sys.stdout.flush()
         return code
@@ -80,13 +79,23 @@ def _leave_interrupted() -> int:
 
 
 def _log_to_stderr(verbosity: int) -> None:
+    """Warnings always, more when asked for."""
     import logging
 
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # Looked up each time: the progress view puts itself between while it is on the screen.
+            print(self.format(record), file=sys.stderr)
+
+    handler = Handler()
+    handler.setFormatter(
+        logging.Formatter(
+            "%(asctime)s %(name)s %(levelname)s: %(message)s" if verbosity else "multi: warning: %(message)s"
+        )
+    )
     logger = logging.getLogger("multi")
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if verbosity > 1 else logging.INFO)
+    logger.handlers[:] = [handler]
+    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
 
 
 class _Version(argparse.Action):
