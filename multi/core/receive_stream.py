@@ -244,14 +244,18 @@ class ReceiveStream:
             self._islands.insert(index, _Island(start, end, piece))
             self._starts.insert(index, start)
 
-    def finish(self, final: int) -> int:
-        """The peer ends the stream at `final`; return how far `highest` moved."""
+    def check_final(self, final: int) -> None:
+        """Raise RemoteProtocolError when the stream cannot end at `final`."""
         if self.final is not None and self.final != final:
             raise RemoteProtocolError(f"stream {self.id} ends at {self.final} and at {final}")
         if final < self.highest or final > self.window.advertised:
             raise RemoteProtocolError(
                 f"stream {self.id} ends at {final}, outside {self.highest}..{self.window.advertised}"
             )
+
+    def finish(self, final: int) -> int:
+        """The peer ends the stream at `final`; return how far `highest` moved."""
+        self.check_final(final)
         self.final = final
         advanced = final - self.highest
         self.highest = final

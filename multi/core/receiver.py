@@ -53,7 +53,8 @@ class Receiver:
     def data(self, stream: ReceiveStream, start: int, payload: memoryview, owned: bool, now: float) -> bool:
         """Take a DATA segment; return True when the reader has something new."""
         before, gaps = stream.next_offset, stream.ranges() if stream.final is None else ()
-        self._charge(stream.insert(start, payload, owned), stream)
+        self._check_room(start + len(payload) - stream.highest)
+        self.charged += stream.insert(start, payload, owned)
         self._dirty[stream.id] = None
         self._unacked += len(payload)
         in_order = stream.next_offset > before
@@ -71,23 +72,26 @@ class Receiver:
             self.give_back(stream.next_offset - before, now, 0.0)
         return in_order
 
-    def _charge(self, advanced: int, stream: ReceiveStream) -> None:
-        self.charged += advanced
-        if self.charged > self.window.advertised:
+    def _check_room(self, advanced: int) -> None:
+        # Before anything is taken in: what is refused must not count, or honest bytes would be refused after it.
+        if advanced > 0 and self.charged + advanced > self.window.advertised:
             raise RemoteProtocolError(
-                f"{self.charged} bytes on all streams, but the session window ends at {self.window.advertised}"
+                f"{self.charged + advanced} bytes on all streams, but the session window ends at "
+                f"{self.window.advertised}"
             )
 
     def finish(self, stream: ReceiveStream, final: int) -> None:
-        self._charge(stream.finish(final), stream)
+        stream.check_final(final)
+        self._check_room(final - stream.highest)
+        self.charged += stream.finish(final)
         if stream.discarding:
             stream.consumed = stream.next_offset
 
     def reset(self, stream: ReceiveStream, final: int, code: int, now: float) -> None:
-        before = stream.highest
-        given_back = stream.reset(final, code)
-        self._charge(final - before, stream)
-        self.give_back(given_back, now, 0.0)
+        stream.check_final(final)
+        self._check_room(final - stream.highest)
+        self.charged += final - stream.highest
+        self.give_back(stream.reset(final, code), now, 0.0)
 
     def forget(self, stream: ReceiveStream) -> None:
         """The stream has ended on both sides; what is not acknowledged yet still will be."""

@@ -16,6 +16,7 @@ from multi.errors import LocalProtocolError, RemoteProtocolError
 COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more object and buffer
 COALESCED_CHUNK = 64 * 1024  # bytes a coalesced chunk grows to
 CHUNK_OVERHEAD = 512  # bytes of objects kept per chunk (measured: 505 to 563), counted against limits
+SILLY_WINDOW = 1024  # bytes; less window than this is not used alone
 _COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
 
 
@@ -130,7 +131,18 @@ class SendStream:
     @property
     def sendable(self) -> int:
         """New bytes the peer's stream window allows now."""
-        return min(self.end_offset, self.window) - self.next_offset
+        return self.worth_sending(self.window - self.next_offset)
+
+    def worth_sending(self, room: int) -> int:
+        """Return how much of `room` to use: all of it, or nothing while it is silly.
+
+        A peer that opens its window byte by byte would get, and make us keep, a segment for each (RFC 1122 section
+        4.2.3.4). While earlier bytes are unacknowledged, waiting for a larger window cannot stall.
+        """
+        unsent = self.end_offset - self.next_offset
+        if room < min(SILLY_WINDOW, unsent) and self.acked < self.next_offset:
+            return 0
+        return min(unsent, room)
 
     @property
     def done(self) -> bool:

@@ -195,7 +195,9 @@ class Sender:
                 return True
             if not self._has_credit(usable):
                 return False
-            available = min(stream.sendable, room)
+            available = stream.worth_sending(min(stream.sendable, room))
+            if not available:
+                return True
             size = min(available, max(c.segment_size for c in usable if c.credit > 0))
             picked = self._select(stream, size, usable, False, now)
             if not picked:

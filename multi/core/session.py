@@ -72,6 +72,7 @@ from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, S
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
 DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
+HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
 PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
@@ -143,8 +144,11 @@ class Session:
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
         if self.side is Side.SERVER and len(self._alive()) > self.settings.max_connections:
-            self.disconnect(created, "too many connections in this session", abort=True)
-            return
+            # Whoever knows the Session ID gets this far: strangers must not keep the client out.
+            oldest = next(c for c in self._alive() if not c.authenticated)
+            self.disconnect(oldest, "too many connections in this session", abort=True)
+            if not created.alive:
+                return
         self._notify_state(created)
         self._auth.opened(created, now)
 
@@ -451,7 +455,8 @@ class Session:
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
         connection.held.append((lane, data))
-        if sum(len(piece) for _, piece in connection.held) > HELD_LIMIT:
+        connection.held_size += len(data) + HELD_OVERHEAD
+        if connection.held_size > HELD_LIMIT:
             raise RemoteProtocolError("too many bytes before the handshake")
 
     def _release_held(self, connection: Connection) -> None:

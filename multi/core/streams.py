@@ -102,9 +102,9 @@ class Streams:
         if stream < self._next_peer:
             return False
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
+        if self._peer_opened + (stream - self._next_peer) // 2 >= self._peer_limit:
+            raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open")
         while self._next_peer <= stream:
-            if self._peer_opened >= self._peer_limit:
-                raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open")
             opened = StreamId(self._next_peer)
             self._next_peer += 2
             self._peer_opened += 1

@@ -13,7 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from multi.core.ids import ConnectionId, StreamId
 from multi.core.payloads import MAX_OFFSET
-from multi.core.send_stream import CHUNK_OVERHEAD, COALESCE_BELOW, COALESCED_CHUNK, Outstanding, SendStream
+from multi.core.send_stream import (
+    CHUNK_OVERHEAD,
+    COALESCE_BELOW,
+    COALESCED_CHUNK,
+    SILLY_WINDOW,
+    Outstanding,
+    SendStream,
+)
 from multi.errors import LocalProtocolError, RemoteProtocolError
 
 ONE = (ConnectionId(1),)
@@ -247,8 +254,22 @@ def test_sendable_ends_at_the_window() -> None:
     assert stream.sendable == 10
     stream.take(10, ONE, 0.0)
     assert stream.sendable == 0
-    stream.window = 12
-    assert stream.sendable == 2
+    stream.window = 13
+    assert stream.sendable == 3
+
+
+def test_a_silly_window_is_used_only_when_nothing_is_under_way() -> None:
+    stream = new_stream(window=1000)
+    stream.write(bytes(5000))
+    assert stream.sendable == 1000
+    stream.take(1000, ONE, 0.0)
+    stream.window = 1000 + SILLY_WINDOW - 1
+    assert stream.sendable == 0
+    stream.window = 1000 + SILLY_WINDOW
+    assert stream.sendable == SILLY_WINDOW
+    stream.window = 1001
+    stream.acknowledge(1000, ())
+    assert stream.sendable == 1
 
 
 @pytest.mark.parametrize(("cumulative", "ranges"), [(6, ()), (0, ((3, 6),)), (2**62, ()), (0, ((1, 2**62 - 1),))])
