@@ -40,7 +40,7 @@ SAMPLE = 0.25  # seconds between points of the trace
 START_TIMEOUT = 20.0  # seconds for the server and the relay to come up
 SHARE_PROMISED = 0.15  # each connection carries at least this
 
-RATES_MBPS = {"tcp": 48, "quic": 36, "mptcp": 36}
+RATES_MBPS = {"tcp": 56, "quic": 42, "mptcp": 42}
 LISTEN = {"tcp": "127.0.0.11", "quic": "127.0.0.12", "mptcp": "127.0.0.13"}
 SOURCES = {"tcp": "127.0.0.21", "quic": "127.0.0.22", "mptcp": "127.0.0.23"}
 
