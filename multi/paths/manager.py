@@ -20,6 +20,8 @@ ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
 RETRY_LONGEST = 5.0
 RETRY_LONGEST_DETACHED = 0.5  # design 7: at least every 0.5 s while nothing is left
+PENDING_DETACHED = 4  # attempts a slot may have under way while nothing is left; the oldest gives way
+DIAL_APART = 0.1  # seconds between two dials of one slot, however often its network is said to be usable
 RETRY_JITTER = 0.2  # share of the delay, so that many clients do not come back in step
 STABLE_AFTER = 5.0  # seconds a connection must live before its next loss counts as a first one
 
@@ -47,6 +49,7 @@ class Slot:
     parked: bool = False
     """Not wanted now: handed over to another."""
     next_candidate: int = 0
+    dialled_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -142,8 +145,10 @@ class PathManager:
         for slot in self.slots:
             if not any(interface in ("", c.interface) for c in slot.candidates):
                 continue
-            if usable and slot.connection is None and not slot.attempts and not slot.parked:
-                slot.failures, slot.retry_at = 0, now
+            if usable and slot.connection is None and not slot.parked:
+                # A dial under way may have been sent into the void, and would be repeated only after seconds.
+                if not slot.attempts or now >= slot.dialled_at + DIAL_APART:
+                    slot.failures, slot.retry_at = 0, now
             elif not usable:
                 for connection, candidate in list(slot.attempts.items()):
                     if candidate.interface == interface:
@@ -215,20 +220,32 @@ class PathManager:
                 if now >= self._deadlines.get(connection, now + 1):
                     self._effects.append(CancelDial(connection))
                     self._attempt_over(slot, connection, candidate, f"no answer within {ATTEMPT_TIMEOUT:g} s", now)
-            if slot.retry_at is not None and now >= slot.retry_at and not slot.parked:
+            again_at = self._dial_again_at(slot)
+            if again_at is not None and now >= again_at:
                 slot.retry_at = None
-                if slot.connection is None and not slot.attempts:
+                if slot.connection is None:
                     candidate = slot.candidates[slot.next_candidate % len(slot.candidates)]
                     self._dial(slot, candidate, now)
+                if len(slot.attempts) > PENDING_DETACHED:
+                    self._cancel(slot, min(slot.attempts), now)
 
     def next_timer(self) -> float | None:
         if self._stopped:
             return None
-        due = [t for s in self.slots if (t := s.retry_at) is not None and not s.parked]
+        due = [t for s in self.slots if (t := self._dial_again_at(s)) is not None]
         due += [self._deadlines[c] for s in self.slots for c in s.attempts if c in self._deadlines]
         if (race := self._race.next_timer()) is not None:
             due.append(race)
         return min(due, default=None)
+
+    def _dial_again_at(self, slot: Slot) -> float | None:
+        """When a slot is dialled again; while nothing is left, also beside attempts that have not been answered."""
+        if slot.parked:
+            return None
+        if self._detached and slot.attempts and slot.connection is None:
+            beside = slot.dialled_at + RETRY_LONGEST_DETACHED
+            return beside if slot.retry_at is None else min(beside, slot.retry_at)
+        return slot.retry_at
 
     def effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -255,6 +272,7 @@ class PathManager:
         connection = ConnectionId(self._next_id)
         self._next_id += 1
         slot.attempts[connection] = candidate
+        slot.dialled_at = now
         self._deadlines[connection] = now + ATTEMPT_TIMEOUT
         self._effects.append(Dial(connection, candidate))
         return connection

@@ -34,6 +34,7 @@ EXPECTED_REASONS = (
     "the client never confirmed",
     "the network went away",
     "the peer closed",
+    "the peer does not speak MULTI (no answer",
     "the peer ended the session",
     "the server refused",
     "the session",

@@ -159,7 +159,9 @@ class RandomRun:
 
     @property
     def _arrived(self) -> bool:
-        return self.pair.server is not None and not self._missing()
+        # A connection that died unnoticed would swallow the last words of the close; wait until it has been noticed.
+        dead = any(wire.up.cut or wire.down.cut for end in self.pair.ends for wire in end.wires.values())
+        return not dead and self.pair.server is not None and not self._missing()
 
     def _missing(self) -> list[str]:
         """What has not arrived, or is not known to have."""
