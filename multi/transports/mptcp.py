@@ -42,6 +42,7 @@ class MptcpChannel(StreamChannel):
 
     def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
         super().__init__(sock, info, secured)
+        self._cipher = info.detail  # what TLS said; empty without it
         self._token = 0
         self._subflows = 1
         self._bytes_acked = 0
@@ -110,6 +111,8 @@ class MptcpChannel(StreamChannel):
     def _describe(self, kernel: MptcpInfo | None) -> None:
         count = 1 if kernel is None else kernel.subflow_count
         detail = FELL_BACK if kernel is None else f"{count} subflow{'' if count == 1 else 's'}"
+        if self._cipher:
+            detail = f"{self._cipher}; {detail}"
         self._fell_back, self._subflows = kernel is None, count
         if detail != self._info.detail:
             self._info = replace(self._info, detail=detail)

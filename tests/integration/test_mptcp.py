@@ -15,6 +15,7 @@ from multi.transports import mptcp, transport
 from multi.transports.base import Channel, TransportSettings
 from multi.transports.mptcp import MptcpChannel
 from multi.transports.mptcp_info import IPPROTO_MPTCP
+from tests.integration.certificates import certificates_in
 from tests.integration.test_transport_contract import Recorder
 
 SETTINGS = TransportSettings()
@@ -35,12 +36,18 @@ needs_mptcp = pytest.mark.skipif(not mptcp_works(), reason="this kernel has no M
 class Meeting:
     """A listener of one transport and a client of another, both with recorders."""
 
-    async def open(self, server: str, client: str) -> None:
+    async def open(
+        self,
+        server: str,
+        client: str,
+        server_settings: TransportSettings = SETTINGS,
+        client_settings: TransportSettings = SETTINGS,
+    ) -> None:
         self.accepted: asyncio.Future[Channel] = asyncio.get_running_loop().create_future()
-        self.listener = await transport(server).listen("127.0.0.1", 0, SETTINGS, self.accepted.set_result)
+        self.listener = await transport(server).listen("127.0.0.1", 0, server_settings, self.accepted.set_result)
         port = self.listener.address[1]
         candidate = Candidate(client, Family.IPV4, "localhost", "127.0.0.1", port)
-        self.channel = await transport(client).dial(candidate, SETTINGS)
+        self.channel = await transport(client).dial(candidate, client_settings)
         self.peer = await self.accepted
         self.sink, self.peer_sink = Recorder(), Recorder()
         self.sink.attach(self.channel)
@@ -98,6 +105,17 @@ async def test_fallback_to_tcp_is_kept_and_reported() -> None:
     assert channel.fell_back
     assert channel.info.transport == "mptcp"
     assert "fell back to TCP" in channel.info.detail
+    meeting.end()
+
+
+@needs_mptcp
+async def test_detail_tells_of_tls_and_of_subflows(tmp_path_factory: pytest.TempPathFactory) -> None:
+    files = certificates_in(tmp_path_factory.getbasetemp() / "certificates")
+    meeting = Meeting()
+    await meeting.open("mptcp", "mptcp", files.server_settings(), files.client_settings())
+    await meeting.exchange()
+    assert meeting.channel.info.detail.startswith("TLSv1.3, ")
+    assert meeting.channel.info.detail.endswith("; 1 subflow")
     meeting.end()
 
 
