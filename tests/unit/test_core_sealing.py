@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from multi.core.handshake import SessionKeys
+from multi.core.handshake import SessionKeys, psk_binder
 from multi.core.ids import SessionId, StreamId
 from multi.core.sealing import MAX_SEALED_PAYLOAD, RECORDS_PER_KEY, Cipher, Opener, Sealer, expand
 from multi.core.segment import TAG_LENGTH, SegmentType, encode_header
@@ -179,6 +179,30 @@ def test_session_keys_depend_on_every_input() -> None:
         secrets.add(keys.traffic_secret(b"C", 0, b"c" * 32, b"s" * 32))
         proofs.add(keys.join_proof(b"C", b"j", b"c", b"n", b""))
     assert len(secrets) == len(proofs) == 6
+
+
+def test_the_key_schedule_is_the_documented_one() -> None:
+    """An implementation from the document: docs/wire-format.md, "Key schedule"."""
+
+    def mac(key: bytes, *parts: bytes) -> bytes:
+        return hmac.digest(key, b"".join(len(p).to_bytes(4, "big") + p for p in parts), "sha256")
+
+    def expand_(secret: bytes, label: bytes) -> bytes:
+        return HKDFExpand(hashes.SHA256(), 32, b"multi1 " + label).derive(secret)
+
+    session, shared, psk, cn, sn = b"i" * 16, b"x" * 32, b"key", b"c" * 32, b"s" * 32
+    keys = SessionKeys(SessionId(session), b"hello part", b"accept part", shared, psk)
+    transcript = hashlib.sha256(session + b"hello part" + b"accept part").digest()
+    prk = hmac.digest(transcript, shared + psk, "sha256")
+    confirm, join = expand_(prk, b"confirm"), expand_(prk, b"join")
+    for side in (b"S", b"C"):
+        parts = (b"terms", b"connection part", b"binding")
+        assert keys.hello_proof(side, *parts) == mac(confirm, side, transcript, *parts)
+        assert keys.join_proof(side, b"join", b"part", sn, b"b") == mac(join, side, session, b"join", b"part", sn, b"b")
+        traffic = expand_(prk, b"traffic" + side + (7).to_bytes(4, "big") + cn + sn)
+        assert keys.traffic_secret(side, 7, cn, sn) == traffic
+    binder_key = expand_(hmac.digest(bytes(32), psk, "sha256"), b"binder")
+    assert psk_binder(psk, b"part", b"binding") == hmac.digest(binder_key, b"\0\0\0\4part" + b"binding", "sha256")
 
 
 def test_traffic_secrets_depend_on_direction_number_and_both_nonces() -> None:

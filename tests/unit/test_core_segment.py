@@ -87,7 +87,7 @@ EXAMPLES: dict[SegmentType, bytes] = {
     ),
     SegmentType.OPEN: encode(SegmentType.OPEN, SESSION, encode_unsigned((3, 1)), sequence=3, stream=StreamId(2)),
     SegmentType.MAX_STREAMS: encode(SegmentType.MAX_STREAMS, SESSION, encode_unsigned((129, 8)), sequence=4),
-    SegmentType.DRAIN: encode(SegmentType.DRAIN, SESSION, encode_unsigned((5, 4)), sequence=5),
+    SegmentType.DRAIN: encode(SegmentType.DRAIN, SESSION, encode_unsigned((5, 4), (1, 1)), sequence=5),
     SegmentType.ROLE: encode(SegmentType.ROLE, SESSION, encode_role(5, Role.BACKUP), sequence=6),
     SegmentType.POLICY: encode(SegmentType.POLICY, SESSION, encode_policy(_POLICY), sequence=7),
     SegmentType.ADDRESS: encode(SegmentType.ADDRESS, SESSION, b"", sequence=8),
