@@ -34,6 +34,8 @@ class ConnectionInfo:
     """Payload sent on it, repeats included."""
     bytes_received: int
     """Bytes received on it, headers included."""
+    payload_received: int
+    """Payload received on it, duplicates included."""
     reinjected: int
     """Bytes this side sent again on it."""
     secure: bool
@@ -63,6 +65,7 @@ def connection_info(connection: Connection, detail: str = "") -> ConnectionInfo:
         in_flight=connection.in_flight,
         bytes_sent=connection.bytes_sent,
         bytes_received=connection.bytes_received,
+        payload_received=connection.payload_received,
         reinjected=connection.reinjected,
         secure=facts.secure,
         sealed=connection.opens,

@@ -149,6 +149,20 @@ def _parser() -> argparse.ArgumentParser:
         "--name", metavar="NAME", action="append", default=[], help="a name or address of the server; may be repeated"
     )
 
+    bench = commands.add_parser("bench", help="measure a session, like iperf3", description="measure a session")
+    roles = bench.add_subparsers(title="roles", metavar="serve|run", required=True)
+    answering = roles.add_parser("serve", help="answer measurements", parents=[common], allow_abbrev=False)
+    answering.add_argument("config", metavar="CONFIG", help="the server's configuration")
+    answering.set_defaults(run=_bench_serve)
+    measuring = roles.add_parser("run", help="measure once", parents=[common], allow_abbrev=False)
+    measuring.add_argument("config", metavar="CONFIG", help="the client's configuration")
+    amount = measuring.add_mutually_exclusive_group()
+    amount.add_argument("-t", metavar="S", dest="seconds", type=_positive, help="for S seconds (default 10)")
+    amount.add_argument("-n", metavar="BYTES", dest="size", type=_count, help="exactly BYTES, checked on arrival")
+    measuring.add_argument("-R", dest="reverse", action="store_true", help="the server sends")
+    measuring.add_argument("--json", action="store_true", help="print the result as JSON")
+    measuring.set_defaults(run=_bench_run)
+
     demo = command("demo", _demo, "run the roaming demo")
     demo.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
     return parser
@@ -200,6 +214,36 @@ def _cert(parsed: argparse.Namespace) -> int:
     from multi.cli.cert import run_cert
 
     return run_cert(parsed.directory, parsed.name)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text} is not in 0..86400 seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    """A number of bytes, `K`, `M` and `G` as powers of 1024."""
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    value = int(text[:-1] if factor > 1 else text) * factor
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of bytes")
+    return value
+
+
+def _bench_serve(parsed: argparse.Namespace) -> int:
+    from multi.cli.bench import run_bench_server
+
+    return run_bench_server(parsed.config)
+
+
+def _bench_run(parsed: argparse.Namespace) -> int:
+    from multi.cli.bench import run_bench
+
+    return run_bench(
+        parsed.config, seconds=parsed.seconds, size=parsed.size, reverse=parsed.reverse, as_json=parsed.json
+    )
 
 
 def _demo(parsed: argparse.Namespace) -> int:

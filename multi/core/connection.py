@@ -16,7 +16,7 @@ from multi.core.state import check_connection
 
 SLOW_SEGMENT = 16 * 1024  # below 200 Mbit/s; mechanics: the write size bounds what a slow path holds back
 FAST_SEGMENT = 64 * 1024
-FASTEST_SEGMENT = 128 * 1024  # above 2 Gbit/s the cost per segment matters most
+FASTEST_SEGMENT = 256 * 1024  # above 2 Gbit/s the cost per segment matters most
 SLOW_RATE = 25e6  # bytes/s
 FAST_RATE = 250e6
 SUSPECT_SLACK = 0.050  # design 7: srtt + 4 rttvar + 50 ms
@@ -74,6 +74,7 @@ class Connection:
         "not_sent",
         "number",
         "output",
+        "payload_received",
         "ping_sent_at",
         "ping_token",
         "progress_at",
@@ -149,7 +150,7 @@ class Connection:
         self.in_flight = 0
         self.allowance: int | None = None
         """Data bytes that may leave before the peer has been heard; None = no bound (see `probation`)."""
-        self.bytes_sent = self.bytes_received = self.reinjected = 0
+        self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = 0
         self.has_samples = False
         self.unsampled = False
         """Something was written since the transport was last asked."""

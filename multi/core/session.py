@@ -435,7 +435,7 @@ class Session:
         self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
         self._refusals.append(self._now)
         if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end("session gone: the server no longer knows this session", refused=True)
+            self._end("session gone: the server no longer knows this session")
 
     def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None:
         """Give up one connection; what it carried is rescued."""
@@ -497,6 +497,7 @@ class Session:
             if connection.state is ConnectionState.SUSPECT:
                 self._recovered(connection, "the peer was heard")
         if segment.type == SegmentType.DATA:
+            connection.payload_received += len(segment.payload)
             if len(connection.brought) < MAX_BROUGHT:
                 connection.brought.add(segment.stream)
             if not connection.echo_due:
@@ -941,7 +942,9 @@ class Session:
         self.error = error
         for connection in self._alive():
             self._collect(connection)
-            self._effects.append(CloseConnection(connection.id, False, error or "the session is closed"))
+            # Where nobody is known to listen there is no goodbye to wait for.
+            silent = not connection.authenticated or connection.state is ConnectionState.SUSPECT
+            self._effects.append(CloseConnection(connection.id, silent, error or "the session is closed"))
             connection.move(ConnectionState.CLOSED, error or "the session is closed")
             self._notify_state(connection)
         self.streams.session_ended(SessionLost(error) if error else None)
