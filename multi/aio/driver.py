@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import Any, Self
 from weakref import WeakSet
 
 from multi.aio.info import ConnectionInfo, connection_info
@@ -158,6 +158,7 @@ class SessionDriver:
         """Channels that say goodbye; their sockets are still open."""
         self._left: asyncio.Event = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._sampler: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._pumping = False
@@ -177,19 +178,6 @@ class SessionDriver:
         for future in (self.opened, self.confirmed, self.attempted_all, self.closed):
             # Nobody has to look at a failure that another call reports.
             future.add_done_callback(lambda f: f.cancelled() or f.exception())
-        self._perform: dict[type, Callable[..., None]] = {
-            SendBytes: self._send_bytes,
-            CloseConnection: self._close_connection,
-            StreamReadable: self._stream_readable,
-            StreamWritable: self._stream_writable,
-            StreamOpened: self._stream_opened,
-            SessionOpened: self._session_opened,
-            SessionClosed: self._session_closed,
-            Notify: self._notify,
-            Dial: self._dial,
-            CancelDial: self._cancel_dial,
-            AllAttempted: self._all_attempted,
-        }
         self._lifeline = Lifeline(self._cut)
 
     # --- pump ---
@@ -214,10 +202,10 @@ class SessionDriver:
             self._pumping = False
 
     def _run(self) -> None:
-        engine, perform, touched = self.engine, self._perform, self._touched
+        engine, touched = self.engine, self._touched
         for _ in range(ROUNDS_PER_PUMP):
             for effect in engine.effects():
-                perform[type(effect)](effect)
+                _PERFORM[type(effect)](self, effect)
             if not touched:
                 break
             now = self.loop.time()
@@ -248,24 +236,27 @@ class SessionDriver:
     def _arm(self) -> None:
         """Re-arm the one timer, only when it has to move."""
         now = self.loop.time()
-        if self._timer is not None and now < self._timer.when() <= now + TICK:
-            return
-        deadline: float | None
-        if self._timer is not None and now < self._computed_at + TICK:
-            deadline = now + TICK
-        else:
-            self._computed_at = now
-            deadline = self.engine.next_timer()
-        if deadline is None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None or self._timer.when() > deadline or self._timer.when() <= now:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_at(deadline, self._on_timer)
+        if self._timer is None or not now < self._timer_at <= now + TICK:
+            deadline = self._deadline(now)
+            if deadline is None:
+                self._disarm()
+            elif self._timer is None or self._timer_at > deadline or self._timer_at <= now:
+                self._disarm()
+                self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
+                self._timer = self.loop.call_at(deadline, self._on_timer)
         if self._sampler is None and self.links and self.engine.session.wants_samples:
             self._sampler = self.loop.call_at(now + SAMPLE_INTERVAL, self._sample)
+
+    def _deadline(self, now: float) -> float | None:
+        if self._timer is not None and now < self._computed_at + TICK:
+            return now + TICK
+        self._computed_at = now
+        return self.engine.next_timer()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -441,7 +432,16 @@ class SessionDriver:
     @property
     def holds_too_much(self) -> bool:
         """More is kept for the peer than `limits.max_send_buffer` allows."""
-        return sum(stream.memory for stream in self.engine.session.sender.streams.values()) > self._send_buffer
+        return self._kept_to_send() > self._send_buffer
+
+    def _kept_to_send(self) -> int:
+        return sum(stream.memory for stream in self.engine.session.sender.streams.values())
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept for the peer and bytes of the peer that wait to be read, with what keeping them costs."""
+        receiver = self.engine.session.receiver
+        return self._kept_to_send() + receiver.charged - receiver.consumed
 
     async def next_peer_stream(self) -> StreamId | None:
         """Wait for the peer to open a stream; None when the session is over."""
@@ -468,7 +468,9 @@ class SessionDriver:
     def _session_closed(self, effect: SessionClosed) -> None:
         error: MultiError | None = None
         if effect.error:
-            error = SessionRefused(effect.error) if effect.refused else SessionLost(effect.error)
+            # A session that was there and is refused now ("session gone") is lost to its application.
+            refused = effect.refused and not self.engine.session.confirmed
+            error = SessionRefused(effect.error) if refused else SessionLost(effect.error)
         self._finish(error)
 
     def _finish(self, error: MultiError | None) -> None:
@@ -478,10 +480,10 @@ class SessionDriver:
         for task in list(self._dials.values()):
             task.cancel()
         self._dials.clear()
-        for handle in (self._timer, self._sampler):
-            if handle is not None:
-                handle.cancel()
-        self._timer = self._sampler = None
+        self._disarm()
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
         failure = error or SessionLost("the session is closed")
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():
@@ -561,6 +563,26 @@ class SessionDriver:
 
     def __repr__(self) -> str:
         return f"<SessionDriver {self.engine.session.session_id.hex()[:8]} {self.engine.session.state.value}>"
+
+
+_PERFORM: dict[type, Callable[[SessionDriver, Any], None]] = {
+    SendBytes: SessionDriver._send_bytes,
+    CloseConnection: SessionDriver._close_connection,
+    StreamReadable: SessionDriver._stream_readable,
+    StreamWritable: SessionDriver._stream_writable,
+    StreamOpened: SessionDriver._stream_opened,
+    SessionOpened: SessionDriver._session_opened,
+    SessionClosed: SessionDriver._session_closed,
+    Notify: SessionDriver._notify,
+    Dial: SessionDriver._dial,
+    CancelDial: SessionDriver._cancel_dial,
+    AllAttempted: SessionDriver._all_attempted,
+}
+
+
+def handled_effects() -> tuple[type, ...]:
+    """What the driver can perform."""
+    return tuple(_PERFORM)
 
 
 def known_effects() -> tuple[type, ...]:

@@ -66,6 +66,11 @@ class Session:
         """Bytes this side sent again."""
         return self._core.sender.copied
 
+    @property
+    def memory(self) -> int:
+        """Bytes this session keeps now, to send and to be read, overhead included."""
+        return self._driver.memory
+
     async def confirmed(self) -> None:
         """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""
         await asyncio.shield(self._driver.confirmed)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("multi.session")
 
 DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line `readuntil` returns
-HIGH_WATER = 512 * 1024  # unsent bytes above which `drain` waits: keeps the fastest connection busy for a pump
-LOW_WATER = 128 * 1024  # unsent bytes at which it stops waiting
+HIGH_WATER = 1024 * 1024  # unsent bytes above which `drain` waits: keeps the fastest connection busy for a pump
+LOW_WATER = 256 * 1024  # unsent bytes at which it stops waiting
 
 Data = bytes | bytearray | memoryview
 Separator = bytes | bytearray | memoryview | tuple[bytes, ...]

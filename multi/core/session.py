@@ -435,7 +435,7 @@ class Session:
         self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
         self._refusals.append(self._now)
         if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end("session gone: the server no longer knows this session")
+            self._end("session gone: the server no longer knows this session", refused=True)
 
     def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None:
         """Give up one connection; what it carried is rescued."""

@@ -187,6 +187,16 @@ async def until(condition: Callable[[], bool], what: str = "", timeout: float = 
         await asyncio.sleep(0.001)
 
 
+async def standstill(value: Callable[[], object], quiet: float = 0.25) -> None:
+    """Return once `value` has not changed for `quiet` seconds: whoever changes it waits for something."""
+    loop = asyncio.get_running_loop()
+    last, since = value(), loop.time()
+    while loop.time() - since < quiet:
+        await asyncio.sleep(0.005)
+        if (now := value()) != last:
+            last, since = now, loop.time()
+
+
 async def event_of(session: multi.Session, wanted: Callable[[object], bool]) -> object:
     """The first event that fits."""
     async for event in session.events():
@@ -207,6 +217,9 @@ class Relay:
         self.budget: float = float("inf")
         """Bytes towards the server after which `exhausted` is set and the relay cuts everything."""
         self.exhausted = asyncio.Event()
+        self.flowing = asyncio.Event()
+        """While clear, nothing is read."""
+        self.flowing.set()
         self.port = 0
 
     async def __aenter__(self) -> Self:
@@ -224,6 +237,7 @@ class Relay:
 
     async def close(self) -> None:
         """Stop listening and reset what is open."""
+        self.flowing.set()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -255,6 +269,7 @@ class Relay:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counted: bool) -> None:
         with suppress(OSError):
             while data := await reader.read(65536):
+                await self.flowing.wait()
                 writer.write(data)
                 await writer.drain()
                 if counted:
