@@ -17,6 +17,8 @@ COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more ob
 COALESCED_CHUNK = 64 * 1024  # bytes a coalesced chunk grows to
 CHUNK_OVERHEAD = 512  # bytes of objects kept per chunk (measured: 505 to 563), counted against limits
 SILLY_WINDOW = 1024  # bytes; less window than this is not used alone
+SENT_TOGETHER = 0.005  # seconds within which small segments on the same connection share one record
+MAX_PIECES = 64  # buffers of one segment; more are joined, a system call takes 1,024 in all
 _COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
 
 
@@ -155,8 +157,23 @@ class SendStream:
         """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
         start = self.next_offset
         self.next_offset = start + size
-        self._outstanding.append(Outstanding(start, self.next_offset, connection, now))
+        last = self._outstanding[-1] if len(self._outstanding) > self._outstanding_head else None
+        if last is not None and self._continues(last, size, connection, now):
+            last.end = self.next_offset
+        else:
+            self._outstanding.append(Outstanding(start, self.next_offset, connection, now))
         return start, self.slice(start, self.next_offset)
+
+    @staticmethod
+    def _continues(last: Outstanding, size: int, connection: tuple[ConnectionId, ...], now: float) -> bool:
+        """Small segments sent together are lost and sent again together: one segment then, not hundreds."""
+        return (
+            last.end - last.start + size <= COALESCE_BELOW
+            and last.carriers == connection
+            and now - last.sent_at <= SENT_TOGETHER
+            and not last.acked
+            and not last.lost
+        )
 
     def slice(self, start: int, end: int) -> list[memoryview]:
         """Return the buffers of [start, end); the range must still be kept."""
@@ -174,6 +191,8 @@ class SendStream:
             pieces.append(piece)
             start += len(piece)
             index += 1
+        if len(pieces) > MAX_PIECES:
+            return [memoryview(b"".join(pieces))]
         return pieces
 
     def split(self, item: Outstanding, size: int) -> Outstanding:

@@ -17,6 +17,7 @@ from multi.core.send_stream import (
     CHUNK_OVERHEAD,
     COALESCE_BELOW,
     COALESCED_CHUNK,
+    MAX_PIECES,
     SILLY_WINDOW,
     Outstanding,
     SendStream,
@@ -84,10 +85,10 @@ class SendStreamModel(RuleBasedStateMachine):
         self.model += write_as(self.stream, kind, random.Random(seed).randbytes(size))
 
     @precondition(lambda self: self.stream.unsent)
-    @rule(size=st.integers(1, 5000), carrier=st.integers(0, 3))
-    def take(self, size: int, carrier: int) -> None:
+    @rule(size=st.one_of(st.integers(1, 100), st.integers(1, 5000)), carrier=st.integers(0, 3), later=st.booleans())
+    def take(self, size: int, carrier: int, later: bool) -> None:
         size = min(size, self.stream.unsent)
-        self.now += 1
+        self.now += later
         start, buffers = self.stream.take(size, (ConnectionId(carrier),), self.now)
         assert b"".join(buffers) == self.model[start : start + size]
 
@@ -298,13 +299,37 @@ def test_a_segment_acknowledged_in_part_is_rescued_from_there() -> None:
     assert b"".join(stream.slice(rest.start, rest.end)) == b"3456789"
 
 
+def test_small_segments_sent_together_are_sent_again_as_one() -> None:
+    stream = new_stream()
+    for number in range(3000):
+        stream.write(b"%04d" % number)
+        stream.take(4, ONE, number / 1e6)
+    items = list(stream.outstanding())
+    assert [i.end - i.start for i in items] == [COALESCE_BELOW, COALESCE_BELOW, 12_000 - 2 * COALESCE_BELOW]
+    assert len(stream.slice(0, COALESCE_BELOW)) <= MAX_PIECES
+    assert b"".join(stream.slice(0, 12_000)) == b"".join(b"%04d" % n for n in range(3000))
+
+
+def test_segments_are_kept_apart_by_connection_time_loss_and_acknowledgement() -> None:
+    stream = new_stream()
+    stream.write(bytes(100))
+    stream.take(10, ONE, 0.0)
+    stream.take(10, (ConnectionId(2),), 0.0)
+    stream.take(10, (ConnectionId(2),), 1.0)
+    stream.lose(list(stream.outstanding())[-1])
+    stream.take(10, (ConnectionId(2),), 1.0)
+    stream.acknowledge(0, ((30, 40),))
+    stream.take(10, (ConnectionId(2),), 1.0)
+    assert [(i.start, i.end) for i in stream.outstanding()] == [(0, 10), (10, 20), (20, 30), (40, 50)]
+
+
 def test_discard_forgets_everything_and_ends_at_what_was_sent() -> None:
     stream = new_stream()
     stream.write(b"0123456789")
     stream.take(4, ONE, 0.0)
     stream.take(2, ONE, 0.0)
     stream.lose(next(stream.outstanding()))
-    assert [(i.start, i.end) for i in stream.discard()] == [(0, 4), (4, 6)]
+    assert [(i.start, i.end) for i in stream.discard()] == [(0, 6)]
     assert (stream.unsent, stream.unacked, stream.memory) == (0, 0, 0)
     assert stream.next_rescue() is None
     assert stream.acknowledge(6, ()) == []
@@ -331,9 +356,9 @@ def test_a_stream_does_not_grow_beyond_the_largest_offset() -> None:
 def test_acknowledgements_in_any_order_release_everything(writes: list[bytes], order: random.Random) -> None:
     stream = new_stream()
     ranges = []
-    for data in writes:
+    for number, data in enumerate(writes):
         stream.write(data)
-        start, _ = stream.take(len(data), ONE, 0.0)
+        start, _ = stream.take(len(data), ONE, float(number))
         ranges.append((start, start + len(data)))
     order.shuffle(ranges)
     seen = 0
