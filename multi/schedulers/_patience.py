@@ -12,7 +12,7 @@ from math import inf
 from multi.core.ids import ConnectionId
 from multi.core.scheduler import ConnectionView
 
-STILL_LEAST = 0.010  # seconds without progress that prove nothing: acknowledgements are delayed as long
+STILL_LEAST = 0.025  # seconds without progress that prove nothing: an acknowledgement and a sample may take 10 ms each
 STILL_MOST = 1.0  # seconds; a round-trip time bloated by a full queue must not buy endless waiting
 EPISODE_LEAST = 0.100  # seconds without any segment sent, although one connection had credit
 EPISODE_MOST = 2.0  # seconds

@@ -1,0 +1,52 @@
+"""Random runs: seeds that must not fail, seeds that once did, and the promise that a seed replays byte for byte."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.sim.random_run import RandomRun, run_seed
+
+pytestmark = pytest.mark.simulation
+
+SEEDS = range(300)
+CHUNK = 50
+
+FAILED_ONCE = {
+    14: "the path manager gave a role to a connection that had just ended",
+    154: "a stream forgotten on both sides took its pending acknowledgement with it",
+    309: "CLOSE left on a suspect connection only, the server waited out its resume timeout",
+    2554: "control given to a suspect connection stayed there although a usable one had come",
+    3142: "a stream opened after close() kept the session open for ever",
+    8260: "CLOSE was swallowed by a connection that had died unnoticed",
+    20886: "early data or control waited for a connection that was suspect",
+}
+
+
+@pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, CHUNK))
+def test_random_runs_lose_nothing_double_nothing_and_end(start: int) -> None:
+    for seed in range(start, start + CHUNK):
+        try:
+            run_seed(seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+@pytest.mark.parametrize("seed", FAILED_ONCE)
+def test_a_seed_that_once_failed_passes(seed: int) -> None:
+    run_seed(seed)
+
+
+@pytest.mark.parametrize("seed", [3, 17, 171])
+def test_the_same_seed_gives_the_same_trace(seed: int) -> None:
+    assert run_seed(seed).encode() == run_seed(seed).encode()
+
+
+def test_the_runs_are_not_trivial() -> None:
+    runs = [RandomRun(seed) for seed in range(60)]
+    traces = [run.run() for run in runs]
+    assert sum("suspect" in trace for trace in traces) > 15
+    assert sum("lost:" in trace for trace in traces) > 15
+    assert sum("drained" in trace for trace in traces) > 5
+    assert sum("SessionResumed" in trace for trace in traces) > 3
+    carried = sum(end.got() for run in runs for end in run.pair.ends)
+    assert carried > 2_000_000
