@@ -176,7 +176,7 @@ class Engine:
                 self._open_deadline = None
                 if not self.session.confirmed:
                     self.paths.give_up(self._open_timeout)
-                    self.session.fail(f"the session did not open within {self._open_timeout:g} s", now=now)
+                    self.session.fail(f"the session did not open within {round(self._open_timeout, 1):g} s", now=now)
 
     # === outputs  ===
 

@@ -198,12 +198,13 @@ class PathManager:
 
     def give_up(self, after: float) -> None:
         """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
+        within = f"within {round(after, 1):g} s"
         failed = {candidate for candidate, _ in self.failures}
         for slot in self.slots:
             for candidate in slot.candidates:
                 if str(candidate) not in failed:
                     tried = candidate in slot.attempts.values()
-                    reason = f"no answer within {after:g} s" if tried else f"not tried within {after:g} s"
+                    reason = f"no answer {within}" if tried else f"not tried {within}"
                     self.failures.append((str(candidate), reason))
 
     def handle_timer(self, now: float) -> None:
