@@ -1,0 +1,329 @@
+"""The command line itself: usage, errors in words, exit codes, and what `check` explains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from multi.cli.file_client import Transfer, get_file, put_file
+from multi.cli.file_protocol import FileRefused, Problem
+from tests.integration.cli_runner import Files, command, run, started, wait_for_line
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    return Files(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def unused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+# --- usage  ---
+
+
+def test_help_and_version_exit_with_0() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    for name in ("serve", "get", "put", "check", "interfaces", "schema", "cert", "demo"):
+        assert re.search(rf"^ +{name} ", shown.stdout, re.M)
+        assert run(name, "--help").returncode == 0
+    version = run("--version")
+    assert (version.returncode, version.stdout) == (0, f"multi {multi.__version__}\n")
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from multi.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print([m for m in ('pydantic', 'cryptography', 'aioquic', 'rich', 'asyncio', 'pyroute2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.stdout.endswith("[]\n"), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("arguments", [(), ("fly",), ("get",), ("serve", "server.json"), ("get", "a", "b", "--forse")])
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "usage: multi" in done.stderr
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in multi.__all__:
+        assert getattr(multi, name) is not None
+        assert name in dir(multi)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = multi.conect  # type: ignore[attr-defined] # that is the test
+
+
+# --- errors in words  ---
+
+
+def test_misspelt_key_is_a_configuration_error(files: Files) -> None:
+    config = files.client_config(1, remote_hots="x")
+    for verb in (("get", config, "f"), ("check", config)):
+        done = run(*verb)
+        assert done.returncode == 2
+        assert done.stderr.startswith("multi: ")
+        assert 'did you mean "remote_host"?' in done.stderr
+        assert str(config) in done.stderr
+
+
+def test_configuration_of_the_other_side_is_refused(files: Files) -> None:
+    got = run("get", files.server_config(), "f")
+    assert (got.returncode, "a server's configuration" in got.stderr) == (2, True)
+    served = run("serve", files.client_config(1), "--dir", files.served)
+    assert (served.returncode, "a client's configuration" in served.stderr) == (2, True)
+
+
+def test_port_in_use_is_said(files: Files) -> None:
+    with files.serving() as (_, port):
+        second = run("serve", files.server_config(listen={"host": "127.0.0.1", "port": port}), "--dir", files.served)
+    assert second.returncode == 1
+    assert second.stderr.startswith("multi: ")
+    assert "address already in use" in second.stderr
+
+
+def test_quic_without_a_certificate_is_said(files: Files) -> None:
+    listen = {"host": "127.0.0.1", "port": 0, "transports": ["quic"]}
+    none = run("serve", files.server_config(listen=listen, ssl_config=None), "--dir", files.served)
+    assert (none.returncode, "QUIC cannot listen without" in none.stderr) == (2, True)
+    lost = files.server_config(listen=listen, ssl_config={"cert": "absent.pem", "key": "certs/server-key.pem"})
+    done = run("serve", lost, "--dir", files.served)
+    assert done.returncode == 1
+    assert re.match(r"multi: .*absent\.pem: no such file", done.stderr), done.stderr
+
+
+def test_missing_directory_is_said(files: Files) -> None:
+    done = run("serve", files.server_config(), "--dir", files.root / "absent")
+    assert (done.returncode, done.stderr) == (1, f"multi: {files.root / 'absent'}: no such file or directory\n")
+
+
+def test_every_attempt_is_listed_when_none_succeeds(files: Files, unused_port: int) -> None:
+    done = run("get", files.client_config(unused_port, "tcp", "mptcp"), "f", cwd=files.here)
+    assert done.returncode == 1
+    assert f"tcp over 127.0.0.2 to 127.0.0.1:{unused_port}: connection refused" in done.stderr
+    assert f"mptcp over 127.0.0.3 to 127.0.0.1:{unused_port}: connection refused" in done.stderr
+    assert list(files.here.iterdir()) == []
+
+
+def test_attempts_under_way_are_listed_when_time_is_over(files: Files) -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        config = files.client_config(deaf.getsockname()[1], multi_config={"open_timeout": 0.5})
+        done = run("get", config, "f", cwd=files.here)
+    assert done.returncode == 1
+    assert re.search(r"tcp over 127.0.0.2 to \S+: no answer within 0.5 s", done.stderr), done.stderr
+
+
+def test_traceback_comes_with_verbose_only(files: Files, unused_port: int) -> None:
+    config = files.client_config(unused_port)
+    assert "Traceback" not in run("get", config, "f").stderr
+    assert "Traceback" in run("-v", "get", config, "f").stderr
+    assert "Traceback" in run("get", "-v", config, "f").stderr
+
+
+async def answers_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(100)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await writer.drain()
+    writer.close()
+
+
+async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        await reader.read()
+    except ConnectionError:
+        pass
+    writer.close()
+
+
+async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(1000):
+            writer.write(data)
+    except ConnectionError:
+        pass
+    writer.close()
+
+
+@pytest.mark.parametrize("handler", [answers_http, says_nothing, echoes])
+async def test_server_of_something_else_is_recognised_within_seconds(files: Files, handler: Handler) -> None:
+    server = await asyncio.start_server(handler, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    config = files.client_config(port, ssl_config=None, limits={"handshake_timeout": 1})
+    async with server, asyncio.timeout(8):
+        process = await asyncio.create_subprocess_exec(
+            *command("get", config, "f"), stderr=asyncio.subprocess.PIPE, cwd=files.here
+        )
+        _, errors = await process.communicate()
+    assert process.returncode == 1
+    assert b"the peer does not speak MULTI" in errors
+
+
+# --- a file that changes, through the same functions the commands use  ---
+
+
+async def test_file_altered_on_the_server_during_a_get_is_an_error(files: Files) -> None:
+    served = files.served / "f"
+    served.write_bytes(bytes(64 << 20))
+    altered = False
+
+    def alter(transfer: Transfer) -> None:
+        nonlocal altered
+        if transfer.done and not altered:
+            altered = True
+            os.utime(served, ns=(0, 1))
+
+    changed = pytest.raises(FileRefused, match="f: the file was changed while it was sent")
+    with files.serving() as (_, port), changed as refusal:
+        await get_file(files.client_config(port), "f", files.here / "f", progress=alter)
+    assert refusal.value.problem is Problem.CHANGED
+    assert not (files.here / "f").exists()
+
+
+async def test_file_altered_here_during_a_put_is_an_error(files: Files) -> None:
+    mine = files.here / "f"
+    mine.write_bytes(bytes(64 << 20))
+
+    def alter(transfer: Transfer) -> None:
+        if transfer.done:
+            os.utime(mine, ns=(0, transfer.done))
+
+    with files.serving("--allow-put") as (server, port):
+        with pytest.raises(FileRefused, match="f: the file was changed while it was sent"):
+            await put_file(files.client_config(port), mine, "f", progress=alter)
+        await asyncio.to_thread(wait_for_line, server, r"put f .*stopped: .*changed while it was sent")
+    assert not (files.served / "f").exists()
+
+
+async def test_session_in_hand_can_be_used_for_a_copy(files: Files) -> None:
+    (files.served / "f").write_bytes(b"content")
+    with files.serving() as (_, port):
+        async with multi.connect(files.client_config(port, "tcp", "quic")) as session:
+            copied = await get_file(session, "f", files.here / "f")
+    assert (copied.size, copied.bytes) == (7, 7)
+    assert [share.transport for share in copied.connections] == ["tcp", "quic"]
+    assert (files.here / "f").read_bytes() == b"content"
+
+
+# --- on a terminal  ---
+
+
+def test_terminal_shows_the_connections_live(files: Files) -> None:
+    (files.served / "f").write_bytes(bytes(4_000_000))
+    with files.serving() as (_, port):
+        ours, theirs = pty.openpty()
+        config = files.client_config(port, "tcp", "quic", max_rate_mbps=16)
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
+        process = subprocess.Popen(
+            command("get", config, "f"), stdout=theirs, stderr=theirs, cwd=files.here, env=environment
+        )
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 4096):
+                shown += piece
+        except OSError:  # EIO: the other side of a terminal was closed
+            pass
+        os.close(ours)
+        assert process.wait(timeout=10) == 0
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+    assert "4.0 MB of 4.0 MB" in text
+    assert re.search(r"0 +tcp +127\.0\.0\.2 +active", text)
+    assert re.search(r"1 +quic +127\.0\.0\.3 +active", text)
+    assert "SHA-256" in text
+
+
+# --- check, schema, interfaces  ---
+
+
+def test_check_explains_a_client(files: Files) -> None:
+    done = run("check", files.client_config(7788, "tcp", "quic", "mptcp"))
+    assert done.returncode == 0, done.stdout
+    assert "entry 0: tcp, ipv4, 127.0.0.2 to 127.0.0.1 port 7788, active; protected by TLS 1.3" in done.stdout
+    assert "yes: quic over 127.0.0.3 to 127.0.0.1:7788" in done.stdout
+    assert "MPTCP: " in done.stdout
+    assert done.stdout.endswith("usable\n")
+
+
+def test_check_names_missing_files_and_what_they_prevent(files: Files) -> None:
+    done = run("check", files.client_config(7788, ssl_config={"ca": "absent.pem"}))
+    assert done.returncode == 1
+    assert "no:  tcp over 127.0.0.2 to 127.0.0.1:7788: cannot read" in done.stdout
+    assert re.search(r"ssl_config\.ca: .*absent\.pem: cannot be read: no such file", done.stdout)
+    key = run("check", files.client_config(7788, ssl_config=None, auth={"psk_file": "absent.psk"}))
+    assert key.returncode == 1
+    assert re.search(r"auth\.psk_file: .*absent\.psk: cannot be read", key.stdout)
+
+
+def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
+    entries = [["tcp", "ipv4", "absent0"], ["tcp", "ipv6", "any"]]
+    done = run("check", files.client_config(7788, connection_priority=entries))
+    assert done.returncode == 1
+    assert "no such interface 'absent0'" in done.stdout
+    assert "no ipv6 address" in done.stdout
+    assert done.stdout.endswith("NOT usable on this machine now\n")
+
+
+def test_check_tells_whether_the_port_of_a_server_is_free(files: Files) -> None:
+    assert run("check", files.server_config()).returncode == 0
+    with files.serving() as (_, port):
+        done = run("check", files.server_config(listen={"host": "127.0.0.1", "port": port}))
+    assert done.returncode == 1
+    assert done.stdout.count("address already in use") == 3
+
+
+def test_check_warns_of_what_has_no_effect(files: Files) -> None:
+    settings: dict[str, Any] = {"mptcp_config": {"scheduler": "RR"}, "wifi_config": {"power_savings": False}}
+    done = run("check", files.client_config(7788, "mptcp", ssl_config={"verify": False}, **settings))
+    assert "mptcp_config.scheduler 'RR' is not in force" in done.stdout
+    assert "wifi_config.power_savings: switching it off is" in done.stdout
+    assert "server NOT verified" in done.stdout
+    assert "warning: ssl_config.verify" in done.stdout
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
+def test_check_has_an_answer_for_every_example(path: Path) -> None:
+    done = run("check", path)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stderr == ""
+
+
+def test_schema_is_json_and_interfaces_are_listed() -> None:
+    schema = run("schema")
+    assert schema.returncode == 0
+    assert "connection_priority" in json.loads(schema.stdout)["properties"]
+    interfaces = run("interfaces")
+    assert interfaces.returncode == 0
+    assert re.search(r"^lo +loopback", interfaces.stdout, re.M)
+
+
+def test_reader_that_goes_away_is_no_error() -> None:
+    with started("schema") as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""

@@ -1,0 +1,204 @@
+"""Names from a peer: what becomes an open file inside the directory, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multi.cli.file_protocol import FileRefused, Problem
+from multi.cli.file_tree import FileTree, allowed_mode
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    (root / "plain").write_text("plain")
+    (root / "sub" / "deep").write_text("deep")
+    (tmp_path / "secret").write_text("secret")
+    (root / "out").symlink_to("../secret")
+    (root / "in").symlink_to("plain")
+    (root / "dangling").symlink_to("nowhere")
+    (root / "away").symlink_to("..")
+    (root / "loop").symlink_to("loop")
+    os.mkfifo(root / "pipe")
+    return root
+
+
+@pytest.fixture
+def tree(root: Path) -> Iterator[FileTree]:
+    with FileTree(root) as tree:
+        yield tree
+
+
+def read(tree: FileTree, name: str) -> bytes:
+    with tree.place(name) as place:
+        descriptor = place.open_for_reading()
+        try:
+            return os.read(descriptor, 100)
+        finally:
+            os.close(descriptor)
+
+
+def test_regular_files_at_any_depth_are_opened(tree: FileTree) -> None:
+    assert read(tree, "plain") == b"plain"
+    assert read(tree, "sub/deep") == b"deep"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "reason"),
+    [
+        ("", Problem.BAD_REQUEST, "the name is empty"),
+        (".", Problem.BAD_REQUEST, "'.' is no part of a name"),
+        ("sub/./deep", Problem.BAD_REQUEST, "'.' is no part of a name"),
+        ("..", Problem.FORBIDDEN, "'..' is refused"),
+        ("../secret", Problem.FORBIDDEN, "'..' is refused"),
+        ("sub/../../secret", Problem.FORBIDDEN, "'..' is refused"),
+        ("/etc/passwd", Problem.FORBIDDEN, "absolute names are refused"),
+        ("sub//deep", Problem.BAD_REQUEST, "a part of the name is empty"),
+        ("plain/", Problem.BAD_REQUEST, "a part of the name is empty"),
+        ("pl\0ain", Problem.BAD_REQUEST, "a name cannot hold a NUL"),
+        ("x" * 256, Problem.BAD_REQUEST, "the name is too long"),
+        ("/".join(["x" * 200] * 21), Problem.BAD_REQUEST, "the name is too long"),
+        ("\ud800", Problem.BAD_REQUEST, "this is no file name"),
+        ("absent", Problem.NOT_FOUND, "absent: no such file"),
+        ("nowhere/absent", Problem.NOT_FOUND, "there is no directory nowhere"),
+        ("plain/deep", Problem.NOT_FOUND, "a part of it is not a directory"),
+        ("out", Problem.FORBIDDEN, "it is a symbolic link"),
+        ("in", Problem.FORBIDDEN, "it is a symbolic link"),
+        ("dangling", Problem.FORBIDDEN, "it is a symbolic link"),
+        ("loop", Problem.FORBIDDEN, "it is a symbolic link"),
+        ("away/secret", Problem.FORBIDDEN, "away is a symbolic link"),
+        ("loop/x", Problem.FORBIDDEN, "loop is a symbolic link"),
+        ("sub", Problem.FORBIDDEN, "it is a directory"),
+        ("pipe", Problem.FORBIDDEN, "it is not a regular file"),
+        (".multi-partial-0", Problem.FORBIDDEN, "names of unfinished files are refused"),
+        ("sub/.multi-partial-0", Problem.FORBIDDEN, "names of unfinished files are refused"),
+    ],
+)
+def test_other_names_are_refused_with_a_reason(tree: FileTree, name: str, problem: Problem, reason: str) -> None:
+    with pytest.raises(FileRefused) as refusal:
+        read(tree, name)
+    assert reason in str(refusal.value)
+    assert refusal.value.problem is problem
+
+
+def test_reasons_cannot_steer_a_terminal(tree: FileTree) -> None:
+    with pytest.raises(FileRefused) as refusal:
+        read(tree, "\x1b[2J")
+    assert str(refusal.value).isprintable()
+
+
+def test_directory_swapped_for_a_link_never_leads_outside(root: Path, tree: FileTree) -> None:
+    (root.parent / "deep").write_text("secret")
+    (root / "link").symlink_to("..")
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            (root / "sub").rename(root / "aside")
+            (root / "link").rename(root / "sub")
+            (root / "sub").rename(root / "link")
+            (root / "aside").rename(root / "sub")
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    seen = set()
+    try:
+        for _ in range(3000):
+            try:
+                seen.add(read(tree, "sub/deep"))
+            except FileRefused as error:
+                seen.add(error.problem.value.encode())
+    finally:
+        stop.set()
+        swapper.join()
+    assert b"secret" not in seen
+    assert b"deep" in seen
+
+
+def test_no_descriptor_stays_open_after_a_refusal(tree: FileTree) -> None:
+    before = os.listdir("/proc/self/fd")
+    for name in ("../secret", "sub/absent", "away/secret", "pipe", "sub"):
+        with pytest.raises(FileRefused):
+            read(tree, name)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_partial_file_is_hidden_locked_and_renamed(root: Path, tree: FileTree) -> None:
+    with tree.place("sub/new") as place, tree.place("sub/new") as other:
+        descriptor = place.open_partial()
+        os.write(descriptor, b"content")
+        assert not (root / "sub" / "new").exists()
+        with pytest.raises(FileRefused, match="another transfer of it is under way"):
+            other.open_partial()
+        place.commit(force=False)
+        os.close(descriptor)
+    assert (root / "sub" / "new").read_bytes() == b"content"
+    assert sorted(p.name for p in (root / "sub").iterdir()) == ["deep", "new"]
+
+
+def test_next_transfer_after_a_rename_gets_a_fresh_partial_file(root: Path, tree: FileTree) -> None:
+    with tree.place("new") as place:
+        first = place.open_partial()
+        place.commit(force=False)
+        second = place.open_partial()
+        os.write(second, b"unfinished")
+        os.close(first)
+        os.close(second)
+    assert (root / "new").read_bytes() == b""
+
+
+def test_name_taken_meanwhile_is_not_overwritten(root: Path, tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def late(*arguments: Any, **options: Any) -> None:
+        (root / "new").write_text("theirs")  # after the check, before the rename
+        link(*arguments, **options)
+
+    with tree.place("new") as place:
+        os.close(place.open_partial())
+        monkeypatch.setattr(os, "link", late)
+        with pytest.raises(FileRefused, match="come into being meanwhile") as refusal:
+            place.commit(force=False)
+    assert refusal.value.problem is Problem.EXISTS
+    assert (root / "new").read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["out", "in", "pipe", "sub"])
+def test_force_replaces_regular_files_only(tree: FileTree, name: str) -> None:
+    with tree.place(name) as place, pytest.raises(FileRefused) as refusal:
+        place.check_free(force=True)
+    assert refusal.value.problem is Problem.FORBIDDEN
+
+
+def test_partial_file_that_is_a_link_is_not_followed(root: Path, tree: FileTree) -> None:
+    with tree.place("new") as place:
+        os.close(place.open_partial())
+        (hidden,) = (p for p in root.iterdir() if p.name.startswith(".multi-partial-"))
+        hidden.unlink()
+        hidden.symlink_to("plain")
+        with pytest.raises(FileRefused, match="symbolic link"):
+            place.open_partial()
+
+
+def test_longest_names_have_room_for_a_partial_file(root: Path, tree: FileTree) -> None:
+    with tree.place("x" * 255) as place:
+        os.close(place.open_partial())
+        place.commit(force=False)
+    assert (root / ("x" * 255)).exists()
+
+
+def test_mode_of_received_files_grants_no_more_than_the_umask() -> None:
+    before = os.umask(0o027)
+    try:
+        assert allowed_mode(0o6777) == 0o750
+        assert allowed_mode(0o444) == 0o640
+        assert allowed_mode(0) == 0o600
+    finally:
+        os.umask(before)
