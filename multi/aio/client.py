@@ -13,7 +13,7 @@ from typing import Any
 from multi.aio.driver import SessionDriver
 from multi.aio.resolve import Resolver
 from multi.aio.session import Session
-from multi.aio.settings import local_scheduler, session_settings
+from multi.aio.settings import limitations, local_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.core.events import Notify, Warned
@@ -100,7 +100,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     driver = SessionDriver(engine, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
     driver.attempts = rejected
     session = Session(driver, resolver, limit=limit, owns_close=owns_close)
-    for warning in resolver.warnings:
+    for warning in limitations(config) + resolver.warnings:
         core.emit(Notify(Warned(warning)))
     engine.open(
         candidates,

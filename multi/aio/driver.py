@@ -32,6 +32,7 @@ from multi.core.events import (
     StreamOpened,
     StreamReadable,
     StreamWritable,
+    Warned,
 )
 from multi.core.facts import Candidate, ConnectionFacts
 from multi.core.ids import ConnectionId, ConnectionState, StreamId
@@ -162,6 +163,7 @@ class SessionDriver:
         self._sampler: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._pumping = False
+        self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
         self._broken = False
         self._progress = (0, 0)
         self._computed_at = 0.0
@@ -524,6 +526,9 @@ class SessionDriver:
             )
             if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
                 self._remember(event.connection)
+        elif isinstance(event, Warned):
+            logger.warning("%s", event.message)
+            self._warnings.append(event)
         else:
             logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
             if isinstance(event, SessionConfirmed) and not self.confirmed.done():
@@ -542,9 +547,10 @@ class SessionDriver:
         self.engine.session.forget_connection(connection)
 
     def subscribe(self) -> Subscription:
-        """A new subscription; it starts with one ConnectionChanged per current connection."""
+        """A new subscription; it starts with one ConnectionChanged per current connection, then earlier warnings."""
         session = self.engine.session
         first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
+        first += self._warnings
         subscription = Subscription(first)
         if self.closed.done():
             subscription.end()

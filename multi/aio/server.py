@@ -21,8 +21,9 @@ from multi.aio.settings import peer_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.core.facts import ConnectionFacts
+from multi.core.handshake import REFUSED_PROTECTION, Refuse
 from multi.core.ids import ConnectionId, SessionId, Side
-from multi.core.segment import HEADER_LENGTH
+from multi.core.segment import HEADER_LENGTH, SegmentType, encode, peek
 from multi.core.session import HELD_LIMIT
 from multi.core.session import Session as CoreSession
 from multi.core.session_table import Refused, SessionTable, TableLimits
@@ -252,7 +253,7 @@ class Server:
     def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
-            found = self._table.route(first, arrival.source)
+            found = self._table.route(first, arrival.source) if self._protected(arrival) else _tls_only(first)
         except RemoteProtocolError as error:
             arrival.drop(f"it does not speak MULTI ({error})")
             return
@@ -272,6 +273,10 @@ class Server:
         for lane, data in lanes:
             found.engine.receive(connection, memoryview(data), lane, now=now)
         found.pump()
+
+    def _protected(self, arrival: _Arrival) -> bool:
+        """With certificates configured, a connection without TLS has no place here (design 5)."""
+        return self._config.ssl_config is None or arrival.channel.info.secure
 
     # --- sessions ---
 
@@ -342,6 +347,15 @@ def source_of(host: str) -> str:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return str(ip_network((address, 24 if address.version == 4 else 56), strict=False))
+
+
+def _tls_only(first: bytearray) -> Refused | None:
+    """The answer to a plain connection on a server with certificates; None = more bytes are needed."""
+    peeked = peek(first)
+    if peeked is None:
+        return None
+    reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED_PROTECTION).encode())
+    return Refused(reply, "a plain connection, but ssl_config asks for TLS")
 
 
 def _facts(channel: Channel) -> ConnectionFacts:

@@ -11,7 +11,7 @@ from multi.aio.info import ConnectionInfo
 from multi.aio.resolve import Resolver
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import load_entry
-from multi.core.events import Event, EventsDropped
+from multi.core.events import AttemptFailed, Event, EventsDropped
 from multi.core.ids import STREAM_ZERO, ConnectionId, ConnectionState, Role, StreamId
 from multi.core.payloads import Policy
 from multi.core.scheduler import Scheduler
@@ -146,14 +146,24 @@ class Session:
         candidates, rejected = await self._resolver.candidates([load_entry(entry)])
         if not candidates:
             raise NoUsableConnection("the entry leads to no connection", rejected)
-        slots = self._driver.engine.add_candidates(candidates, now=self._driver.now())
-        self._driver.engine.handle_timer(now=self._driver.now())
-        self._driver.pump()
-        subscription = self._driver.subscribe()
-        while not all(s.connection is not None or s.attempted for s in slots):
-            if await subscription.next() is None:
-                self._check_open()
-        opened = [slot.connection for slot in slots if slot.connection is not None]
+        driver = self._driver
+        subscription = driver.subscribe()
+        slots = driver.engine.add_candidates(candidates, now=driver.now())
+        driver.engine.handle_timer(now=driver.now())
+        driver.pump()
+        opened: list[ConnectionId] = []
+        try:
+            while not all(s.connection is not None or s.attempted for s in slots):
+                event = await subscription.next()
+                if event is None:
+                    self._check_open()
+                elif isinstance(event, AttemptFailed) and event.candidate in candidates:
+                    rejected.append((str(event.candidate), event.reason))
+            opened = [slot.connection for slot in slots if slot.connection is not None]
+        finally:
+            if not opened:  # what failed or was given up shall not come up later
+                driver.engine.withdraw_candidates(slots, now=driver.now())
+                driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
         return opened

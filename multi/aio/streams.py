@@ -287,8 +287,13 @@ class SessionWriter:
         else:
             while not (finished := self._streams.finished(self._stream)) and not driver.closed.done():
                 await driver.wait_writable(self._stream)
-        if not finished and driver.closed_error is not None and not self._aborted:
+        if self._aborted:
+            return
+        if not finished and driver.closed_error is not None:
             raise driver.closed_error
+        error = self._streams.send_error(self._stream)
+        if isinstance(error, StreamReset) and error.unacknowledged:
+            raise error
 
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once: the peer's reader raises `StreamReset`."""

@@ -121,8 +121,8 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
     recorder = _Recorder(session)
     clock = asyncio.get_running_loop().time
     kept: list[bytes] = []
-    check = request.bytes > 0
-    keep = check and request.bytes <= KEPT
+    check = request.size > 0
+    keep = check and request.size <= KEPT
     intact = True
     while data := await reader.read(READ):
         if keep:
@@ -132,7 +132,7 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
         recorder.read(len(data), clock())
     report = recorder.report()
     if check:
-        report.damaged = not (intact and payload.matches(kept) and report.bytes == request.bytes)
+        report.damaged = not (intact and payload.matches(kept) and report.bytes == request.size)
     return report
 
 
@@ -140,8 +140,8 @@ async def _send(writer: SessionWriter, request: Request, payload: Payload) -> No
     clock = asyncio.get_running_loop().time
     end = clock() + request.seconds
     offset = 0
-    while offset < request.bytes if request.bytes else clock() < end:
-        size = min(WRITE, request.bytes - offset) if request.bytes else WRITE
+    while offset < request.size if request.size else clock() < end:
+        size = min(WRITE, request.size - offset) if request.size else WRITE
         writer.write(payload.piece(offset, size))
         offset += size
         await writer.drain()

@@ -38,14 +38,14 @@ class LineReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be measured: for `seconds`, or exactly `bytes` when that is not 0."""
+    """What is to be measured: for `seconds`, or exactly `size` bytes when that is not 0."""
 
     reverse: bool
     seconds: float
-    bytes: int
+    size: int
 
     def encode(self) -> bytes:
-        return _line({"multi_bench": PROTOCOL, **asdict(self)})
+        return _line({"multi_bench": PROTOCOL, "reverse": self.reverse, "seconds": self.seconds, "bytes": self.size})
 
 
 @dataclass(slots=True)

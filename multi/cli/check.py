@@ -9,11 +9,11 @@ import asyncio
 import logging
 import socket
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from multi.aio.keys import load_keys
 from multi.aio.resolve import Resolver
+from multi.aio.settings import limitations
 from multi.cli.file_protocol import printable
 from multi.config import Config, Entry, load_config
 from multi.core.facts import Candidate
@@ -26,7 +26,6 @@ from multi.transports.tls import client_context, server_context
 __all__ = ["run_check"]
 
 MPTCP_SYSCTL = Path("/proc/sys/net/mptcp")
-CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
 
 def run_check(path: str) -> int:
@@ -65,7 +64,8 @@ async def _client(config: Config) -> bool:
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
     _show_files(config)
     _show_kernel(config, {entry.transport for entry in config.connection_priority})
-    _show_wifi(config)
+    for text in limitations(config):
+        print(f"warning: {text}")
     return usable
 
 
@@ -228,23 +228,6 @@ def _show_kernel(config: Config, transports: set[str]) -> None:
             print(
                 f"{transport}_config.congestion: {_congestion_obstacle(config, transport) or wanted + ' is available'}"
             )
-
-
-def _show_wifi(config: Config) -> None:
-    if config.wifi_config.power_savings is None:
-        return
-    wanted = "on" if config.wifi_config.power_savings else "off"
-    may = _has_capability(CAP_NET_ADMIN)
-    state = "permitted" if may else "NOT permitted, it needs CAP_NET_ADMIN: the setting will have no effect"
-    print(f"wifi_config.power_savings: switching it {wanted} is {state}")
-
-
-def _has_capability(number: int) -> bool:
-    for line in _read(Path("/proc/self/status")).splitlines():
-        if line.startswith("CapEff:"):
-            with suppress(ValueError):
-                return bool(int(line.split()[1], 16) >> number & 1)
-    return False
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,58 @@
+"""What a session says about protection and about settings that have no effect."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+import multi
+from multi.cli.cert import write_development_certificates
+
+
+async def _idle(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def test_a_server_with_certificates_refuses_plain_connections_with_a_reason(tmp_path: Path) -> None:
+    write_development_certificates(tmp_path, [])
+    config = {
+        "listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]},
+        "ssl_config": {"cert": str(tmp_path / "server-cert.pem"), "key": str(tmp_path / "server-key.pem")},
+    }
+    server = await multi.start_server(_idle, config)
+    plain = {"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "127.0.0.1", "remote_port": server.port}
+    with pytest.raises(multi.SessionRefused, match="protection"):
+        await multi.open_connection(plain)
+    async with multi.connect({**plain, "ssl_config": {"ca": str(tmp_path / "ca.pem")}}) as session:
+        await session.confirmed()
+        assert session.connections[0].secure
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_setting_without_effect_is_a_warning_in_the_log_and_an_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listen = {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}
+    server = await multi.start_server(_idle, {"listen": listen})
+    config = {
+        "connection_priority": [["tcp", "ipv4", "any"]],
+        "remote_host": "127.0.0.1",
+        "remote_port": server.port,
+        "wifi_config": {"power_savings": False},
+    }
+    with caplog.at_level(logging.WARNING, logger="multi"):
+        async with multi.connect(config) as session:
+            seen = []
+            async for event in session.events():
+                seen.append(event)
+                if isinstance(event, multi.Warned):
+                    break
+    assert isinstance(seen[0], multi.ConnectionChanged)
+    assert "power_savings has no effect" in seen[-1].message
+    assert "power_savings has no effect" in caplog.text
+    server.close()
+    await server.wait_closed()
