@@ -44,6 +44,7 @@ class Connection:
         "_tokens_at",
         "ack_wanted",
         "allowance",
+        "answered",
         "authenticated",
         "brought",
         "bytes_received",
@@ -118,6 +119,8 @@ class Connection:
         """The peer has proved itself on this connection."""
         self.may_send = False
         """Data and acknowledgements may be written (early data included)."""
+        self.answered = False
+        """The peer has sent what only a MULTI server sends."""
         self.receiving = False
         """Segments other than the handshake are taken; until then they are held."""
         self.held_size = 0

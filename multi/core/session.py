@@ -78,6 +78,7 @@ REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else
 MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
+SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.REFUSE})
 
 SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
 Entropy = Callable[[int], bytes]
@@ -474,6 +475,8 @@ class Session:
     def _segment(self, connection: Connection, segment: Segment, lane: int) -> None:
         if segment.session_id != self.session_id:
             raise RemoteProtocolError("a segment of another session")
+        if segment.type in SERVER_TYPES:
+            connection.answered = True
         now = self._now
         if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
             connection.open(segment, lane)
@@ -602,7 +605,7 @@ class Session:
 
     def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
         reason = str(error)
-        if not connection.authenticated and connection.bytes_received and self.side is Side.CLIENT:
+        if not connection.authenticated and not connection.answered and self.side is Side.CLIENT:
             reason = f"the peer does not speak MULTI ({error})"
         self.disconnect(connection, reason, abort=True)
 

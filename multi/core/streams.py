@@ -279,7 +279,9 @@ class Streams:
                 if self._of_peer(stream):
                     sending = self._host.sender.streams.get(stream)
                     if sending is not None and not sending.finish_acked:
-                        self._send_errors[stream] = StreamReset("the peer stopped reading this stream", code)
+                        self._send_errors[stream] = StreamReset(
+                            "the peer stopped reading this stream", code, sending.unacked
+                        )
                         self.reset(stream, code, now)
             case SegmentType.MAX_STREAMS:
                 (limit,) = decode_unsigned(segment.payload, 8)
