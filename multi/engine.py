@@ -138,6 +138,11 @@ class Engine:
         self._now = now
         return self._paths().add(candidates, now)
 
+    def withdraw_candidates(self, slots: Sequence[Slot], *, now: float) -> None:
+        """Client: want what `add_candidates` returned no more."""
+        self._now = now
+        self._paths().withdraw(slots, now)
+
     def remove_connection(self, connection: ConnectionId, *, now: float) -> None:
         """Drain a connection and do not dial it again. The last usable one cannot be removed."""
         self._now = now

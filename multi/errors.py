@@ -89,8 +89,12 @@ class SessionLost(MultiError, ConnectionError):
 
 
 class StreamReset(SessionLost):
-    """The peer reset this stream (or asked us to stop sending on it) with an application `code`."""
+    """The peer reset this stream (or asked us to stop sending on it) with an application `code`.
 
-    def __init__(self, reason: str, code: int) -> None:
+    `unacknowledged` is how many of the bytes written the peer had not taken by then.
+    """
+
+    def __init__(self, reason: str, code: int, unacknowledged: int = 0) -> None:
         super().__init__(reason)
         self.code = code
+        self.unacknowledged = unacknowledged

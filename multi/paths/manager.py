@@ -163,6 +163,16 @@ class PathManager:
             slot.retry_at = now
         return added
 
+    def withdraw(self, slots: Sequence[Slot], now: float) -> None:
+        """Want `slots` no more; what they have led to is given up."""
+        for slot in slots:
+            if slot in self.slots:
+                for attempt in list(slot.attempts):
+                    self._cancel(slot, attempt, now)
+                if slot.connection is not None:
+                    self._drain(slot.connection)
+                self.slots.remove(slot)
+
     def remove(self, connection: ConnectionId) -> None:
         """Do not want this connection any more (the session drains it)."""
         for slot in list(self.slots):

@@ -209,7 +209,7 @@ class Relay:
     """A TCP relay to a server, which can be cut, silenced, closed and opened again at the same port."""
 
     def __init__(self, port: int) -> None:
-        self._target = port
+        self.target = port
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -255,7 +255,7 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
         self._writers.append(writer)
         try:
-            far_reader, far_writer = await asyncio.open_connection(HOST, self._target)
+            far_reader, far_writer = await asyncio.open_connection(HOST, self.target)
         except OSError:
             writer.transport.abort()
             return

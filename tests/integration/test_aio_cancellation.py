@@ -182,7 +182,7 @@ def test_open_cancelled_while_a_name_is_resolved_leaves_nothing(development_cert
             asked.set()
             return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never answers
 
-        asyncio.get_running_loop().getaddrinfo = getaddrinfo  # type: ignore[method-assign, assignment]
+        asyncio.get_running_loop().getaddrinfo = getaddrinfo  # type: ignore[method-assign]
         config = Way(development_certificates).client(1, remote_host="nowhere.example")
         before = set(sockets_open())
         opening = asyncio.ensure_future(multi.open_connection(config))
@@ -199,7 +199,7 @@ def test_names_that_resolve_too_slowly_end_with_the_open_timeout(development_cer
         async def getaddrinfo(*_: object, **__: object) -> list[Any]:
             return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never answers
 
-        asyncio.get_running_loop().getaddrinfo = getaddrinfo  # type: ignore[method-assign, assignment]
+        asyncio.get_running_loop().getaddrinfo = getaddrinfo  # type: ignore[method-assign]
         config = Way(development_certificates).client(
             1, remote_host="nowhere.example", multi_config={"open_timeout": 0.2}
         )

@@ -117,7 +117,6 @@ def test_buffers_changed_after_write_arrive_as_they_were(development_certificate
                 view[:] = b"x" * size
                 for index in range(size):
                     numbers[index] = 0
-                mutable.append(1)  # no export is held
             pair.writer.write_eof()
             assert await pair.server_reader.read() == expected
 

@@ -1,0 +1,600 @@
+"""Sessions over several real connections: sharing, losing, handing over, streams, events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from multi import ConnectionChanged, ConnectionState, Role
+from multi.core.ids import Family
+from tests.integration.aio_support import (
+    HOST,
+    LOOPS,
+    Inbox,
+    Relay,
+    Way,
+    collect,
+    event_of,
+    multi_pair,
+    pattern,
+    run,
+    until,
+)
+
+MIB = 1024 * 1024
+CHUNK = 64 * 1024
+ACTIVE = ConnectionState.ACTIVE
+OVER_IPV6 = {"transport": "tcp", "ip": "ipv6", "interface": "::1", "remote_host": "::1"}
+OVER_IPV4 = {"transport": "tcp", "ip": "ipv4", "interface": "127.0.0.1"}
+
+
+@dataclass
+class World:
+    """A server of both families, and the way to it."""
+
+    server: multi.Server
+    inbox: Inbox
+    way: Way
+
+    def config(self, *entries: Any, **more: Any) -> dict[str, Any]:
+        return self.way.client(self.server.port, connection_priority=list(entries) or [OVER_IPV4], **more)
+
+    def over(self, relay: Relay, transport: str = "tcp", **more: Any) -> dict[str, Any]:
+        entry = {"transport": transport, "ip": "ipv4", "interface": "any"}
+        return entry | {"remote_host": HOST, "remote_port": relay.port} | more
+
+
+@asynccontextmanager
+async def world(certificates: Path, name: str = "tcp-sealed", **more: Any) -> AsyncIterator[World]:
+    way, inbox = Way(certificates, name), Inbox()
+    listen = {"host": "::", "port": 0, "transports": ["tcp", "mptcp", *(["quic"] if way.has_tls else [])]}
+    server = await multi.start_server(inbox.on_client, way.server(listen=listen, **more))
+    try:
+        yield World(server, inbox, way)
+    finally:
+        server.abort()
+        await server.wait_closed()
+
+
+def active(session: multi.Session) -> list[multi.ConnectionInfo]:
+    return [info for info in session.connections if info.state is ACTIVE]
+
+
+async def transfer(writer: multi.SessionWriter, reader: multi.SessionReader, data: bytes) -> None:
+    """All of `data` arrives whole."""
+
+    async def send() -> None:
+        for start in range(0, len(data), CHUNK):
+            writer.write(data[start : start + CHUNK])
+            await writer.drain()
+
+    sending = asyncio.ensure_future(send())
+    assert await reader.readexactly(len(data)) == data
+    await sending
+
+
+# --- several connections ---
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_connections_of_all_transports_carry_data_at_once(loop: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates, "tcp-tls") as w:
+            entries = [[name, "ipv4", "any"] for name in ("tcp", "quic", "mptcp")]
+            config = w.config(*entries, multi_config={"wait": "all", "scheduler": "RR"})
+            async with multi.connect(config) as session:
+                reader, writer = await w.inbox.next()
+                assert sorted(info.transport for info in active(session)) == ["mptcp", "quic", "tcp"]
+                data = pattern(8 * MIB)
+                await asyncio.gather(transfer(session.writer, reader, data), transfer(writer, session.reader, data))
+                other = writer.get_extra_info("session")
+                for end in (session, other):
+                    for info in end.connections:
+                        assert info.bytes_sent > 0, info
+                        assert info.bytes_received > 0, info
+                        assert info.state is ACTIVE
+                        assert info.secure
+                        assert not info.sealed
+                assert {info.local for info in session.connections} == {info.remote for info in other.connections}
+
+    run(scenario(), loop)
+
+
+@pytest.mark.parametrize("name", ["tcp-sealed", "tcp-plain", "tcp-tls"])
+def test_nothing_is_lost_when_one_connection_is_reset_half_way(name: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates, name) as w, Relay(w.server.port) as relay:
+            config = w.config(OVER_IPV4, w.over(relay), multi_config={"wait": "all", "scheduler": "RR"})
+            async with multi.connect(config) as session:
+                reader, writer = await w.inbox.next()
+                relay.budget = MIB
+                data = pattern(8 * MIB)
+                await asyncio.gather(transfer(session.writer, reader, data), transfer(writer, session.reader, data))
+                assert relay.exhausted.is_set()
+                ended = [info for info in session.connections if info.state is ConnectionState.LOST]
+                assert len(ended) == 1
+                assert ended[0].remote.endswith(f":{relay.port}")
+                assert ended[0].reason
+                assert ended[0].bytes_sent > 0
+                await until(lambda: len(active(session)) == 2, "the relay's connection is dialled again")
+
+    run(scenario())
+
+
+def test_total_loss_is_survived_when_the_network_comes_back(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            async with multi.connect(w.config(w.over(relay))) as session:
+                reader, _ = await w.inbox.next()
+                events = session.events()
+                relay.budget = MIB
+                data = pattern(4 * MIB)
+                moving = asyncio.ensure_future(transfer(session.writer, reader, data))
+                await relay.exhausted.wait()
+                await relay.close()
+                async for event in events:
+                    if isinstance(event, multi.SessionDetached):
+                        break
+                await relay.open()
+                await moving
+                async for event in events:
+                    if isinstance(event, multi.SessionResumed):
+                        assert event.after < 2
+                        break
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["tcp-sealed", "tcp-tls"])
+def test_restarted_server_is_noticed_quickly(name: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates, name) as first, world(development_certificates, name) as second:
+            async with Relay(first.server.port) as relay:
+                _, writer = await multi.open_connection(first.config(first.over(relay)))
+                session = writer.get_extra_info("session")
+                await session.confirmed()
+                relay.target = second.server.port
+                started = asyncio.get_running_loop().time()
+                relay.cut()
+                with pytest.raises(multi.SessionLost, match="session gone"):
+                    await session.reader.read(1)
+                assert asyncio.get_running_loop().time() - started < 4
+                with pytest.raises(multi.SessionLost, match="session gone"):
+                    await writer.drain()
+                with pytest.raises(multi.SessionLost, match="session gone"):
+                    await writer.wait_closed()
+
+    run(scenario())
+
+
+# --- handover, roles, schedulers ---
+
+
+@pytest.mark.parametrize("by", ["address", "id"])
+def test_handover_moves_a_transfer_without_reinjection(by: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            config = w.config(OVER_IPV4, OVER_IPV6, multi_config={"wait": "all", "mode": "switch"})
+            async with multi.connect(config) as session:
+                reader, _ = await w.inbox.next()
+                old, new = active(session)
+                moving = asyncio.ensure_future(transfer(session.writer, reader, pattern(16 * MIB)))
+                await until(lambda: session.connections[0].bytes_sent > MIB, "the first carries")
+                await session.handover("::1" if by == "address" else new.id)
+                await moving
+                await until(lambda: len(active(session)) == 1, "the old connection is drained")
+                assert active(session)[0].id == new.id
+                assert session.connections[0].state is ConnectionState.CLOSED
+                assert session.connections[0].id == old.id
+                assert session.connections[1].bytes_sent > 0
+                assert session.bytes_reinjected == 0
+
+    run(scenario())
+
+
+def test_handover_opens_the_new_connection_before_the_old_one_is_drained(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            await relay.close()
+            late = w.over(relay, interface="127.0.0.1")
+            async with multi.connect(w.config(OVER_IPV6, late)) as session:
+                await session.confirmed()
+                events = session.events()
+                await relay.open()
+                await session.handover("127.0.0.1")
+                order = []
+                async for event in events:
+                    if isinstance(event, ConnectionChanged):
+                        order.append((event.facts.family is Family.IPV4, event.state))
+                        if event.state is ConnectionState.DRAINING:
+                            break
+                assert order.index((True, ACTIVE)) < order.index((False, ConnectionState.DRAINING))
+
+    run(scenario())
+
+
+def test_handover_to_what_does_not_work_keeps_the_old_connection(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            async with Relay(1) as nowhere:
+                port = nowhere.port
+            dead = OVER_IPV4 | {"remote_port": port}
+            async with multi.connect(w.config(OVER_IPV6, dead)) as session:
+                reader, _ = await w.inbox.next()
+                with pytest.raises(multi.TransportError, match=r"handover to 127\.0\.0\.1 failed: .*refused"):
+                    await session.handover("127.0.0.1")
+                with pytest.raises(multi.LocalProtocolError, match=r"no connection leads over 'wifi'; known: "):
+                    await session.handover("wifi")
+                with pytest.raises(multi.LocalProtocolError, match="no connection leads over ''"):
+                    await session.handover("")
+                await transfer(session.writer, reader, pattern(MIB))
+                assert [info.remote for info in active(session)] == [f"[::1]:{w.server.port}"]
+
+    run(scenario())
+
+
+def test_cancelled_handover_leaves_the_old_connection(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            relay.flowing.clear()  # it accepts and forwards nothing
+            silent = w.over(relay, interface="127.0.0.1")
+            async with multi.connect(w.config(OVER_IPV6, silent)) as session:
+                reader, _ = await w.inbox.next()
+                moving = asyncio.ensure_future(session.handover("127.0.0.1"))
+                await asyncio.sleep(0.05)
+                assert not moving.done()
+                moving.cancel()
+                assert isinstance((await asyncio.gather(moving, return_exceptions=True))[0], asyncio.CancelledError)
+                relay.flowing.set()
+                await transfer(session.writer, reader, pattern(MIB))
+                await until(lambda: len(active(session)) == 2, "the other one joins all the same")
+                assert not [i for i in session.connections if i.state is ConnectionState.DRAINING]
+
+    run(scenario())
+
+
+def test_switch_mode_keeps_the_second_as_backup_and_promotes_it(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            config = w.config(w.over(relay), OVER_IPV6, multi_config={"wait": "all", "mode": "switch"})
+            async with multi.connect(config) as session:
+                reader, writer = await w.inbox.next()
+                assert [info.role for info in session.connections] == [Role.ACTIVE, Role.BACKUP]
+                await transfer(session.writer, reader, pattern(MIB))
+                assert session.connections[1].bytes_sent == 0
+                other = writer.get_extra_info("session")
+                await until(lambda: sorted(i.role for i in other.connections) == [Role.ACTIVE, Role.BACKUP], "roles")
+                await relay.close()
+                await transfer(session.writer, reader, pattern(MIB))
+                assert [info.role for info in active(session)] == [Role.ACTIVE]
+                await relay.open()
+                await until(lambda: len(active(session)) == 2, "the relay is back")
+
+    run(scenario())
+
+
+def test_roles_can_be_set_from_both_ends(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            config = w.config(OVER_IPV4, OVER_IPV6, multi_config={"wait": "all"})
+            async with multi.connect(config) as session:
+                reader, writer = await w.inbox.next()
+                other = writer.get_extra_info("session")
+                await until(lambda: len(active(other)) == 2, "both joined")
+                session.set_role(0, "backup")
+                await until(lambda: other.connections[0].role is Role.BACKUP, "the server knows")
+                sent = session.connections[0].bytes_sent, other.connections[0].bytes_sent
+                await transfer(session.writer, reader, pattern(MIB))
+                await transfer(writer, session.reader, pattern(MIB))
+                assert (session.connections[0].bytes_sent, other.connections[0].bytes_sent) == sent
+                with pytest.raises(multi.LocalProtocolError, match="neither 'active' nor 'backup'"):
+                    session.set_role(0, "master")
+                with pytest.raises(multi.LocalProtocolError, match="no connection 99"):
+                    session.set_role(99, Role.ACTIVE)
+
+    run(scenario())
+
+
+def test_scheduler_can_be_set_by_name_and_as_object(development_certificates: Path) -> None:
+    class OnlyTheLast:
+        def select(
+            self, request: multi.SendRequest, connections: Sequence[multi.ConnectionView]
+        ) -> Sequence[multi.ConnectionView]:
+            return [c for c in connections if c.credit > 0][-1:]
+
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            config = w.config(OVER_IPV4, OVER_IPV6, multi_config={"wait": "all", "reinject": "rescue"})
+            async with multi.connect(config) as session:
+                reader, writer = await w.inbox.next()
+                other = writer.get_extra_info("session")
+                session.set_scheduler("RR")
+                await event_of(other, lambda e: isinstance(e, multi.SchedulerChanged) and e.scheduler == "RR")
+                assert (session.scheduler, other.scheduler) == ("RR", "RR")
+                await transfer(session.writer, reader, pattern(4 * MIB))
+                assert all(info.bytes_sent for info in session.connections)
+                session.set_scheduler(OnlyTheLast())
+                assert (session.scheduler, other.scheduler) == ("OnlyTheLast", "RR")
+                with pytest.raises(multi.ConfigError, match="no_such"):
+                    session.set_scheduler("no_such")
+                await transfer(session.writer, reader, pattern(MIB))
+
+    run(scenario())
+
+
+def test_connections_can_be_added_and_removed_but_not_the_last(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            async with Relay(1) as nowhere:
+                port = nowhere.port
+            async with multi.connect(w.config(OVER_IPV4)) as session:
+                reader, _ = await w.inbox.next()
+                await session.confirmed()
+                with pytest.raises(multi.LocalProtocolError, match="last usable"):
+                    await session.remove_connection(0)
+                (added,) = await session.add_connection(OVER_IPV6)
+                assert [info.id for info in active(session)] == [0, added]
+                with pytest.raises(multi.NoUsableConnection, match="refused") as caught:
+                    await session.add_connection(OVER_IPV6 | {"remote_port": port})
+                assert len(caught.value.attempts) == 1
+                with pytest.raises(multi.ConfigError):
+                    await session.add_connection(["tcp", "ipv5", "any"])
+                moving = asyncio.ensure_future(transfer(session.writer, reader, pattern(4 * MIB)))
+                await asyncio.sleep(0)
+                await session.remove_connection(0)
+                assert session.connections[0].state is ConnectionState.CLOSED
+                await moving
+                with pytest.raises(multi.LocalProtocolError, match="last usable"):
+                    await session.remove_connection(added)
+                with pytest.raises(multi.LocalProtocolError):
+                    await session.remove_connection(77)
+
+    run(scenario())
+
+
+def test_cancelled_add_connection_wants_it_no_more(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            relay.flowing.clear()
+            async with multi.connect(w.config(OVER_IPV6)) as session:
+                await session.confirmed()
+                adding = asyncio.ensure_future(session.add_connection(w.over(relay)))
+                await until(lambda: len(session.connections) == 2, "it authenticates")
+                adding.cancel()
+                assert isinstance((await asyncio.gather(adding, return_exceptions=True))[0], asyncio.CancelledError)
+                await until(lambda: len(active(session)) == 1 and len(session.connections) == 2, "one is left")
+                await event_of(session, lambda e: isinstance(e, ConnectionChanged))
+                assert session.connections[1].state in (ConnectionState.LOST, ConnectionState.CLOSED)
+
+    run(scenario())
+
+
+def test_network_changed_suspends_and_brings_back(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            async with multi.connect(w.config(OVER_IPV6, w.over(relay), multi_config={"wait": "all"})) as session:
+                events = session.events()
+                session.network_changed(usable=False)
+                suspects = 0
+                async for event in events:
+                    suspects += isinstance(event, ConnectionChanged) and event.state is ConnectionState.SUSPECT
+                    if suspects == 2:
+                        break
+                await until(lambda: len(active(session)) == 2, "both are heard again")
+                await relay.close()
+                await until(lambda: len(active(session)) == 1, "one is gone")
+                await asyncio.sleep(0.6)  # until the next try is some time away
+                await relay.open()
+                session.network_changed(usable=True)
+                await until(lambda: len(active(session)) == 2, "dialled at once", timeout=0.5)
+
+    run(scenario())
+
+
+# --- streams ---
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", ["tcp-sealed", "quic"])
+def test_many_streams_at_once_arrive_whole(name: str, loop: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates, name), server={"limits": {"max_streams": 8}}) as pair:
+
+            async def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+                while data := await reader.read(50_000):
+                    writer.write(data)
+                    await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+
+            async def serve() -> None:
+                async with asyncio.TaskGroup() as group:
+                    async for reader, writer in pair.server_session.streams():
+                        group.create_task(echo(reader, writer))
+
+            async def ask(number: int) -> None:
+                reader, writer = await pair.session.open_stream(priority=number % 8)
+                data = pattern(10_000 + 7_000 * (number % 13), number)
+                writer.write(data)
+                writer.write_eof()
+                assert await reader.read() == data
+                writer.close()
+                await writer.wait_closed()
+
+            serving = asyncio.ensure_future(serve())
+            await asyncio.gather(*(ask(number) for number in range(60)))
+            pair.writer.close()
+            await pair.writer.wait_closed()
+            await serving
+
+    run(scenario(), loop)
+
+
+def test_opening_waits_while_the_peer_allows_no_more_streams(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates), server={"limits": {"max_streams": 2}}) as pair:
+            first = await pair.session.open_stream()
+            await pair.session.open_stream()
+            third = asyncio.ensure_future(pair.session.open_stream())
+            await asyncio.sleep(0.05)
+            assert not third.done()
+            first[1].write(b"done")
+            first[1].close()
+            async for reader, writer in pair.server_session.streams():
+                assert await reader.read() == b"done"
+                writer.close()
+                break
+            await third
+            waiting = asyncio.ensure_future(pair.session.open_stream())
+            await asyncio.sleep(0)
+            pair.writer.transport.abort()
+            assert isinstance(await collect(waiting), multi.SessionLost)
+
+    run(scenario())
+
+
+def test_streams_of_higher_priority_overtake(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            _, bulk = await pair.session.open_stream(priority=7)
+            _, urgent = await pair.session.open_stream(priority=0)
+            bulk.write(bytes(4 * MIB))
+            urgent.write(b"now")
+            streams = pair.server_session.streams()
+            bulk_reader, _ = await anext(streams)
+            urgent_reader, _ = await anext(streams)
+            reading = asyncio.ensure_future(bulk_reader.readexactly(4 * MIB))
+            assert await urgent_reader.readexactly(3) == b"now"
+            assert not reading.done()
+            await reading
+            with pytest.raises(multi.LocalProtocolError, match="priority 8"):
+                await pair.session.open_stream(priority=8)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("name", ["tcp-sealed", "quic"])
+def test_reset_reaches_the_reader_and_closing_the_reader_the_writer(name: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates, name)) as pair:
+            _, writer = await pair.session.open_stream()
+            writer.write(b"some")
+            far_reader, far_writer = await anext(pair.server_session.streams())
+            assert await far_reader.readexactly(4) == b"some"
+            writer.reset(42)
+            with pytest.raises(multi.StreamReset) as caught:
+                await far_reader.read(1)
+            assert caught.value.code == 42
+            assert not far_reader.at_eof()
+            assert isinstance(far_reader.exception(), multi.StreamReset)
+
+            _, writer = await pair.session.open_stream()
+            writer.write(b"x")
+            _, far_writer = await anext(pair.server_session.streams())
+            far_writer.close()
+
+            async def write_on() -> None:
+                while True:
+                    writer.write(bytes(CHUNK))
+                    await writer.drain()
+
+            with pytest.raises(multi.StreamReset):
+                await write_on()
+            pair.writer.write(b"the session lives on")
+            assert await pair.server_reader.readexactly(20) == b"the session lives on"
+
+    run(scenario())
+
+
+def test_wait_closed_of_a_stream_raises_when_the_peer_refused_what_was_written(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            _, writer = await pair.session.open_stream()
+            writer.write(bytes(4 * MIB))  # far beyond the window
+            _, far_writer = await anext(pair.server_session.streams())
+            far_writer.close()
+            writer.write_eof()
+            with pytest.raises(multi.StreamReset):
+                await writer.wait_closed()
+
+    run(scenario())
+
+
+def test_two_iterators_over_streams_share_them(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            waiting = [asyncio.ensure_future(anext(pair.server_session.streams())) for _ in range(2)]
+            await asyncio.sleep(0)
+            for _ in range(2):
+                _, writer = await pair.session.open_stream()
+                writer.write(b"x")
+            await asyncio.gather(*waiting)
+            rest = asyncio.ensure_future(anext(pair.server_session.streams(), None))
+            pair.writer.close()
+            assert await rest is None
+
+    run(scenario())
+
+
+def test_no_stream_can_be_opened_on_a_closing_session(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            pair.writer.close()
+            with pytest.raises((multi.LocalProtocolError, multi.SessionLost)):
+                await pair.session.open_stream()
+            await pair.writer.wait_closed()
+            with pytest.raises(multi.SessionLost):
+                await pair.session.open_stream()
+
+    run(scenario())
+
+
+# --- events ---
+
+
+def test_each_subscription_starts_with_the_connections_and_ends_with_the_session(
+    development_certificates: Path,
+) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            config = w.config(OVER_IPV4, OVER_IPV6, multi_config={"wait": "all"})
+            async with multi.connect(config) as session:
+                early = session.events()
+                late_events = session.events()
+                first = [await anext(early), await anext(early)]
+                assert [(e.connection, e.state) for e in first if isinstance(e, ConnectionChanged)] == [
+                    (0, ACTIVE),
+                    (1, ACTIVE),
+                ]
+                session.set_role(1, Role.BACKUP)
+                assert await anext(early) == multi.RoleChanged(session.connections[1].id, Role.BACKUP, False)
+            assert [type(e) for e in [e async for e in early]][-1] is multi.SessionEnded
+            seen = [e async for e in late_events]
+            assert isinstance(seen[2], multi.RoleChanged)
+            assert seen[-1] == multi.SessionEnded("")
+            assert [e async for e in session.events()] == []
+
+    run(scenario())
+
+
+def test_slow_subscriber_is_told_how_much_it_missed(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            slow, other = pair.session.events(), pair.session.events()
+            assert isinstance(await anext(other), ConnectionChanged)
+            for number in range(1500):
+                pair.session.set_role(0, Role.ACTIVE if number % 2 else Role.BACKUP)
+                assert isinstance(await anext(other), multi.RoleChanged)
+            dropped = await anext(slow)
+            assert isinstance(dropped, multi.EventsDropped)
+            assert dropped.count == 501
+            assert isinstance(await anext(slow), multi.RoleChanged)
+
+    run(scenario())
