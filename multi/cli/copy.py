@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from rich.console import Console
@@ -60,9 +60,9 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
 
     async def run() -> Copied:
         # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        loop.set_default_executor(_ImpatientExecutor())
         async with Progress(Console(highlight=False, markup=False, soft_wrap=True)) as progress:
 
             def update(transfer: Transfer) -> None:
@@ -74,8 +74,7 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
     try:
         copied = asyncio.run(run())
     except KeyboardInterrupt:
-        _say(hint(last[0] if last else None))
-        raise
+        raise KeyboardInterrupt(hint(last[0] if last else None)) from None
     except MultiError as error:
         if not (isinstance(error, FileRefused) and error.problem in USELESS):
             _note(error, hint(last[0] if last else None))
@@ -84,9 +83,11 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
     return 0
 
 
-def _say(text: str) -> None:
-    if text:
-        print(f"multi: {text}", file=sys.stderr)
+class _ImpatientExecutor(ThreadPoolExecutor):
+    """Does not wait at the end: a name that is being resolved must not keep a program that was interrupted."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=cancel_futures)
 
 
 def _note(error: MultiError, text: str) -> None:

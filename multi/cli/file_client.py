@@ -132,12 +132,9 @@ async def get_file(
             try:
                 async with _session(session) as opened:
                     return await _get(opened, name, place, sink, progress)
-            except FileRefused as error:
-                if error.problem is Problem.DAMAGED:
-                    place.discard_partial()
+            except BaseException as error:
+                place.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
                 raise
-            finally:
-                place.discard_empty_partial()
 
 
 async def _get(session: Session, name: str, place: Place, sink: Sink, progress: OnProgress) -> Copied:

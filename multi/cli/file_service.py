@@ -15,7 +15,6 @@ from multi.cli.file_protocol import (
     Begin,
     FileRefused,
     Get,
-    Message,
     Problem,
     Put,
     Receiving,
@@ -105,25 +104,23 @@ class FileService:
             raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
         place.check_free(force=request.force)
         with Sink(place.open_partial(), place.shown) as sink:
-            await sink.hash_up_to(min(sink.kept, request.size))
-            writer.write(encode(Receiving(sink.position, sink.sha256)))
-            begin = await read_message(reader, Begin)
-            if begin.offset not in (0, sink.position):
-                raise FileRefused(Problem.BAD_REQUEST, f"cannot begin at {begin.offset}")
-            if begin.offset != sink.position:
-                sink.rewind()
-            sink.cut()
             try:
+                await sink.hash_up_to(min(sink.kept, request.size))
+                writer.write(encode(Receiving(sink.position, sink.sha256)))
+                begin = await read_message(reader, Begin)
+                if begin.offset not in (0, sink.position):
+                    raise FileRefused(Problem.BAD_REQUEST, f"cannot begin at {begin.offset}")
+                if begin.offset != sink.position:
+                    sink.rewind()
+                sink.cut()
                 await receive_blocks(reader, sink, request.size, transfer.count)
-            except FileRefused as error:
-                if error.problem is Problem.DAMAGED:
-                    place.discard_partial()
+                await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
+                await asyncio.to_thread(partial(place.commit, force=request.force))
+            except BaseException as error:
+                place.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
                 raise
-            await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
-            await asyncio.to_thread(partial(place.commit, force=request.force))
-            stored: Message = Stored(sink.position, sink.sha256)
+            writer.write(encode(Stored(sink.position, sink.sha256)))
             self._log(transfer.line("done"))
-        writer.write(encode(stored))
 
 
 class _Transfer:

@@ -112,7 +112,10 @@ class Place:
                 # Its last owner may have renamed it between our open and our lock.
                 now = self._status(self._partial)
                 if now is not None and os.path.samestat(now, os.fstat(descriptor)):
-                    return descriptor
+                    if now.st_nlink == 1:
+                        return descriptor
+                    # A crash in the middle of `commit`: writing to it would change the finished file.
+                    os.unlink(self._partial, dir_fd=self._directory)
                 os.close(descriptor)
             except BlockingIOError:
                 os.close(descriptor)
@@ -143,18 +146,19 @@ class Place:
             message = f"{self.shown}: it has come into being meanwhile (--force replaces it)"
             raise FileRefused(Problem.EXISTS, message) from None
         except OSError as error:
+            if not force and error.errno in (errno.EPERM, errno.EOPNOTSUPP):
+                message = f"{self.shown}: this file system has no hard links, only --force can store files on it"
+                raise FileRefused(Problem.FORBIDDEN, message) from error
             raise refused(error, self.shown) from error
 
-    def discard_partial(self) -> None:
-        """Remove the partial file: what it holds is of no use."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._partial, dir_fd=self._directory)
+    def abandon(self, *, useless: bool) -> None:
+        """The transfer has failed: keep the partial file for the next try, unless it is empty or `useless`.
 
-    def discard_empty_partial(self) -> None:
-        """Remove the partial file when it holds nothing."""
+        Only for who holds its lock, and has not committed: later it may be another's.
+        """
         status = self._status(self._partial)
-        if status is not None and not status.st_size:
-            self.discard_partial()
+        if status is not None and (useless or not status.st_size):
+            os.unlink(self._partial, dir_fd=self._directory)
 
     def _status(self, name: str) -> os.stat_result | None:
         try:

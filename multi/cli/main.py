@@ -31,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = parsed.run(parsed)
         sys.stdout.flush()
         return code
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if parsed.verbose > 1:
             raise
-        print("multi: interrupted", file=sys.stderr)
+        print(f"multi: interrupted; {error}" if str(error) else "multi: interrupted", file=sys.stderr)
         return _leave_interrupted()
     except BrokenPipeError:
         # The reader of our output has gone; Python must not complain about it again at exit.

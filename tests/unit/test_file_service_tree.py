@@ -170,6 +170,29 @@ def test_name_taken_meanwhile_is_not_overwritten(root: Path, tree: FileTree, mon
     assert (root / "new").read_text() == "theirs"
 
 
+def test_crash_in_the_middle_of_a_commit_does_not_endanger_the_finished_file(root: Path, tree: FileTree) -> None:
+    with tree.place("new") as place:
+        os.close(place.open_partial())
+        (hidden,) = (p for p in root.iterdir() if p.name.startswith(".multi-partial-"))
+        hidden.write_text("finished")
+        (root / "new").hardlink_to(hidden)
+        again = place.open_partial()
+        assert os.fstat(again).st_size == 0
+        os.ftruncate(again, 0)
+        os.close(again)
+    assert (root / "new").read_text() == "finished"
+
+
+def test_failed_transfer_leaves_a_partial_file_only_when_it_is_of_use(root: Path, tree: FileTree) -> None:
+    for content, useless, kept in [(b"", False, 0), (b"x", False, 1), (b"x", True, 0)]:
+        with tree.place("new") as place:
+            descriptor = place.open_partial()
+            os.write(descriptor, content)
+            place.abandon(useless=useless)
+            os.close(descriptor)
+        assert len([p for p in root.iterdir() if p.name.startswith(".multi-partial-")]) == kept
+
+
 @pytest.mark.parametrize("name", ["out", "in", "pipe", "sub"])
 def test_force_replaces_regular_files_only(tree: FileTree, name: str) -> None:
     with tree.place(name) as place, pytest.raises(FileRefused) as refusal:
