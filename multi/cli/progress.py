@@ -81,6 +81,8 @@ class Total:
     size: int
     note: str = ""
     """Instead of the remaining time."""
+    before: int = 0
+    """Of `done`, what an earlier try had copied: it says nothing about the rate."""
 
 
 class LiveView:
@@ -104,7 +106,7 @@ class LiveView:
         return Group(self._bar(total, now), self._table(connections, now), *self._events)
 
     def _bar(self, total: Total, now: float) -> RenderableType:
-        self._total_meter.update(total.done, now)
+        self._total_meter.update(total.done - total.before, now)
         rate = self._total_meter.rate
         remaining = total.note
         if not remaining and total.done < total.size:
@@ -196,10 +198,10 @@ class Progress:
             return
         if self._live is not None and self._view is not None:
             note = "the server is verifying" if transfer.verifying else ""
-            total = Total(printable(transfer.name), transfer.done, transfer.size, note)
+            total = Total(printable(transfer.name), transfer.done, transfer.size, note, transfer.resumed_from)
             self._live.update(self._view.render(total, transfer.session.connections, now), refresh=True)
         elif transfer.size:
-            self._meter.update(transfer.done, now)
+            self._meter.update(transfer.done - transfer.resumed_from, now)
             percent = 100 * transfer.done // transfer.size
             rate = _mbps(self._meter.rate) or _mbps((transfer.done - transfer.resumed_from) / (now - transfer.started))
             self._console.print(
