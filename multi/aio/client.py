@@ -117,26 +117,18 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
             with suppress(TimeoutError):  # a session is there; what is missing comes later or is reported
                 async with asyncio.timeout_at(started + timeout):
                     await asyncio.shield(driver.attempted_all)
-    except (SessionLost, SessionRefused) as error:
+    except SessionRefused:
         await driver.settle()
-        raise _open_error(driver, error) from None
+        raise
+    except SessionLost:
+        await driver.settle()
+        raise NoUsableConnection(core.error, driver.failures) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")
         await driver.settle()
         raise
     return session
-
-
-def _open_error(driver: SessionDriver, error: SessionLost | SessionRefused) -> Exception:
-    paths = driver.engine.paths
-    attempts = driver.attempts + (paths.failures if paths is not None else [])
-    if isinstance(error, SessionRefused):
-        return error
-    refused = next((reason for _, reason in attempts if reason.startswith(("the server", "client and server"))), None)
-    if refused is not None:
-        return SessionRefused(refused)
-    return NoUsableConnection(str(error), attempts)
 
 
 __all__ = ["ConfigLike", "connect", "open_connection"]

@@ -45,6 +45,7 @@ logger = logging.getLogger("multi.session")
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
 EVENTS_KEPT = 1000  # events a slow subscriber may be behind
+REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
@@ -468,12 +469,24 @@ class SessionDriver:
             self.attempted_all.set_result(None)
 
     def _session_closed(self, effect: SessionClosed) -> None:
-        error: MultiError | None = None
-        if effect.error:
-            # A session that was there and is refused now ("session gone") is lost to its application.
-            refused = effect.refused and not self.engine.session.confirmed
-            error = SessionRefused(effect.error) if refused else SessionLost(effect.error)
-        self._finish(error)
+        self._finish(self._error_of(effect) if effect.error else None)
+
+    def _error_of(self, effect: SessionClosed) -> MultiError:
+        """What ended the session, in the application's terms."""
+        if self.engine.session.confirmed:
+            return SessionLost(effect.error)  # also when "session gone" was a refusal
+        if effect.refused:
+            return SessionRefused(effect.error)
+        refused = next((reason for _, reason in self.failures if reason.startswith(REFUSALS)), None)
+        if refused is not None:
+            return SessionRefused(refused)
+        return SessionLost("\n".join([effect.error, *(f"  {what}: {reason}" for what, reason in self.failures)]))
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """(candidate, reason) of everything that did not lead to a connection while the session opened."""
+        paths = self.engine.paths
+        return self.attempts + (paths.failures if paths is not None else [])
 
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():

@@ -193,7 +193,8 @@ class Session:
         """The transport's own figures."""
         self._now = now
         found = self.connections.get(connection)
-        if found is not None and found.alive and found.take_sample(sample, now):
+        if found is not None and found.alive and found.take_sample(sample, now) and found.in_time(now):
+            # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self._recovered(found, "the transport made progress")
 
     # === inputs: application  ===
@@ -245,7 +246,7 @@ class Session:
             return
         payload = encode_close(Close(CLOSE_ABORTED, reason))
         for connection in self._alive():
-            if connection.may_send and connection.authenticated:
+            if self._hears(connection):
                 connection.send(SegmentType.CLOSE, (payload,), len(payload))
         self._end(reason)
 
@@ -806,7 +807,6 @@ class Session:
     def _recovered(self, connection: Connection, reason: str) -> None:
         if connection.state is ConnectionState.SUSPECT:
             connection.move(ConnectionState.ACTIVE, reason)
-            connection.heard(self._now)
             self.sender.recover(connection)
             self._notify_state(connection)
             self._relieve_suspects()
@@ -937,6 +937,10 @@ class Session:
         left = self.streams.unacknowledged
         self._end(f"the peer closed the session before {left} bytes were acknowledged" if left else "")
 
+    def _hears(self, connection: Connection) -> bool:
+        """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""
+        return connection.may_send and (connection.authenticated or self.side is Side.SERVER)
+
     def _end(self, error: str, *, refused: bool = False) -> None:
         """The session is over. SessionClosed is its last effect."""
         if self.state is SessionState.CLOSED:
@@ -946,7 +950,7 @@ class Session:
         for connection in self._alive():
             self._collect(connection)
             # Where nobody is known to listen there is no goodbye to wait for.
-            silent = not connection.authenticated or connection.state is ConnectionState.SUSPECT
+            silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
             self._effects.append(CloseConnection(connection.id, silent, error or "the session is closed"))
             connection.move(ConnectionState.CLOSED, error or "the session is closed")
             self._notify_state(connection)

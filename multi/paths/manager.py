@@ -90,6 +90,7 @@ class PathManager:
         self._detached = False
         self._established = False
         self._stopped = False
+        self._given_up = False
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, str]] = []
         """(candidate, reason) of every attempt that failed while the session opened."""
@@ -209,6 +210,7 @@ class PathManager:
     def give_up(self, after: float) -> None:
         """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
         within = f"within {round(after, 1):g} s"
+        self._given_up = True
         failed = {candidate for candidate, _ in self.failures}
         for slot in self.slots:
             for candidate in slot.candidates:
@@ -331,7 +333,7 @@ class PathManager:
         self._leave_race(connection, now, won=False)
         slot.failures += 1
         slot.next_candidate = slot.candidates.index(candidate) + 1
-        if not self._established:
+        if not self._established and not self._given_up:
             self.failures.append((str(candidate), reason))
         if slot.failures >= len(slot.candidates) and not slot.attempts:
             slot.attempted = True

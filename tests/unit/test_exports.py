@@ -1,0 +1,81 @@
+"""What `import multi` offers is pinned, and the driver performs every effect there is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import multi
+from multi.aio.driver import handled_effects, known_effects
+
+EXPORTS = [
+    "WAIT",
+    "AttemptFailed",
+    "Config",
+    "ConfigError",
+    "ConnectionChanged",
+    "ConnectionInfo",
+    "ConnectionState",
+    "ConnectionView",
+    "Event",
+    "EventsDropped",
+    "LocalProtocolError",
+    "MultiError",
+    "NoUsableConnection",
+    "RemoteProtocolError",
+    "Role",
+    "RoleChanged",
+    "Scheduler",
+    "SchedulerChanged",
+    "SendRequest",
+    "Server",
+    "Session",
+    "SessionConfirmed",
+    "SessionDetached",
+    "SessionEnded",
+    "SessionLost",
+    "SessionReader",
+    "SessionRefused",
+    "SessionResumed",
+    "SessionWriter",
+    "StreamReset",
+    "TransportError",
+    "Warned",
+    "__version__",
+    "connect",
+    "load_config",
+    "open_connection",
+    "register_scheduler",
+    "register_transport",
+    "start_server",
+]
+
+
+def test_exports_are_pinned() -> None:
+    assert sorted(multi.__all__) == sorted(EXPORTS)
+    for name in EXPORTS:
+        assert getattr(multi, name) is not None
+
+
+def test_star_import_brings_exactly_the_exports() -> None:
+    program = "from multi import *; print(*sorted(n for n in dir() if n != '__version__' and n[0] != '_'))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.split() == sorted(name for name in EXPORTS if name[0] != "_")
+
+
+def test_errors_are_what_an_application_may_catch() -> None:
+    assert issubclass(multi.SessionLost, ConnectionError)
+    assert issubclass(multi.SessionRefused, ConnectionError)
+    assert issubclass(multi.StreamReset, multi.SessionLost)
+    assert issubclass(multi.TransportError, OSError)
+    assert issubclass(multi.NoUsableConnection, multi.TransportError)
+    assert issubclass(multi.ConfigError, ValueError)
+    assert issubclass(multi.LocalProtocolError, RuntimeError)
+    for name in EXPORTS:
+        value = getattr(multi, name)
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert issubclass(value, multi.MultiError)
+
+
+def test_driver_performs_every_effect() -> None:
+    assert set(handled_effects()) == set(known_effects())
