@@ -357,6 +357,10 @@ class Connection:
         rate = self.rate or SLOW_SEGMENT / 0.1
         return max(0.3, 2 * self.suspect_after) + self.in_flight / rate
 
+    def in_time(self, now: float) -> bool:
+        """The peer owes an answer, but not for longer than its acknowledgements may take."""
+        return self.outstanding and now < self.session_progress_at + self.overdue_after
+
     @property
     def outstanding(self) -> bool:
         return self.in_flight > 0 or bool(self.carried_control)

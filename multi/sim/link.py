@@ -136,6 +136,10 @@ class Direction:
         self._in_transit.clear()
         self._arrived.clear()
 
+    def sever_delivery(self) -> None:
+        """The far transport goes on acknowledging, but nobody reads what it takes."""
+        self._deliver = lambda data, lane: None
+
     def sample(self) -> TransportSample:
         """What the sender's kernel would say."""
         now = self._clock()

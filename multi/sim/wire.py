@@ -12,6 +12,8 @@ from multi.sim.link import Direction, LinkSpec
 if TYPE_CHECKING:
     from multi.sim.end import End
 
+STALL_CHECK = 0.1  # seconds between looks whether a stalled link lets a reset through
+
 
 @dataclass(frozen=True, slots=True)
 class Route:
@@ -88,8 +90,14 @@ class Wire:
             direction.end()
             return
         pair, delay = end.pair, direction.spec.delay
-        if not (direction.cut or direction.stalled):
-            direction.sever()
-            pair.clock.at(pair.clock.now + delay, lambda: pair.hang_up(self, end, "reset by the peer"))
-        else:
-            direction.sever()
+        if direction.cut:
+            return
+        direction.sever()
+
+        def tell() -> None:
+            if direction.stalled:
+                pair.clock.at(pair.clock.now + STALL_CHECK, tell)
+            else:
+                pair.hang_up(self, end, "reset by the peer")
+
+        pair.clock.at(pair.clock.now + delay, tell)

@@ -263,6 +263,20 @@ def test_healthy_paths_are_never_suspected_under_load() -> None:
         assert not end.changes(ConnectionState.SUSPECT), reasons(end)
 
 
+def test_a_transport_that_acknowledges_for_a_silent_peer_is_not_believed() -> None:
+    # A middlebox ends TCP itself: every ping looked like progress, so the connection came back five times a second,
+    # was never declared dead, and the idle timeout never passed.
+    pair = opened(FAST, SLOW)
+    for wire in pair.wires:
+        if wire.id == 0:
+            wire.down.sever()  # what is sent up arrives, and its transport says so; no answer comes back
+            wire.up.sever_delivery()
+    pair.client.write(data(pair, 500_000))
+    assert pair.until(lambda: pair.peer.got() == 500_000, 5.0)
+    assert pair.until(lambda: pair.client.state_of(0) is None, 8.0)
+    assert len(pair.client.changes(ConnectionState.SUSPECT)) <= 2
+
+
 def test_what_a_suspect_path_was_given_moves_when_another_returns() -> None:
     # For want of a better one the suspect connection gets new bytes; they must not wait until it is declared dead.
     pair = opened(FAST, SLOW)
