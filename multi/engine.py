@@ -93,6 +93,11 @@ class Engine:
         self._now = now
         self.session.sample(connection, sample, now=now)
 
+    def advance(self, *, now: float) -> None:
+        """Time has passed; what is sent next is sent at `now`."""
+        self._now = now
+        self.session.advance(now=now)
+
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
         self._now = now
         self.session.write(stream, data, now=now)
@@ -182,6 +187,11 @@ class Engine:
                 if not self.session.confirmed:
                     self.paths.give_up(self._open_timeout)
                     self.session.fail(f"the session did not open within {round(self._open_timeout, 1):g} s", now=now)
+
+    @property
+    def wants_credit(self) -> bool:
+        """Something would be sent if a connection had credit for it."""
+        return self.session.sender.waiting
 
     # === outputs  ===
 

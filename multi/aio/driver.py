@@ -150,7 +150,7 @@ class SessionDriver:
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
         self._settings = settings
-        self._send_buffer = send_buffer
+        self.send_buffer = send_buffer
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
@@ -164,6 +164,10 @@ class SessionDriver:
         self._sampler: asyncio.TimerHandle | None = None
         self._soon: asyncio.Handle | None = None
         self._pumping = False
+        self.over = False
+        """The session has ended; `closed` is done."""
+        self.full = False
+        """`holds_too_much`, as of the last pump: cheap enough to be asked at every write."""
         self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
         self._broken = False
         self._progress = (0, 0)
@@ -206,6 +210,7 @@ class SessionDriver:
 
     def _run(self) -> None:
         engine, touched = self.engine, self._touched
+        engine.advance(now=self.loop.time())
         for _ in range(ROUNDS_PER_PUMP):
             for effect in engine.effects():
                 _PERFORM[type(effect)](self, effect)
@@ -217,8 +222,11 @@ class SessionDriver:
             for link in links:
                 link.channel.flush()
                 engine.set_credit(link.id, link.channel.credit(), now=now)
+            if not engine.wants_credit:
+                break
         else:
             self.pump_soon()
+        self.full = self.holds_too_much
         sender = engine.session.sender
         if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
@@ -435,7 +443,7 @@ class SessionDriver:
     @property
     def holds_too_much(self) -> bool:
         """More is kept for the peer than `limits.max_send_buffer` allows."""
-        return self._kept_to_send() > self._send_buffer
+        return self._kept_to_send() > self.send_buffer
 
     def _kept_to_send(self) -> int:
         return sum(stream.memory for stream in self.engine.session.sender.streams.values())
@@ -492,6 +500,7 @@ class SessionDriver:
         if self.closed.done():
             return
         self.closed_error = error
+        self.over = True
         for task in list(self._dials.values()):
             task.cancel()
         self._dials.clear()

@@ -192,6 +192,7 @@ class SessionWriter:
         self._driver = driver
         self._engine = driver.engine
         self._streams = driver.engine.session.streams
+        self._buffer = driver.engine.session.sender.streams.get(stream)
         self._stream = stream
         self._closes_session = closes_session
         self._closing = False
@@ -215,6 +216,12 @@ class SessionWriter:
         After `close`, and once the stream or the session is lost, bytes are dropped, as by asyncio's own transports:
         `drain` and `wait_closed` tell. After `write_eof` it raises.
         """
+        buffer = self._buffer
+        if type(data) is bytes and buffer is not None and not buffer.final and not self._driver.over:
+            # The common case, written out: it runs for every write of an application.
+            buffer.write(data)
+            self._driver.pump_soon()
+            return
         if self._ended and not self._closing:
             raise LocalProtocolError("Cannot call write() after write_eof()")
         # Anything with a buffer, as array.array, whose length is not its size in bytes.
@@ -236,7 +243,13 @@ class SessionWriter:
         That is, above the high-water mark of unsent bytes, or above `limits.max_send_buffer` of bytes that the peer
         has not acknowledged, over all streams. Raises what ended the stream or the session.
         """
-        self._raise_error()
+        buffer, driver = self._buffer, self._driver
+        if buffer is not None and not buffer.final and not driver.over and not driver.full:
+            unacked = buffer.end_offset - buffer.acked
+            if buffer.end_offset - buffer.next_offset <= self._high and unacked <= driver.send_buffer:
+                return
+        else:
+            self._raise_error()
         if self._unsent() <= self._high and not self._driver.holds_too_much:
             return
         while self._unsent() > self._low or self._driver.holds_too_much:

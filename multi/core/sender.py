@@ -64,6 +64,11 @@ class Sender:
         return limit - self.used
 
     @property
+    def waiting(self) -> bool:
+        """Bytes wait for a connection, new ones or such that are to be rescued."""
+        return any(s.next_offset < s.end_offset or s.next_rescue() is not None for s in self.streams.values())
+
+    @property
     def blocked_by_window(self) -> bool:
         """Bytes wait, and only the peer's windows keep them from being sent."""
         waiting = [s for s in self.streams.values() if s.unsent]

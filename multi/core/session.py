@@ -199,6 +199,10 @@ class Session:
 
     # === inputs: application  ===
 
+    def advance(self, *, now: float) -> None:
+        """Time has passed."""
+        self._now = now
+
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
         """Queue bytes; see `SendStream.write`. Raises LocalProtocolError after the end, SessionLost when over."""
         self._now = now
