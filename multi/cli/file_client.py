@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionShare:
-    """What one connection carried. Bytes: payload with repeats (put), everything received (get)."""
+    """What one connection carried. Bytes: payload, repeats included."""
 
     id: int
     transport: str
@@ -84,7 +84,7 @@ class Transfer:
         return Copied(self.name, self.size, self.size - self.resumed_from, seconds, sha256, self.shares())
 
     def bytes_of(self, connection: ConnectionInfo) -> int:
-        return connection.bytes_received if self.direction == "get" else connection.bytes_sent
+        return connection.payload_received if self.direction == "get" else connection.bytes_sent
 
 
 def place_of(connection: ConnectionInfo) -> str:
