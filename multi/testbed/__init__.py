@@ -1,0 +1,24 @@
+"""Two hosts with emulated links between them on one machine: real namespaces, real TCP, MPTCP and UDP."""
+
+from multi.testbed.errors import TestbedError, TestbedNotAllowed
+from multi.testbed.messages import WayStatistics
+from multi.testbed.namespaces import enter_user_namespace
+from multi.testbed.pipe import PipeStatistics
+from multi.testbed.specs import Direction, LinkSpec, builtin_profiles, load_profile, paper_links
+from multi.testbed.testbed import Host, Link, Testbed
+
+__all__ = [
+    "Direction",
+    "Host",
+    "Link",
+    "LinkSpec",
+    "PipeStatistics",
+    "Testbed",
+    "TestbedError",
+    "TestbedNotAllowed",
+    "WayStatistics",
+    "builtin_profiles",
+    "enter_user_namespace",
+    "load_profile",
+    "paper_links",
+]
