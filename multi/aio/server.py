@@ -7,7 +7,9 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address, ip_network
+from math import inf
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -32,6 +34,8 @@ from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.transports.base import Channel, Listener, transport
 
 logger = logging.getLogger("multi.server")
+
+MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
 
@@ -92,6 +96,16 @@ class _Arrival:
         self._server.arrivals.pop(self, None)
 
 
+@dataclass(frozen=True, slots=True)
+class BoundAddress:
+    """A listening socket as far as applications need it."""
+
+    address: tuple[str, int]
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address
+
+
 class Server:
     """A running server; made by `start_server`, used like `asyncio.Server`."""
 
@@ -104,8 +118,10 @@ class Server:
         limits = config.limits
         self.handshake_timeout = limits.handshake_timeout
         self._table: SessionTable[SessionDriver] = SessionTable(
-            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self._full
         )
+        self._memory = 0
+        self._memory_at = -inf
         self.arrivals: dict[_Arrival, None] = {}
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
@@ -129,6 +145,11 @@ class Server:
     def addresses(self) -> tuple[tuple[str, int], ...]:
         """The addresses and ports listened on."""
         return tuple(dict.fromkeys(listener.address for listener in self._listeners))
+
+    @property
+    def sockets(self) -> tuple[BoundAddress, ...]:
+        """What `asyncio.Server.sockets` is asked for: `server.sockets[0].getsockname()`."""
+        return tuple(BoundAddress(listener.address) for listener in self._listeners) if self.is_serving() else ()
 
     @property
     def port(self) -> int:
@@ -304,6 +325,15 @@ class Server:
             on_closed=self._session_closed,
         )
         return driver
+
+    def _full(self) -> str:
+        """Why no more sessions are taken: those that live keep `limits.max_memory` bytes already."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._memory_at + MEMORY_INTERVAL:
+            self._memory = sum(driver.memory for driver in self._table.values())
+            self._memory_at = now
+        most = self._config.limits.max_memory
+        return f"sessions keep {self._memory} of {most} bytes" if self._memory >= most else ""
 
     def _session_opened(self, driver: SessionDriver) -> None:
         session = Session(driver, None, limit=self._limit, owns_close=True)

@@ -37,9 +37,13 @@ class Refused:
 class SessionTable(Generic[T]):
     """Maps Session IDs to whatever the server keeps per session."""
 
-    def __init__(self, limits: TableLimits, create: Callable[[SessionId, str], T]) -> None:
+    def __init__(
+        self, limits: TableLimits, create: Callable[[SessionId, str], T], full: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`full()` says why there is no room for a new session, or returns an empty text."""
         self._limits = limits
         self._create = create
+        self._full = full
         self._sessions: dict[SessionId, T] = {}
         self._sources: dict[SessionId, str] = {}
         self._per_source: dict[str, int] = {}
@@ -85,6 +89,8 @@ class SessionTable(Generic[T]):
             return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions} sessions")
         if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
             return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions_per_source} sessions from {source}")
+        if reason := self._full():
+            return self._refusal(session_id, REFUSED_BUSY, reason)
         session = self._create(session_id, source)
         self._sessions[session_id] = session
         self._sources[session_id] = source

@@ -140,6 +140,34 @@ def test_one_source_gets_no_more_sessions_than_its_share(development_certificate
     run(scenario())
 
 
+def test_no_session_is_taken_while_those_that_live_keep_too_much(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_memory=MIB) as (server, inbox), multi.connect(way.client(server.port)) as session:
+            _, writer = await inbox.next()
+            writer.write(bytes(8 * MIB))  # nobody reads it
+            await until(lambda: server.sessions[0].memory > MIB, "the server keeps it")
+
+            async def becomes(wanted: bool) -> None:
+                for _ in range(200):
+                    try:
+                        async with multi.connect(way.client(server.port)):
+                            taken = True
+                    except multi.SessionRefused as error:
+                        assert "limit" in str(error)
+                        taken = False
+                    if taken is wanted:
+                        return
+                    await asyncio.sleep(0.02)  # the server adds up what it keeps ten times a second
+                raise AssertionError(f"new sessions are {'still refused' if wanted else 'still taken'}")
+
+            await becomes(False)
+            await session.reader.readexactly(8 * MIB)
+            await becomes(True)
+
+    run(scenario())
+
+
 def test_a_source_is_a_customers_network() -> None:
     assert source_of("192.0.2.1") == source_of("192.0.2.77") == source_of("::ffff:192.0.2.9")
     assert source_of("192.0.2.1") != source_of("192.0.3.1")

@@ -252,6 +252,7 @@ def test_server_is_used_as_asyncios(development_certificates: Path) -> None:
         assert server.is_serving()
         assert server.addresses == ((HOST, server.port),)
         assert server.port > 0
+        assert {sock.getsockname() for sock in server.sockets} == set(server.addresses)
         serving_forever = asyncio.ensure_future(server.serve_forever())
         await asyncio.sleep(0)
         with pytest.raises(RuntimeError, match="already"):
