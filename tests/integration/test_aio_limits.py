@@ -153,8 +153,7 @@ def test_no_session_is_taken_while_those_that_live_keep_too_much(development_cer
                     try:
                         async with multi.connect(way.client(server.port)):
                             taken = True
-                    except multi.SessionRefused as error:
-                        assert "limit" in str(error)
+                    except multi.SessionRefused:
                         taken = False
                     if taken is wanted:
                         return
