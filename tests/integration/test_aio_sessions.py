@@ -130,24 +130,27 @@ def test_nothing_is_lost_when_one_connection_is_reset_half_way(name: str, develo
 
 def test_total_loss_is_survived_when_the_network_comes_back(development_certificates: Path) -> None:
     async def scenario() -> None:
-        async with world(development_certificates) as w, Relay(w.server.port) as relay:
-            async with multi.connect(w.config(w.over(relay))) as session:
-                reader, _ = await w.inbox.next()
-                events = session.events()
-                relay.budget = MIB
-                data = pattern(4 * MIB)
-                moving = asyncio.ensure_future(transfer(session.writer, reader, data))
-                await relay.exhausted.wait()
-                await relay.close()
-                async for event in events:
-                    if isinstance(event, multi.SessionDetached):
-                        break
-                await relay.open()
-                await moving
-                async for event in events:
-                    if isinstance(event, multi.SessionResumed):
-                        assert event.after < 2
-                        break
+        async with (
+            world(development_certificates) as w,
+            Relay(w.server.port) as relay,
+            multi.connect(w.config(w.over(relay))) as session,
+        ):
+            reader, _ = await w.inbox.next()
+            events = session.events()
+            relay.budget = MIB
+            data = pattern(4 * MIB)
+            moving = asyncio.ensure_future(transfer(session.writer, reader, data))
+            await relay.exhausted.wait()
+            await relay.close()
+            async for event in events:
+                if isinstance(event, multi.SessionDetached):
+                    break
+            await relay.open()
+            await moving
+            async for event in events:
+                if isinstance(event, multi.SessionResumed):
+                    assert event.after < 2
+                    break
 
     run(scenario())
 
@@ -155,21 +158,24 @@ def test_total_loss_is_survived_when_the_network_comes_back(development_certific
 @pytest.mark.parametrize("name", ["tcp-sealed", "tcp-tls"])
 def test_restarted_server_is_noticed_quickly(name: str, development_certificates: Path) -> None:
     async def scenario() -> None:
-        async with world(development_certificates, name) as first, world(development_certificates, name) as second:
-            async with Relay(first.server.port) as relay:
-                _, writer = await multi.open_connection(first.config(first.over(relay)))
-                session = writer.get_extra_info("session")
-                await session.confirmed()
-                relay.target = second.server.port
-                started = asyncio.get_running_loop().time()
-                relay.cut()
-                with pytest.raises(multi.SessionLost, match="session gone"):
-                    await session.reader.read(1)
-                assert asyncio.get_running_loop().time() - started < 4
-                with pytest.raises(multi.SessionLost, match="session gone"):
-                    await writer.drain()
-                with pytest.raises(multi.SessionLost, match="session gone"):
-                    await writer.wait_closed()
+        async with (
+            world(development_certificates, name) as first,
+            world(development_certificates, name) as second,
+            Relay(first.server.port) as relay,
+        ):
+            _, writer = await multi.open_connection(first.config(first.over(relay)))
+            session = writer.get_extra_info("session")
+            await session.confirmed()
+            relay.target = second.server.port
+            started = asyncio.get_running_loop().time()
+            relay.cut()
+            with pytest.raises(multi.SessionLost, match="session gone"):
+                await session.reader.read(1)
+            assert asyncio.get_running_loop().time() - started < 4
+            with pytest.raises(multi.SessionLost, match="session gone"):
+                await writer.drain()
+            with pytest.raises(multi.SessionLost, match="session gone"):
+                await writer.wait_closed()
 
     run(scenario())
 
@@ -378,22 +384,25 @@ def test_cancelled_add_connection_wants_it_no_more(development_certificates: Pat
 
 def test_network_changed_suspends_and_brings_back(development_certificates: Path) -> None:
     async def scenario() -> None:
-        async with world(development_certificates) as w, Relay(w.server.port) as relay:
-            async with multi.connect(w.config(OVER_IPV6, w.over(relay), multi_config={"wait": "all"})) as session:
-                events = session.events()
-                session.network_changed(usable=False)
-                suspects = 0
-                async for event in events:
-                    suspects += isinstance(event, ConnectionChanged) and event.state is ConnectionState.SUSPECT
-                    if suspects == 2:
-                        break
-                await until(lambda: len(active(session)) == 2, "both are heard again")
-                await relay.close()
-                await until(lambda: len(active(session)) == 1, "one is gone")
-                await asyncio.sleep(0.6)  # until the next try is some time away
-                await relay.open()
-                session.network_changed(usable=True)
-                await until(lambda: len(active(session)) == 2, "dialled at once", timeout=0.5)
+        async with (
+            world(development_certificates) as w,
+            Relay(w.server.port) as relay,
+            multi.connect(w.config(OVER_IPV6, w.over(relay), multi_config={"wait": "all"})) as session,
+        ):
+            events = session.events()
+            session.network_changed(usable=False)
+            suspects = 0
+            async for event in events:
+                suspects += isinstance(event, ConnectionChanged) and event.state is ConnectionState.SUSPECT
+                if suspects == 2:
+                    break
+            await until(lambda: len(active(session)) == 2, "both are heard again")
+            await relay.close()
+            await until(lambda: len(active(session)) == 1, "one is gone")
+            await asyncio.sleep(0.6)  # until the next try is some time away
+            await relay.open()
+            session.network_changed(usable=True)
+            await until(lambda: len(active(session)) == 2, "dialled at once", timeout=0.5)
 
     run(scenario())
 
