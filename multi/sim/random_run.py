@@ -36,6 +36,7 @@ DELAYS = (0.001, 0.005, 0.010, 0.030, 0.080)
 BUFFERS = (8 * 1024, 32 * 1024, 64 * 1024, 256 * 1024)
 MAX_WRITTEN = 400_000  # bytes per end: slow links must get it through, and a run must stay cheap
 SETTLE = 90.0  # seconds of peace in which everything must arrive; a dead last connection needs 10 to be noticed
+SETTLE_STEP = 0.02  # seconds between two looks; looking at every event would cost more than the run
 CLOSE = 30.0  # seconds in which both sides must have ended after both have closed
 
 
@@ -149,7 +150,9 @@ class RandomRun:
             end.read_all()
         for index in range(len(pair.routes)):
             pair.client.change_network(f"if{index}", True)
-        pair.until(lambda: self._ended or self._arrived, SETTLE)
+        end = pair.clock.now + SETTLE
+        while not (self._ended or self._arrived) and pair.clock.now < end:
+            pair.run(SETTLE_STEP)
         if not self._ended:
             self._check_arrived()
 
