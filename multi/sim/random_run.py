@@ -150,8 +150,8 @@ class RandomRun:
             end.read_all()
         for index in range(len(pair.routes)):
             pair.client.change_network(f"if{index}", True)
-        end = pair.clock.now + SETTLE
-        while not (self._ended or self._arrived) and pair.clock.now < end:
+        patience_ends = pair.clock.now + SETTLE
+        while not (self._ended or self._arrived) and pair.clock.now < patience_ends:
             pair.run(SETTLE_STEP)
         if not self._ended:
             self._check_arrived()
