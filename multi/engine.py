@@ -118,6 +118,10 @@ class Engine:
         self._now = now
         self.session.stop_sending(stream, code, now=now)
 
+    def accept_stream(self, stream: StreamId, *, now: float) -> None:
+        self._now = now
+        self.session.accept_stream(stream, now=now)
+
     def open_stream(self, priority: int, *, now: float) -> StreamId | None:
         self._now = now
         return self.session.open_stream(priority, now=now)

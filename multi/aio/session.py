@@ -90,7 +90,10 @@ class Session:
     async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
         """Yield the streams the peer opens, until the session ends."""
         while (stream := await self._driver.next_peer_stream()) is not None:
-            yield self._pair(stream)
+            pair = self._pair(stream)
+            self._driver.engine.accept_stream(stream, now=self._driver.now())
+            self._driver.pump_soon()
+            yield pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
         return (

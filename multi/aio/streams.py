@@ -37,6 +37,7 @@ class SessionReader:
         self._driver = driver
         self._streams = driver.engine.session.streams
         self._stream = stream
+        self._received = driver.engine.session.receiver.streams.get(stream)
         self._limit = limit
         self._buffer = bytearray()
         """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
@@ -52,8 +53,8 @@ class SessionReader:
 
     def exception(self) -> MultiError | None:
         """Why reading ends early, or None. Bytes that arrived before can still be read."""
-        error = self._streams.receive_error(self._stream)
-        if isinstance(error, StreamReset):
+        error = self._received.error if self._received is not None else None
+        if error is not None:
             return error
         if self._streams.readable(self._stream) or self._streams.complete(self._stream):
             return None
@@ -205,6 +206,10 @@ class SessionWriter:
     def __repr__(self) -> str:
         return f"<SessionWriter stream={self._stream} unsent={self._unsent()}>"
 
+    def _send_error(self) -> SessionLost | None:
+        own = self._buffer.error if self._buffer is not None else None
+        return own or self._streams.send_error(self._stream)
+
     def _unsent(self) -> int:
         return self._streams.unsent(self._stream)
 
@@ -226,7 +231,7 @@ class SessionWriter:
             raise LocalProtocolError("Cannot call write() after write_eof()")
         # Anything with a buffer, as array.array, whose length is not its size in bytes.
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
-        if self._closing or self._driver.closed.done() or self._streams.send_error(self._stream) is not None:
+        if self._closing or self._driver.closed.done() or self._send_error() is not None:
             logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
             return
         self._engine.write(self._stream, kept, now=self._driver.loop.time())
@@ -259,7 +264,7 @@ class SessionWriter:
     def _raise_error(self) -> None:
         if self._driver.closed.done():
             raise self._driver.closed_error or SessionLost("the session is closed")
-        error = self._streams.send_error(self._stream)
+        error = self._send_error()
         if error is not None and not (self._closing and self._streams.finished(self._stream)):
             raise error
 
@@ -304,7 +309,7 @@ class SessionWriter:
             return
         if not finished and driver.closed_error is not None:
             raise driver.closed_error
-        error = self._streams.send_error(self._stream)
+        error = self._send_error()
         if isinstance(error, StreamReset) and error.unacknowledged:
             raise error
 

@@ -165,6 +165,10 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = command("demo", _demo, "run the roaming demo")
     demo.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
+
+    from multi.cli.testbed import add_arguments
+
+    add_arguments(command("testbed", _testbed, "two hosts with emulated networks on this machine"))
     return parser
 
 
@@ -251,3 +255,9 @@ def _demo(parsed: argparse.Namespace) -> int:
 
     code: int = run_demo(parsed.out)
     return code
+
+
+def _testbed(parsed: argparse.Namespace) -> int:
+    from multi.cli.testbed import run_testbed
+
+    return run_testbed(parsed)

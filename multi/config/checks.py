@@ -45,9 +45,7 @@ def contradictions(config: Config) -> list[Finding]:
         message = 'found together with "connection_priority"; allowed: one of them, for a server or a client'
         return [Finding(("listen",), message)]
     if config.listen is None and not config.connection_priority:
-        message = (
-            'found neither "connection_priority" nor "listen"; allowed: one of them, for a client or a server'
-        )
+        message = 'found neither "connection_priority" nor "listen"; allowed: one of them, for a client or a server'
         return [Finding((), message)]
     of_side = _server_contradictions if config.is_server else _client_contradictions
     return [*of_side(config), *_interface_contradictions(config), *_scheduler_contradictions(config)]
@@ -74,9 +72,7 @@ def _client_contradictions(config: Config) -> Iterator[Finding]:
                 )
     ssl = config.ssl_config
     if ssl is not None and ssl.key is not None and ssl.cert is None:
-        yield Finding(
-            ("ssl_config", "cert"), "missing; allowed: the PEM file with the certificate that key belongs to"
-        )
+        yield Finding(("ssl_config", "cert"), "missing; allowed: the PEM file with the certificate that key belongs to")
 
 
 def _server_contradictions(config: Config) -> Iterator[Finding]:
@@ -89,9 +85,7 @@ def _server_contradictions(config: Config) -> Iterator[Finding]:
                     "missing; allowed: the name of a PEM file, a server needs cert and key",
                 )
     elif listen is not None and "quic" in listen.transports:
-        yield Finding(
-            ("ssl_config",), "missing; allowed: an object with cert and key, QUIC cannot listen without them"
-        )
+        yield Finding(("ssl_config",), "missing; allowed: an object with cert and key, QUIC cannot listen without them")
 
 
 def _interface_contradictions(config: Config) -> Iterator[Finding]:
@@ -100,9 +94,7 @@ def _interface_contradictions(config: Config) -> Iterator[Finding]:
         for name in getattr(config.interfaces, kind):
             if name in seen:
                 where = "twice" if seen[name] == kind else f'also under "{seen[name]}"'
-                yield Finding(
-                    ("interfaces", kind), f"found {shown(name)} {where}; allowed: each interface once"
-                )
+                yield Finding(("interfaces", kind), f"found {shown(name)} {where}; allowed: each interface once")
             seen[name] = kind
 
 
@@ -134,9 +126,7 @@ def _meant_kind(name: str) -> str:
 def _client_doubts(config: Config) -> Iterator[Finding]:
     ssl = config.ssl_config
     if ssl is not None and ssl.cert is not None and ssl.key is None and ssl.ca is not None:
-        yield Finding(
-            ("ssl_config", "cert"), "not used: it has no key, and ca already names the trusted certificates"
-        )
+        yield Finding(("ssl_config", "cert"), "not used: it has no key, and ca already names the trusted certificates")
     if ssl is not None and ssl.client_ca is not None:
         yield Finding(("ssl_config", "client_ca"), "not used: only a server checks client certificates")
     if ssl is not None and not ssl.verify:

@@ -104,9 +104,7 @@ class Entry(Section):
         if not isinstance(value, list | tuple):
             return value
         if len(value) != len(TRIPLE):
-            raise refusal(
-                f"found {shown(value)}; allowed: a list of 3, [transport, ip, interface], or an object"
-            )
+            raise refusal(f"found {shown(value)}; allowed: a list of 3, [transport, ip, interface], or an object")
         return dict(zip(TRIPLE, value, strict=True))
 
     @field_validator("interface")
@@ -117,9 +115,7 @@ class Entry(Section):
                 raise refusal(f"found {shown(name)} twice; allowed: each interface once")
             family, ip = address_family(name), info.data.get("ip", "any")
             if family and ip not in ("any", family.value):
-                raise refusal(
-                    f"found the local address {shown(name)} with ip {shown(ip)}; allowed: one of its family"
-                )
+                raise refusal(f"found the local address {shown(name)} with ip {shown(ip)}; allowed: one of its family")
         return interfaces
 
     @field_validator("max_rate_mbps")

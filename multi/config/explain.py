@@ -38,18 +38,14 @@ def explain(error: ValidationError, written: object, schema: Schema) -> ConfigEr
 
 def as_written(findings: Sequence[Finding], written: object) -> list[Finding]:
     """The same findings with the places they have in the file, each once."""
-    return list(
-        dict.fromkeys(Finding(_written_place(one.location, written), one.message) for one in findings)
-    )
+    return list(dict.fromkeys(Finding(_written_place(one.location, written), one.message) for one in findings))
 
 
 def _is_inside(location: KeyPath, outer: KeyPath) -> bool:
     return len(location) > len(outer) and location[: len(outer)] == outer
 
 
-def _message(
-    error_type: str, found: object, context: Mapping[str, Any], location: KeyPath, schema: Schema
-) -> str:
+def _message(error_type: str, found: object, context: Mapping[str, Any], location: KeyPath, schema: Schema) -> str:
     match error_type:
         case "refused":
             return str(context["message"])

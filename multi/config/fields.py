@@ -115,9 +115,7 @@ def _interface(value: str) -> str:
     elif ":" in value or _DOTTED_NUMBERS.fullmatch(value):
         raise refusal(f"found {shown(value)}; allowed: a valid IP address, an interface name or a kind")
     elif "/" in value:
-        raise refusal(
-            f"found {shown(value)}; allowed: an IP address without prefix length, or an interface name"
-        )
+        raise refusal(f"found {shown(value)}; allowed: an IP address without prefix length, or an interface name")
     return value
 
 
@@ -154,11 +152,7 @@ Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_text)
 FileName = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_text)]
 Host = Annotated[Text, AfterValidator(_host)]
 InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
-InterfaceChoice = Annotated[
-    Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)
-]
+InterfaceChoice = Annotated[Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)]
 TransportName = Annotated[Text, Field(examples=list(BUILTIN_TRANSPORTS)), AfterValidator(_transport)]
-SchedulerName = Annotated[
-    Text, _wire_text(255), Field(examples=list(BUILTIN_SCHEDULERS)), AfterValidator(_scheduler)
-]
+SchedulerName = Annotated[Text, _wire_text(255), Field(examples=list(BUILTIN_SCHEDULERS)), AfterValidator(_scheduler)]
 KeyName = Annotated[Text, _wire_text(64)]  # `multi.core.handshake.MAX_PSK_ID`

@@ -94,9 +94,7 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     if close:
         return folded[close[0]]
     shortened = [
-        o
-        for o in folded
-        if len(o) >= 3 and len(wanted) >= 3 and (wanted.startswith(o) or o.startswith(wanted))
+        o for o in folded if len(o) >= 3 and len(wanted) >= 3 and (wanted.startswith(o) or o.startswith(wanted))
     ]
     return folded[shortened[0]] if len(shortened) == 1 else ""
 

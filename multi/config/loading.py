@@ -23,9 +23,7 @@ from multi.errors import ConfigError
 
 __all__ = ["load_config", "load_entry"]
 
-MAX_FILE_SIZE = (
-    1 << 20
-)  # bytes; the largest sensible configuration has a few KiB, a device or log file has no end
+MAX_FILE_SIZE = 1 << 20  # bytes; the largest sensible configuration has a few KiB, a device or log file has no end
 
 logger = logging.getLogger("multi.config")
 
@@ -88,9 +86,7 @@ def _text_of(path: Path) -> str:
     except ValueError as error:  # a NUL in the name
         raise ConfigError(f"cannot read {_named(path)}: {error}") from error
     if len(content) > MAX_FILE_SIZE:
-        raise ConfigError(
-            f"{_named(path)}: found more than {MAX_FILE_SIZE} bytes; allowed: a file of at most so many"
-        )
+        raise ConfigError(f"{_named(path)}: found more than {MAX_FILE_SIZE} bytes; allowed: a file of at most so many")
     try:
         return content.decode("utf-8-sig")  # some editors put a byte order mark in front
     except UnicodeDecodeError as error:

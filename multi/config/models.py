@@ -192,8 +192,7 @@ class Config(Section):
             return None
         ssl = self.ssl_config
         cert, key, ca, client_ca = (
-            self.resolve(name) if name is not None else None
-            for name in (ssl.cert, ssl.key, ssl.ca, ssl.client_ca)
+            self.resolve(name) if name is not None else None for name in (ssl.cert, ssl.key, ssl.ca, ssl.client_ca)
         )
         if self.is_client and key is None:  # a certificate to trust, as in the paper's Figure 2
             cert, ca = None, ca or cert

@@ -66,9 +66,7 @@ class SchedulerSpec(Section, extra="allow"):
     @model_validator(mode="after")
     def _parameters_are_names(self) -> SchedulerSpec:
         if len(self.__pydantic_extra__) > MAX_PARAMETERS:
-            raise refusal(
-                f"found {len(self.__pydantic_extra__)} parameters; allowed: at most {MAX_PARAMETERS}"
-            )
+            raise refusal(f"found {len(self.__pydantic_extra__)} parameters; allowed: at most {MAX_PARAMETERS}")
         for name in self.__pydantic_extra__:
             if not (name.isascii() and name.isidentifier() and len(name) <= MAX_PARAMETER_NAME):
                 raise refusal(f"found a parameter named {shown(name)}; allowed: a Python name in ASCII")
@@ -169,9 +167,7 @@ class SslConfig(Section):
     @classmethod
     def _no_older_tls(cls, value: object) -> object:
         if isinstance(value, str) and value not in ("TLS_v3", "TLSv1.3"):
-            raise refusal(
-                f'found {shown(value)}; allowed: "TLS_v3", "TLSv1.3" (versions before TLS 1.3 are refused)'
-            )
+            raise refusal(f'found {shown(value)}; allowed: "TLS_v3", "TLSv1.3" (versions before TLS 1.3 are refused)')
         return value
 
 

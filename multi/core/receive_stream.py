@@ -10,7 +10,7 @@ from collections import deque
 
 from multi.core.ids import StreamId
 from multi.core.payloads import MAX_RANGES, Range
-from multi.errors import RemoteProtocolError
+from multi.errors import RemoteProtocolError, SessionLost
 
 MAX_GAPS = 4096  # separate ranges kept per stream; bounds the overhead a peer of tiny segments can cause
 _JOIN_BELOW = 2048  # bytes; smaller pieces are joined, so that tiny segments cost no object each
@@ -117,8 +117,10 @@ class ReceiveStream:
         "_islands",
         "_ready",
         "_starts",
+        "accepted",
         "consumed",
         "discarding",
+        "error",
         "final",
         "highest",
         "id",
@@ -135,6 +137,10 @@ class ReceiveStream:
         self.consumed = 0
         self.final: int | None = None
         self.reset_code: int | None = None
+        self.error: SessionLost | None = None
+        """Why reading ends early."""
+        self.accepted = True
+        """The application holds its reader and writer; False for a stream of the peer nobody has asked for yet."""
         self.discarding = False
         """The application reads no more: bytes are acknowledged and dropped."""
         self._ready: deque[Piece] = deque()

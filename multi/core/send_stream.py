@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from multi.core.ids import ConnectionId, StreamId
 from multi.core.payloads import MAX_OFFSET, Range
-from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 
 COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more object and buffer
 COALESCED_CHUNK = 64 * 1024  # bytes a coalesced chunk grows to
@@ -50,6 +50,7 @@ class SendStream:
         "_tail_open",
         "acked",
         "end_offset",
+        "error",
         "fin_sent",
         "final",
         "finish_acked",
@@ -74,6 +75,8 @@ class SendStream:
         self.finish_acked = False
         """True once the peer has acknowledged the FIN or RESET."""
         self.reset_code: int | None = None
+        self.error: SessionLost | None = None
+        """Why writing has ended early."""
         self._offsets: list[int] = []
         self._buffers: list[bytes | bytearray | memoryview] = []
         self._buffers_head = 0

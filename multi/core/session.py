@@ -228,6 +228,11 @@ class Session:
         self._now = now
         self.streams.stop_sending(stream, code, now)
 
+    def accept_stream(self, stream: StreamId, *, now: float) -> None:
+        """The application takes a stream that the peer opened (StreamOpened)."""
+        self._now = now
+        self.streams.accept(stream)
+
     def open_stream(self, priority: int, *, now: float) -> StreamId | None:
         """Open a stream; None while the peer allows no more."""
         self._now = now

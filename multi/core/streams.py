@@ -53,8 +53,6 @@ class Streams:
         self._peer_opened = 0
         self._peer_limit = settings.max_streams
         self._peer_window = EARLY_DATA_LIMIT
-        self._receive_errors: dict[StreamId, SessionLost] = {}
-        self._send_errors: dict[StreamId, SessionLost] = {}
         self._ended: SessionLost | None = None
         self._closing = False
         self._over = False
@@ -109,17 +107,25 @@ class Streams:
             self._next_peer += 2
             self._peer_opened += 1
             self.create(opened, DEFAULT_PRIORITY)
+            self._host.receiver.streams[opened].accepted = False
             self._host.emit(StreamOpened(opened))
         return True
+
+    def accept(self, stream: StreamId) -> None:
+        """The application has taken a stream of the peer; only now does it make room for another when it ends."""
+        found = self._host.receiver.streams.get(stream)
+        if found is not None:
+            found.accepted = True
+            self.maybe_over(stream)
 
     # --- the application writes  ---
 
     def check_writable(self, stream: StreamId) -> SendStream:
-        if stream in self._send_errors:
-            raise self._send_errors[stream]
+        found = self._host.sender.streams.get(stream)
+        if found is not None and found.error is not None:
+            raise found.error
         if self._over:
             raise self._ended or SessionLost("the session is closed")
-        found = self._host.sender.streams.get(stream)
         if found is None or found.final:
             raise LocalProtocolError("the writing side of this stream has ended")
         return found
@@ -164,7 +170,10 @@ class Streams:
 
     def send_error(self, stream: StreamId) -> SessionLost | None:
         """Why the writing side no longer works, or None."""
-        return self._send_errors.get(stream) or (self._ended if self._over else None)
+        found = self._host.sender.streams.get(stream)
+        if found is not None and found.error is not None:
+            return found.error
+        return self._ended if self._over else None
 
     def unsent(self, stream: StreamId) -> int:
         found = self._host.sender.streams.get(stream)
@@ -220,9 +229,9 @@ class Streams:
 
     def receive_error(self, stream: StreamId) -> SessionLost | None:
         """Why reading ends early, or None. Bytes that arrived before are read first."""
-        if stream in self._receive_errors:
-            return self._receive_errors[stream]
         found = self._host.receiver.streams.get(stream)
+        if found is not None and found.error is not None:
+            return found.error
         if not self._over or self._ended is None or found is None or found.readable or found.complete:
             return None
         return self._ended
@@ -279,9 +288,7 @@ class Streams:
                 if self._of_peer(stream):
                     sending = self._host.sender.streams.get(stream)
                     if sending is not None and not sending.finish_acked:
-                        self._send_errors[stream] = StreamReset(
-                            "the peer stopped reading this stream", code, sending.unacked
-                        )
+                        sending.error = StreamReset("the peer stopped reading this stream", code, sending.unacked)
                         self.reset(stream, code, now)
             case SegmentType.MAX_STREAMS:
                 (limit,) = decode_unsigned(segment.payload, 8)
@@ -293,7 +300,7 @@ class Streams:
             return
         self._host.receiver.reset(received, final, code, now)
         if not received.discarding:
-            self._receive_errors[received.id] = StreamReset("the peer reset this stream", code)
+            received.error = StreamReset("the peer reset this stream", code)
         self._host.emit(StreamReadable(received.id))
         self.maybe_over(received.id)
 
@@ -310,7 +317,10 @@ class Streams:
     # --- the end  ---
 
     def maybe_over(self, stream: StreamId) -> None:
-        """Forget a stream that both sides have finished and the application has read to the end."""
+        """Forget a stream that both sides have finished and the application has taken and read to the end.
+
+        What ended it early is kept by the halves themselves, which its reader and writer hold.
+        """
         if stream == STREAM_ZERO:
             return
         sending = self._host.sender.streams.get(stream)
@@ -318,7 +328,7 @@ class Streams:
         if sending is None or received is None or not sending.done:
             return
         read = received.at_end or received.reset_code is not None or received.discarding
-        if not (received.complete and read):
+        if not (received.complete and read and received.accepted):
             return
         del self._host.sender.streams[stream]
         self._host.receiver.forget(received)

@@ -133,9 +133,7 @@ if sys.platform == "linux":
         A mounted /sys may show another network namespace, where the same name is another device: then it is
         not asked. Nor is it for a device made by software, of which a machine with containers has hundreds.
         """
-        facts = DeviceFacts(
-            link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac
-        )
+        facts = DeviceFacts(link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac)
         if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind or device_index(link.name) != link.index:
             return facts
         told = device_facts(link.name)

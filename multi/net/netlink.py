@@ -42,9 +42,7 @@ ADDRESS_REQUEST = struct.pack("=BBBBI", 0, 0, 0, 0, 0)
 ROUTE_REQUEST = struct.Struct("=BBBBBBBBI")
 DESTINATION_LENGTH = HEADER.size + 1  # offset of rtmsg.rtm_dst_len
 
-RECEIVE_SIZE = (
-    1 << 18
-)  # bytes; the kernel fills 32 KiB at once, but a link with many virtual functions is longer
+RECEIVE_SIZE = 1 << 18  # bytes; the kernel fills 32 KiB at once, but a link with many virtual functions is longer
 ANSWER_TIMEOUT = 1.0  # the kernel answers at once; never hang if something in between does not
 DUMP_ATTEMPTS = 4  # a dump during which something changed may have holes and is taken again
 FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}

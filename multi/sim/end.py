@@ -280,6 +280,7 @@ class End:
                 self.pair.ended(self)
             case StreamOpened(stream):
                 self.peer_streams.append(stream)
+                self.engine.accept_stream(stream, now=self.now)
             case AllAttempted():
                 self.all_attempted += 1
             case StreamWritable():

@@ -2,8 +2,6 @@
 
 The function travels by name, so it must be importable; its arguments and its result are pickled. What it prints goes to
 standard error.
-
-    python -m multi.testbed.call
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from multi.testbed.errors import TestbedError
 
 __all__ = ["Call", "COMMAND", "environment", "outcome"]
 
-COMMAND = (sys.executable, "-m", "multi.testbed.call")
+COMMAND = (sys.executable, "-c", "from multi.testbed.call import main; main()")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,3 @@ def main() -> None:
                 packed = pickle.dumps((False, f"{type(error).__name__}: {error}", trace))
         sys.stdout.flush()
         results.write(packed)
-
-
-if __name__ == "__main__":
-    main()

@@ -52,7 +52,11 @@ __all__ = ["main"]
 
 BATCH = 32  # frames read from one end before the others get their turn
 PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of the links
-HOST_LATENCY = 0.030e-3  # seconds a frame takes besides, mostly waking up: part of a link's delay, not on top of it
+HOST_LATENCY = 0.080e-3  # seconds a frame takes besides, mostly waking up: part of a link's delay, not on top of it
+# Waking from a long sleep is late by 0.1 to 0.5 ms on virtual machines. So we get up early and stay awake till then;
+# not for short sleeps, which end in time and are so many under load that we would never sleep.
+LONG_SLEEP = 0.5e-3
+EARLY = 0.3e-3
 
 
 class RelayLink:
@@ -88,6 +92,7 @@ class Relay:
         self._hosts: Hosts | None = None
         self._links: dict[str, RelayLink] = {}
         self._roads: dict[int, Road] = {}
+        self._awake_until = 0.0
 
     def run(self) -> None:
         """Until the owner has gone."""
@@ -103,15 +108,23 @@ class Relay:
         for road in self._roads.values():
             wake = min(wake, self._deliver(road))
         watched = [self._control.fileno(), *self._roads] + ([self._owner] if self._owner >= 0 else [])
-        timeout = None if wake == math.inf else max(0.0, wake - monotonic())
-        readable, _, _ = select.select(watched, [], [], timeout)
+        readable, _, _ = select.select(watched, [], [], self._patience(wake))
         for descriptor in readable:
-            road = self._roads.get(descriptor)
-            if road is not None:
-                self._take_in(road)
+            if descriptor in self._roads:
+                self._take_in(self._roads[descriptor])
             elif descriptor == self._owner or not self._serve():
                 return False
         return True
+
+    def _patience(self, wake: float) -> float | None:
+        """How long to sleep when the next frame arrives at `wake`."""
+        if wake == math.inf:
+            return None
+        now = monotonic()
+        if wake - now > LONG_SLEEP:
+            self._awake_until = wake
+            return wake - now - EARLY
+        return 0.0 if now < self._awake_until else max(0.0, wake - now)
 
     def _deliver(self, road: Road) -> float:
         """Pass on what has arrived; return when the next frame does."""

@@ -59,8 +59,8 @@ class Testbed:
 
     `backend`: TAP devices where they may be opened, else veth pairs. `congestion`: the TCP congestion control of both
     hosts, or of each by name; empty is the system's default. `detect_duplicates`: leave IPv6 addresses tentative for a
-    second or two when they appear, as real systems do. `mptcp`: fail where the kernel has no MPTCP, and let the client's
-    kernel make subflows over all links. `seed`: of random loss and jitter.
+    second or two when they appear, as real systems do. `mptcp`: fail where the kernel has no MPTCP, and let the
+    client's kernel make subflows over all links. `seed`: of random loss and jitter.
     """
 
     __test__ = False  # not a test, whatever pytest thinks of the name
@@ -203,6 +203,11 @@ class Link:
         """The client's interface."""
         return self.spec.interface
 
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The IP versions it carries."""
+        return tuple(self._addresses)
+
     def client_address(self, version: int = 4) -> str:
         """The client's address on this link; `version` is 4 or 6."""
         return self._of_version(version).client
@@ -286,14 +291,14 @@ class Host:
         self.name = name
 
     def address(self, version: int = 4) -> str:
-        """An address to reach this host at: the server's is reachable over every link, the client's is its first one."""
+        """Where to reach this host: the server's address is the same over every link, the client's is its first."""
         if self.name == "server":
             return SERVER_IPV6 if version == 6 else SERVER_IPV4
         first = next(iter(self._testbed.links.values()))
         return first.client_address(version)
 
     def popen(self, command: Command, **options: Any) -> subprocess.Popen[Any]:
-        """Start a program on this host; `options` are those of subprocess.Popen. It ends with the testbed at the latest."""
+        """Start a program on this host, as subprocess.Popen does. It ends with the testbed at the latest."""
         return subprocess.Popen(command, preexec_fn=self._enterer(), **options)
 
     async def exec(

@@ -189,8 +189,11 @@ class LinkEnds:
         netlink, congestion = self._hosts.namespace(host).netlink, self._hosts.congestion(host)
         own, table = addresses.of(host), FIRST_TABLE + self._number
         netlink.add_address(device.index, own, addresses.prefix, detect_duplicates=self._hosts.detect_duplicates)
-        # IPv6 takes no source that is still being checked for duplicates.
-        source = "" if addresses.version == 6 and self._hosts.detect_duplicates else own
+        if host == "server":
+            source = SERVER_IPV6 if addresses.version == 6 else SERVER_IPV4  # what it calls itself, whatever the link
+        else:
+            # IPv6 takes no source that is still being checked for duplicates.
+            source = "" if addresses.version == 6 and self._hosts.detect_duplicates else own
         netlink.add_route(device.index, addresses.network, source=source, congestion=congestion)
         if host == "client":
             anywhere, gateway = _anywhere(addresses), addresses.server
