@@ -1,4 +1,4 @@
-"""Throughput of one TCP connection on loopback: `multi` against asyncio's own streams, client and server in two processes.
+"""Throughput of one TCP connection on loopback: `multi` against asyncio's own streams, two processes.
 
 64 KiB writes with `drain` after each, reads as they come. The clock runs from the first write until the server has
 confirmed the last byte.

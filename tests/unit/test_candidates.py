@@ -451,9 +451,7 @@ def test_no_route_through_an_interface_is_a_rejection() -> None:
 
 
 def test_a_default_route_of_the_other_family_does_not_help() -> None:
-    eth0 = interface(
-        "eth0", Kind.ETH, "192.0.2.2/24", "2001:db8:2::2/64", gateways=((Family.IPV6, "fe80::1"),)
-    )
+    eth0 = interface("eth0", Kind.ETH, "192.0.2.2/24", "2001:db8:2::2/64", gateways=((Family.IPV6, "fe80::1"),))
     found, rejected = expand(spec(), spec(ip="ipv6"), machine=(eth0,))
     assert [c.family for c in found] == [Family.IPV6]
     assert rejected == [Rejection(0, "any", "no route through eth0")]
@@ -481,9 +479,7 @@ def test_a_route_known_to_the_system_counts() -> None:
 
 def test_a_reason_is_given_once_per_entry() -> None:
     wlan0 = interface("wlan0", Kind.WIFI, "198.51.100.2/24", gateways=())
-    _, rejected = expand(
-        spec(interfaces=("wlan0", "wlan0")), machine=(wlan0,), remotes=("203.0.113.1", "203.0.113.2")
-    )
+    _, rejected = expand(spec(interfaces=("wlan0", "wlan0")), machine=(wlan0,), remotes=("203.0.113.1", "203.0.113.2"))
     assert reasons(rejected) == ["no route through wlan0"]
 
 
@@ -544,10 +540,7 @@ def test_every_entry_gives_candidates_or_a_reason_and_every_candidate_can_be_bou
     by_name = {i.name: i for i in machine}
     assert {c.entry for c in found} | {r.entry for r in rejected} == set(range(len(asked)))
     assert [c.entry for c in found] == sorted(c.entry for c in found)
-    slots = [
-        (c.transport, c.interface, c.local_address, c.remote_address, c.remote_port, c.remote_host)
-        for c in found
-    ]
+    slots = [(c.transport, c.interface, c.local_address, c.remote_address, c.remote_port, c.remote_host) for c in found]
     assert len(slots) == len(set(slots))
     assert all(r.reason for r in rejected)
     for c in found:

@@ -131,9 +131,7 @@ def test_a_client_certificate_does_not_make_a_server(directory: Path) -> None:
 
 
 def test_ip_addresses_are_address_names_and_nothing_is_named_twice(directory: Path) -> None:
-    names = certificate(directory / "server-cert.pem").extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    )
+    names = certificate(directory / "server-cert.pem").extensions.get_extension_for_class(x509.SubjectAlternativeName)
     assert names.value.get_values_for_type(x509.IPAddress) == [
         ip_address(a) for a in ("127.0.0.1", "::1", "192.0.2.7", "2001:db8::7")
     ]
@@ -268,9 +266,7 @@ def test_force_replaces_the_whole_set_and_leaves_nothing_else(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_full_disk_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool
-) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool) -> None:
     if force:
         write_development_certificates(tmp_path, [])
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

@@ -53,9 +53,7 @@ def test_a_config_cannot_be_changed() -> None:
 
 def test_changing_the_dict_afterwards_does_not_change_the_config() -> None:
     interfaces = ["eth0"]
-    config = load_config(
-        {"connection_priority": [["tcp", "ipv4", interfaces]], "remote_host": "server.example"}
-    )
+    config = load_config({"connection_priority": [["tcp", "ipv4", interfaces]], "remote_host": "server.example"})
     interfaces.append("wlan0")
     assert config.connection_priority[0].interfaces == ("eth0",)
 
@@ -84,9 +82,7 @@ def test_file_names_of_a_dict_are_relative_to_the_current_directory(
     assert load_config(CLIENT).resolve("ca.pem") == tmp_path / "ca.pem"
 
 
-def test_a_dict_loads_even_when_the_current_directory_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dict_loads_even_when_the_current_directory_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -245,9 +241,7 @@ def test_doubtful_settings_are_logged_when_loading(caplog: pytest.LogCaptureFixt
 
 
 def test_an_entry_can_be_loaded_alone() -> None:
-    assert load_entry(["tcp", "ipv4", "eth0"]) == load_entry(
-        {"transport": "tcp", "ip": "ipv4", "interface": ["eth0"]}
-    )
+    assert load_entry(["tcp", "ipv4", "eth0"]) == load_entry({"transport": "tcp", "ip": "ipv4", "interface": ["eth0"]})
     entry = load_entry(["quic", "any", ["wifi"]])
     assert isinstance(entry, Entry)
     assert load_entry(entry) is entry
@@ -286,14 +280,7 @@ TEXT = st.text(max_size=20) | st.sampled_from(
         "a:b",
     ]
 )
-SCALAR = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.sampled_from([-(10**400), 10**18, 65_536])
-    | TEXT
-)
+SCALAR = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([-(10**400), 10**18, 65_536]) | TEXT
 KEYS = st.sampled_from(
     [
         *Config.model_fields,

@@ -51,9 +51,7 @@ def refused_entry(**fields: object) -> ConfigError:
 
 def test_a_triple_and_an_object_mean_the_same() -> None:
     triple = client(connection_priority=[["mptcp", "ipv6", ["eth", "wifi"]]])
-    as_object = client(
-        connection_priority=[{"transport": "mptcp", "ip": "ipv6", "interface": ["eth", "wifi"]}]
-    )
+    as_object = client(connection_priority=[{"transport": "mptcp", "ip": "ipv6", "interface": ["eth", "wifi"]}])
     assert triple.connection_priority == as_object.connection_priority
 
 
@@ -100,9 +98,7 @@ def test_the_top_level_remote_is_not_needed_when_every_entry_has_its_own() -> No
     assert error.key_path == "remote_host"
 
 
-@pytest.mark.parametrize(
-    "interface", ["eth", "any", "wlan0", "etha", "wifi0", "lo", "127.0.0.1", "fe80::1%eth0"]
-)
+@pytest.mark.parametrize("interface", ["eth", "any", "wlan0", "etha", "wifi0", "lo", "127.0.0.1", "fe80::1%eth0"])
 def test_kinds_names_and_addresses_are_interfaces(interface: str) -> None:
     config = client(connection_priority=[["tcp", "any", interface]])
     assert config.connection_priority[0].interfaces == (interface,)
@@ -320,9 +316,7 @@ def test_a_key_that_resembles_nothing_gets_no_suggestion() -> None:
 
 
 def test_all_mistakes_are_reported_one_per_line() -> None:
-    error = refused_client(
-        remote_port=0, multi_config={"connect": "sequential", "wait": 3}, protect="sometimes"
-    )
+    error = refused_client(remote_port=0, multi_config={"connect": "sequential", "wait": 3}, protect="sometimes")
     assert error.key_path == "remote_port"
     lines = str(error).splitlines()
     assert [line.partition(":")[0] for line in lines] == [
@@ -423,9 +417,7 @@ def test_every_documented_scheduler_is_accepted_and_exists(name: str) -> None:
     assert create_scheduler(name, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "meant"), [("BLETS", "BLEST"), ("rr", "RR"), ("lowest_latncy", "lowest_latency")]
-)
+@pytest.mark.parametrize(("name", "meant"), [("BLETS", "BLEST"), ("rr", "RR"), ("lowest_latncy", "lowest_latency")])
 def test_an_unknown_scheduler_is_refused_with_a_suggestion(name: str, meant: str) -> None:
     error = refused_client(multi_config={"scheduler": name})
     assert error.key_path == "multi_config.scheduler"

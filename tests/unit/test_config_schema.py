@@ -72,9 +72,7 @@ def valid(value: object, part: dict[str, Any]) -> bool:
         case dict():
             properties, further = part.get("properties", {}), part.get("additionalProperties", {})
             return set(part.get("required", ())) <= set(value) and all(
-                valid(item, properties[key])
-                if key in properties
-                else further is not False and valid(item, further)
+                valid(item, properties[key]) if key in properties else further is not False and valid(item, further)
                 for key, item in value.items()
             )
     return True
@@ -150,9 +148,7 @@ def test_every_field_has_a_row_with_its_default_in_the_documentation(title: str,
     assert len(rows) == 1
     field = part["properties"][key]
     required = key in part.get("required", ())
-    default = (
-        "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else "none"
-    )
+    default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else "none"
     assert rows[0].split(" | ")[2] == default
     assert rows[0].endswith(f" {field['description']} |")
 

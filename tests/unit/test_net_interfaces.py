@@ -134,14 +134,10 @@ def test_without_netlink_netifaces_finds_the_same_addresses(monkeypatch: pytest.
         return {a for i in of for a in i.addresses if a.usable}
 
     assert usable(found) == usable(truth)
-    assert {i.name: i.kind for i in found if i.name != "lo"} == {
-        i.name: i.kind for i in truth if i.name != "lo"
-    }
+    assert {i.name: i.kind for i in found if i.name != "lo"} == {i.name: i.kind for i in truth if i.name != "lo"}
 
 
-def fake_netifaces(
-    monkeypatch: pytest.MonkeyPatch, tables: dict[str, dict[int, list[dict[str, str]]]]
-) -> None:
+def fake_netifaces(monkeypatch: pytest.MonkeyPatch, tables: dict[str, dict[int, list[dict[str, str]]]]) -> None:
     import netifaces
 
     def addresses(name: str) -> dict[int, list[dict[str, str]]]:
@@ -318,8 +314,7 @@ def test_in_a_namespace_devices_made_by_software_are_virtual_unless_named() -> N
 
 def test_in_a_namespace_interfaces_may_vanish_while_they_are_read() -> None:
     reads = in_namespace(
-        "(for n in $(seq 150); do ip link add name v1 type veth peer name v2; ip link del v1; done)"
-        " >/dev/null 2>&1 &",
+        "(for n in $(seq 150); do ip link add name v1 type veth peer name v2; ip link del v1; done) >/dev/null 2>&1 &",
         'all("lo" in {i.name for i in interfaces()} for _ in range(300))',
     )
     assert reads is True
