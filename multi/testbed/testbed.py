@@ -408,6 +408,7 @@ class _RelayProcess:
                 [sys.executable, "-m", "multi.testbed.relay", str(far.fileno())],
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 env=call.environment(),
                 start_new_session=True,  # an interruption at the terminal is for its owner
             )
