@@ -427,6 +427,8 @@ class Session:
             self.notify(SessionConfirmed())
         self._attached()
         self._relieve_suspects()
+        if self._close_sent_at is not None:
+            self._say_close([connection])  # the peer came back because it has not heard it
         if connection.drain_asked:
             self._start_draining(connection, "drained by the peer")
         self.receiver.everything_dirty()
@@ -895,8 +897,7 @@ class Session:
             if self.state is SessionState.CLOSED:
                 return
             if self._close_sent_at is not None:
-                self._end("")
-                return
+                return  # CLOSE may have been lost with it: linger, the peer may come back on another connection
             self._detached_at = self._now
             self.state = check_session(self.state, SessionState.DETACHED)
             self.notify(SessionDetached(self.settings.resume_timeout))
@@ -916,27 +917,25 @@ class Session:
             return
         if not any(c.may_deliver for c in self._carrying()):
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
-        payload = encode_close(Close(CLOSE_NORMAL))
-        acks = self.receiver.ack_payload()
-        for connection in self._carrying():
-            connection.send(SegmentType.ACK, (acks,), len(acks))
-            connection.send(SegmentType.CLOSE, (payload,), len(payload))
+        self._say_close(self._carrying())
         if self._peer_closing:
             self._end("")
             return
         self._close_sent_at = self._now
         self.state = check_session(self.state, SessionState.CLOSING)
 
+    def _say_close(self, connections: Sequence[Connection]) -> None:
+        payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
+        for connection in connections:
+            connection.send(SegmentType.ACK, (acks,), len(acks))
+            connection.send(SegmentType.CLOSE, (payload,), len(payload))
+
     def _peer_closed(self, connection: Connection, close: Close) -> None:
         if close.code == CLOSE_NORMAL and self._closing and not self.streams.all_sent_acknowledged:
             self._peer_closing = True  # both closed at once: the peer lingers to acknowledge what is still on its way
             return
         if self._close_sent_at is None:
-            answer = encode_close(Close(CLOSE_NORMAL))
-            acks = self.receiver.ack_payload()
-            for other in self._carrying():
-                other.send(SegmentType.ACK, (acks,), len(acks))
-                other.send(SegmentType.CLOSE, (answer,), len(answer))
+            self._say_close(self._carrying())
         if close.code != CLOSE_NORMAL:
             self._end(f"the peer ended the session: {close.reason or 'aborted'}")
         else:

@@ -12,6 +12,7 @@ from multi.core.ids import ConnectionId, ConnectionState, Role, StreamId
 from multi.core.payloads import Policy
 from multi.core.segment import SegmentType
 from multi.core.settings import SessionSettings
+from multi.core.state import SessionState
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
 from multi.paths.manager import Mode
 from multi.sim.pair import CLEAR, Pair
@@ -568,6 +569,16 @@ def test_both_may_close_at_once_with_data_in_flight_both_ways() -> None:
     pair.peer.write(data(pair, 900_000))
     pair.run(0.05)
     close_both(pair)
+
+
+def test_a_close_lost_with_its_connection_is_said_again_to_a_peer_that_comes_back() -> None:
+    # The server ended as soon as its last connection went, and the client was told "session gone" instead of the end.
+    pair = opened(FAST)
+    pair.peer.close()
+    assert pair.until(lambda: pair.peer.session.state is SessionState.CLOSING, 1.0)
+    pair.cut(0, notice=0.02)
+    assert pair.until(lambda: all(end.closed is not None for end in pair.ends), 3.0)
+    assert [end.closed.error for end in pair.ends if end.closed is not None] == ["", ""]
 
 
 def test_streams_opened_after_a_close_do_not_keep_the_session_open() -> None:
