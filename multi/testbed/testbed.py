@@ -149,6 +149,11 @@ class Testbed:
         return self._facts().rootless
 
     @property
+    def relay_process(self) -> int:
+        """The id of the process that carries everything."""
+        return self._running().process
+
+    @property
     def interface_kinds(self) -> dict[str, list[str]]:
         """The client's interfaces by kind: the `interfaces` of a session configuration."""
         kinds: dict[str, list[str]] = {}
@@ -412,6 +417,10 @@ class _RelayProcess:
                 env=call.environment(),
                 start_new_session=True,  # an interruption at the terminal is for its owner
             )
+
+    @property
+    def process(self) -> int:
+        return self._process.pid
 
     def ask(self, request: Request) -> tuple[object, list[int]]:
         """The answer to a request, and descriptors that came with it."""

@@ -1,0 +1,158 @@
+"""Nothing is left behind, however a testbed ends; and testbeds without root."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from multi.testbed import Direction, LinkSpec, Testbed, TestbedError
+from multi.testbed.pytest_plugin import MakeTestbed
+
+ROOT = Path(__file__).resolve().parents[2]
+LINKS = (LinkSpec.symmetric("wire", "eth0", Direction(rate_mbps=100, delay_ms=1)),)
+NOBODY = "65534"
+OWNER = """
+import sys, time
+from multi.testbed import Direction, LinkSpec, Testbed
+links = (LinkSpec.symmetric("wire", "eth0", Direction(rate_mbps=100, delay_ms=1)),)
+testbed = Testbed(links)
+testbed.start()
+program = testbed.client.popen(["sleep", "1000"])
+print(testbed.relay_process, program.pid, testbed.rootless, testbed.backend, flush=True)
+time.sleep(1000)
+"""
+ROOTLESS = """
+import asyncio, os, socket, sys
+from multi.testbed import TestbedNotAllowed, Testbed, load_profile, measure
+
+async def main():
+    async with Testbed(load_profile("wifi_and_5g")) as testbed:
+        assert testbed.rootless
+        echo = asyncio.create_task(testbed.server.run_python(measure.echo_datagrams, 5000, 10.0))
+        await asyncio.sleep(0.5)
+        with testbed.client.socket() as sock:
+            assert sock.fileno() >= 0
+        times = await testbed.client.run_python(
+            measure.round_trips, testbed.server.address(6), 5000, "wlan0", count=10
+        )
+        testbed.links["wifi"].carrier(False)
+        testbed.links["wifi"].vanish()
+        testbed.links["wifi"].reappear()
+        echo.cancel()
+        print(os.geteuid(), testbed.backend, len(times), times[len(times) // 2])
+
+try:
+    asyncio.run(main())
+except TestbedNotAllowed as error:
+    print("NOT ALLOWED", error)
+"""
+
+
+def gone(process: int, patience: float = 5.0) -> bool:
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_close_ends_what_runs_in_the_hosts(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(LINKS)
+    relay = testbed.relay_process
+    # A grandchild that nobody knows: the child ends at once.
+    started = testbed.server.popen(["sh", "-c", "sleep 1000 & echo $!"], stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    grandchild = int(started.stdout.readline())
+    started.stdout.close()
+    started.wait()
+    testbed.close()
+    assert gone(grandchild)
+    assert gone(relay)
+    testbed.close()
+    with pytest.raises(TestbedError, match="not up"):
+        testbed.statistics()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_outlives_an_owner_that_is_killed(make_testbed: MakeTestbed, how: signal.Signals) -> None:
+    make_testbed(LINKS).close()  # skips where nothing is allowed
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert owner.stdout is not None
+    with owner.stdout:
+        relay, program, *_rest = owner.stdout.readline().split()
+        owner.send_signal(how)
+        owner.wait()
+    assert gone(int(relay))
+    assert gone(int(program))
+
+
+def test_a_dead_relay_is_an_error_in_words(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(LINKS)
+    os.kill(testbed.relay_process, signal.SIGKILL)
+    with pytest.raises(TestbedError, match="relay of this testbed has died"):
+        testbed.statistics()
+    testbed.close()
+
+
+async def test_a_cancelled_start_leaves_nothing(make_testbed: MakeTestbed) -> None:
+    make_testbed(LINKS).close()  # skips where nothing is allowed
+    testbed = Testbed(LINKS)
+    task = asyncio.create_task(testbed.__aenter__())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(TestbedError, match="not up"):
+        testbed.statistics()
+
+
+def as_nobody(*command: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command as an ordinary user: as this one, or as nobody when root."""
+    words = list(command)
+    if os.geteuid() == 0:
+        setpriv = shutil.which("setpriv")
+        if setpriv is None:
+            pytest.skip("NO setpriv HERE: cannot become an ordinary user")
+        words = [setpriv, "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", *words]
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | (environment or {})
+    return subprocess.run(words, capture_output=True, text=True, cwd="/", env=env, timeout=60, check=False)
+
+
+def test_an_ordinary_user_gets_a_testbed() -> None:
+    done = as_nobody(sys.executable, "-c", ROOTLESS)
+    if "NOT ALLOWED" in done.stdout or "Permission denied" in done.stderr:
+        pytest.skip(f"NO TESTBED WITHOUT ROOT HERE: {done.stdout} {done.stderr[-300:]}")
+    assert done.returncode == 0, done.stderr
+    user, backend, count, median = done.stdout.split()
+    print(f"as user {user}: {backend}, {count} of 10 round trips, median {float(median) * 1e3:.3f} ms")
+    assert user != "0"
+    assert int(count) == 10
+    assert float(median) == pytest.approx(1.8e-3, abs=0.75e-3)
+
+
+def test_without_any_permission_it_is_said_what_is_missing() -> None:
+    code = (
+        "import multi.testbed.namespaces as n, errno, sys\n"
+        "def no(*_): raise PermissionError(errno.EPERM, 'operation not permitted')\n"
+        "n._unshare = no\n"
+        "from multi.testbed.messages import Build\n"
+        "from multi.testbed.wiring import Hosts\n"
+        "from multi.testbed import TestbedNotAllowed\n"
+        "try: Hosts(Build((), 'auto', {}, False, False, 0, 0))\n"
+        "except TestbedNotAllowed as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "not root, and this system gives users no user namespaces" in done.stdout
