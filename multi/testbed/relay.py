@@ -55,7 +55,7 @@ PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of 
 HOST_LATENCY = 0.080e-3  # seconds a frame takes besides, mostly waking up: part of a link's delay, not on top of it
 # Waking from a long sleep is late by 0.1 to 0.5 ms on virtual machines. So we get up early and stay awake till then;
 # not for short sleeps, which end in time and are so many under load that we would never sleep.
-LONG_SLEEP = 0.5e-3
+LONG_SLEEP = 0.75e-3
 EARLY = 0.3e-3
 
 
@@ -92,6 +92,7 @@ class Relay:
         self._hosts: Hosts | None = None
         self._links: dict[str, RelayLink] = {}
         self._roads: dict[int, Road] = {}
+        self._watched = [control.fileno()]
         self._awake_until = 0.0
 
     def run(self) -> None:
@@ -107,8 +108,7 @@ class Relay:
         wake = math.inf
         for road in self._roads.values():
             wake = min(wake, self._deliver(road))
-        watched = [self._control.fileno(), *self._roads] + ([self._owner] if self._owner >= 0 else [])
-        readable, _, _ = select.select(watched, [], [], self._patience(wake))
+        readable, _, _ = select.select(self._watched, [], [], self._patience(wake))
         for descriptor in readable:
             if descriptor in self._roads:
                 self._take_in(self._roads[descriptor])
@@ -252,6 +252,7 @@ class Relay:
             self._roads[server] = Road(server, link.pipes["down"], client)
             if client != server:
                 self._roads[client] = Road(client, link.pipes["up"], server)
+        self._watched = [self._control.fileno(), self._owner, *self._roads]
 
     def _built(self) -> Hosts:
         if self._hosts is None:

@@ -16,6 +16,7 @@ from multi.testbed.messages import Backend, Build
 from multi.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
 from multi.testbed.rtnetlink import RT_TABLE_MAIN, RouteNetlink
 from multi.testbed.specs import LinkSpec, Way
+from multi.testbed.subflows import SubflowManager
 
 __all__ = ["Hosts", "LinkEnds", "open_socket"]
 
@@ -33,6 +34,8 @@ SETTINGS = {
     "ipv4/tcp_no_metrics_save": "1",  # a run must not know what an earlier one has learnt
     "ipv4/conf/all/rp_filter": "0",
     "ipv4/conf/default/rp_filter": "0",
+    # An address answers on its own interface only: a host without a route must not get through by asking around.
+    "ipv4/conf/all/arp_ignore": "1",
     "ipv4/ping_group_range": "0 0",
     "ipv6/conf/all/accept_ra": "0",
     "ipv6/conf/default/accept_ra": "0",
@@ -59,6 +62,7 @@ class Hosts:
         made = {host: self._make_host(host, build.congestion.get(host, "")) for host in HOSTS}
         self.client, self.server = made["client"], made["server"]
         self.mptcp = (SYSCTL / "mptcp").exists()
+        self._subflows = self._manage_subflows() if build.mptcp else None
         for address, prefix in ((SERVER_IPV4, 32), (SERVER_IPV6, 128)):
             if ":" not in address or _has_ipv6():
                 self.server.netlink.add_address(LOOPBACK, address, prefix, detect_duplicates=False)
@@ -75,6 +79,13 @@ class Hosts:
         if self.backend == "tap":
             return TapDevice(namespace, name)
         return VethDevice(namespace, self._relay, name, far_name)
+
+    def allow_subflows(self, address: str, index: int) -> None:
+        """Let the client's kernel make MPTCP subflows from an address, if that is wanted."""
+        if self._subflows is not None:
+            # It keeps what it knows of an address that has gone for a while.
+            with contextlib.suppress(FileExistsError):
+                self._subflows.add(address, index)
 
     @property
     def detect_duplicates(self) -> bool:
@@ -111,6 +122,15 @@ class Hosts:
             netlink = RouteNetlink()
         netlink.set_up(LOOPBACK, True)
         return Namespace(descriptor, netlink)
+
+    def _manage_subflows(self) -> SubflowManager:
+        if not self.mptcp:
+            raise TestbedNotAllowed("this kernel has no MPTCP (CONFIG_MPTCP, Linux 5.6 or later)")
+        for host in (self.server, self.client):
+            with inside(host.descriptor):
+                manager = SubflowManager()
+            manager.allow_all()
+        return manager
 
     def _set_congestion(self, host: HostName, name: str) -> None:
         available = (SYSCTL / "ipv4/tcp_available_congestion_control").read_text().split()
@@ -210,6 +230,7 @@ class LinkEnds:
                 )
             netlink.add_route(device.index, addresses.network, source=source, table=table, congestion=congestion)
             netlink.add_rule(own, table)
+            self._hosts.allow_subflows(own, device.index)
 
     def _delete_address(self, device: Device, addresses: LinkAddresses) -> None:
         netlink, table = self._hosts.client.netlink, FIRST_TABLE + self._number

@@ -131,10 +131,19 @@ def as_nobody(*command: str, environment: dict[str, str] | None = None) -> subpr
     return subprocess.run(words, capture_output=True, text=True, cwd="/", env=env, timeout=60, check=False)
 
 
+def python_of_others() -> str:
+    """An interpreter an ordinary user can start again and again: ours may be in the home of root."""
+    again = "import subprocess, sys; assert sys.version_info >= (3, 11); subprocess.run([sys.executable, '-c', ''])"
+    for python in (sys.executable, shutil.which("python3", path=os.defpath)):
+        if python is not None and as_nobody(python, "-c", f"{again}; import multi.testbed").returncode == 0:
+            return python
+    pytest.skip("NO INTERPRETER HERE that an ordinary user may start")
+
+
 def test_an_ordinary_user_gets_a_testbed() -> None:
-    done = as_nobody(sys.executable, "-c", ROOTLESS)
-    if "NOT ALLOWED" in done.stdout or "Permission denied" in done.stderr:
-        pytest.skip(f"NO TESTBED WITHOUT ROOT HERE: {done.stdout} {done.stderr[-300:]}")
+    done = as_nobody(python_of_others(), "-c", ROOTLESS)
+    if "NOT ALLOWED" in done.stdout:
+        pytest.skip(f"NO TESTBED WITHOUT ROOT HERE: {done.stdout}")
     assert done.returncode == 0, done.stderr
     user, backend, count, median = done.stdout.split()
     print(f"as user {user}: {backend}, {count} of 10 round trips, median {float(median) * 1e3:.3f} ms")

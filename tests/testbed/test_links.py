@@ -221,3 +221,20 @@ def test_mptcp_gets_through(make_testbed: MakeTestbed) -> None:
             assert accepted.recv(100) == b"many ways"
             tcp_is_mptcp = 43
             assert client.getsockopt(socket.IPPROTO_TCP, tcp_is_mptcp) == 1
+
+
+def test_mptcp_makes_subflows_over_all_links_if_wanted(make_testbed: MakeTestbed) -> None:
+    testbed = make_testbed(LINKS, mptcp=True)
+    with testbed.server.socket(protocol=262) as listener, testbed.client.socket(protocol=262) as client:
+        listener.bind((testbed.server.address(), 0))
+        listener.listen()
+        client.connect(listener.getsockname())
+        accepted, _address = listener.accept()
+        with accepted:
+            accepted.sendall(b"both ways")
+            assert client.recv(100) == b"both ways"
+            deadline = time.monotonic() + 5.0
+            while not all(link.statistics().up.packets for link in testbed.links.values()):
+                assert time.monotonic() < deadline
+                client.sendall(bytes(100_000))
+                accepted.recv(1 << 20)

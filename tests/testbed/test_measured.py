@@ -41,9 +41,8 @@ async def test_round_trips_take_what_they_should(testbed: Testbed) -> None:
                     break
             best = min(medians, key=lambda median: abs(median - wanted))
             error, aim = abs(best - wanted), RTT_AIM + RTT_AIM_PART * wanted
-            print(
-                f"{testbed.backend} {link.name}: rtt {best * 1e3:.3f} ms, wanted {wanted * 1e3:.3f} (aim {aim * 1e3:.3f})"
-            )
+            figures = f"rtt {best * 1e3:.3f} ms, wanted {wanted * 1e3:.3f} (aim {aim * 1e3:.3f})"
+            print(f"{testbed.backend} {link.name}: {figures}")
             assert error < aim * LOOSE
     finally:
         echo.cancel()

@@ -98,5 +98,5 @@ def test_a_bad_profile_is_refused_where_it_is_bad(profile: object, words: str, t
 
 
 def test_a_profile_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(TestbedError, match="no such profile.*paper"):
+    with pytest.raises(TestbedError, match=r"no such profile.*paper"):
         load_profile("papre")
