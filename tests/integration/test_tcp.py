@@ -21,7 +21,7 @@ from multi.transports import stream_reception, transport
 from multi.transports.base import Channel, TcpSettings, TlsSettings, TransportSettings
 from multi.transports.pending import PendingHandshakes
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
-from multi.transports.stream_channel import QUANTUM_MAX
+from multi.transports.stream_channel import LOWAT_MAX, QUANTUM_MAX
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import (
     Recorder,
@@ -107,7 +107,7 @@ async def test_credit_stays_zero_and_backlog_bounded_while_the_peer_does_not_rea
             before = now
             await asyncio.sleep(0.05)
         assert channel.credit() == 0
-        assert channel.sample().not_sent < QUANTUM_MAX + 512 * 1024
+        assert channel.sample().not_sent < QUANTUM_MAX + LOWAT_MAX + 512 * 1024
         calls = sink.writable_calls
         received = bytearray()
         loop = asyncio.get_running_loop()
