@@ -444,6 +444,9 @@ class Session:
         self._effects.append(CloseConnection(connection.id, True, str(refuse)))
         if not joining or refuse.code != REFUSED or self._carrying():
             return
+        if self._close_sent_at is not None:
+            self._end("")  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
+            return
         # No connection is left and the server does not know us: it restarted or forgot (design 5).
         self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
         self._refusals.append(self._now)
@@ -844,6 +847,8 @@ class Session:
 
     def _finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
+        if self._close_sent_at is not None:
+            return  # the peer's CLOSE may be on its way on any of them
         replaced = self._has_active()
         for connection in self.connections.values():
             if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:

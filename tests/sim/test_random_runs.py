@@ -17,6 +17,7 @@ FAILED_ONCE = {
     309: "CLOSE left on a suspect connection only, the server waited out its resume timeout",
     2554: "control given to a suspect connection stayed there although a usable one had come",
     3142: "a stream opened after close() kept the session open for ever",
+    3049: "a drained connection was closed under the CLOSE it carried, and the refused redial taken for a loss",
     3365: "CLOSE left on a connection the client had just drained, and the server ended without lingering",
     8260: "CLOSE was swallowed by a connection that had died unnoticed",
     20886: "early data or control waited for a connection that was suspect",
