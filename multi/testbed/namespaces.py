@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from multi.testbed.errors import TestbedNotAllowed
+from multi.testbed.rtnetlink import RouteNetlink
 
 __all__ = [
     "enter_user_namespace",
@@ -28,18 +29,21 @@ __all__ = [
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000
 PR_SET_TIMERSLACK = 29
+LOOPBACK = 1  # interface index
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter_user_namespace() -> None:
-    """Move this process into a user namespace of its own, where it may make network namespaces.
+    """Move this process into a user namespace of its own, where it may do with networks what root may.
 
-    Only while the process has one thread. Raises TestbedNotAllowed where the system forbids it.
+    It gets a network namespace of its own too, with nothing but the loopback interface: from the machine's one it could
+    go to others, but never come back. Only while the process has one thread. Raises TestbedNotAllowed where the system
+    forbids it.
     """
     user, group = os.geteuid(), os.getegid()
     try:
-        _unshare(CLONE_NEWUSER)
+        _unshare(CLONE_NEWUSER | CLONE_NEWNET)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {user} 1")
         Path("/proc/self/gid_map").write_text(f"0 {group} 1")
@@ -49,6 +53,9 @@ def enter_user_namespace() -> None:
             "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
             "kernel.apparmor_restrict_unprivileged_userns, or the container's seccomp profile"
         ) from None
+    netlink = RouteNetlink()
+    netlink.set_up(LOOPBACK, True)
+    netlink.close()
 
 
 def new_network_namespace() -> int:
@@ -67,6 +74,7 @@ def inside(namespace: int) -> Iterator[None]:
     """This thread is in another network namespace meanwhile. Raises OSError."""
     home = own_network_namespace()
     try:
+        _setns(home, CLONE_NEWNET)  # changes nothing, but fails before we have left if there is no way back
         _setns(namespace, CLONE_NEWNET)
         try:
             yield

@@ -80,7 +80,7 @@ class Testbed:
             raise TestbedError(f"backend: {backend!r} is unknown; known: auto, tap, veth")
         by_host = dict.fromkeys(HOSTS, congestion) if isinstance(congestion, str) else dict(congestion)
         specs = check_links(links)
-        self._build = Build(specs, backend, by_host, detect_duplicates, mptcp, seed, os.getpid())
+        self._build = Build(specs, backend, by_host, detect_duplicates, mptcp, seed, owner=0)
         self._relay: _RelayProcess | None = None
         self._built: Built | None = None
         self._namespaces: dict[HostName, int] = {}
@@ -95,7 +95,7 @@ class Testbed:
             raise TestbedError("this testbed is up already")
         self._relay = _RelayProcess()
         try:
-            value, descriptors = self._relay.ask(self._build)
+            value, descriptors = self._relay.ask(replace(self._build, owner=os.getpid()))
             assert isinstance(value, Built)
             self._built = value
             self._namespaces = dict(zip(HOSTS, descriptors[:2], strict=True))
@@ -349,16 +349,20 @@ class Host:
     def entered(self) -> Iterator[None]:
         """This thread is on this host meanwhile: sockets made here stay there. Do not await inside.
 
-        Needs root, or a user namespace the whole program is in (`multi.testbed.enter_user_namespace`, or
-        `unshare --user --map-root-user`); else raises TestbedNotAllowed, and `socket()` is the way.
+        Needs root, or that the program has called `multi.testbed.enter_user_namespace()` when it started; else raises
+        TestbedNotAllowed, and `socket()` is the way.
         """
         network, user = self._testbed.namespace(self.name)
-        if user is not None:
-            raise TestbedNotAllowed(
-                "a thread cannot enter a host without root; use socket(), exec(), run_python(), or call "
-                "multi.testbed.enter_user_namespace() when the program starts"
-            )
-        with inside(network):
+        with contextlib.ExitStack() as stack:
+            try:
+                if user is not None:
+                    raise PermissionError
+                stack.enter_context(inside(network))
+            except OSError:
+                raise TestbedNotAllowed(
+                    "a thread cannot enter a host without root; use socket(), exec() or run_python(), or call "
+                    "multi.testbed.enter_user_namespace() when the program starts"
+                ) from None
             yield
 
     def socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:

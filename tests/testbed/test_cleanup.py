@@ -152,6 +152,25 @@ def test_an_ordinary_user_gets_a_testbed() -> None:
     assert float(median) == pytest.approx(1.8e-3, abs=0.75e-3)
 
 
+def test_an_ordinary_user_may_enter_hosts_after_entering_a_user_namespace() -> None:
+    code = (
+        "import socket\n"
+        "from multi.testbed import Testbed, TestbedNotAllowed, enter_user_namespace, paper_links\n"
+        "try:\n"
+        "    enter_user_namespace()\n"
+        "    with Testbed(paper_links()) as testbed, testbed.client.entered(): print(socket.if_nameindex())\n"
+        "    print(socket.if_nameindex())\n"
+        "except TestbedNotAllowed as error: print('NOT ALLOWED', error)\n"
+    )
+    done = as_nobody(python_of_others(), "-c", code)
+    if "NOT ALLOWED" in done.stdout:
+        pytest.skip(f"NO TESTBED WITHOUT ROOT HERE: {done.stdout}")
+    assert done.returncode == 0, done.stderr
+    inside, outside = done.stdout.splitlines()
+    assert "wlan0" in inside
+    assert outside == "[(1, 'lo')]"
+
+
 def test_without_any_permission_it_is_said_what_is_missing() -> None:
     code = (
         "import multi.testbed.namespaces as n, errno, sys\n"

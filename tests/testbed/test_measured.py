@@ -67,9 +67,9 @@ async def test_tcp_fills_the_rate(testbed: Testbed) -> None:
         link = testbed.links[name]
         # 20 bytes of IP, 20 of TCP and 12 of its time stamps in every packet are no goodput.
         wanted = link.spec.down.rate_mbps * (link.spec.mtu - 52) / link.spec.mtu
-        serving = asyncio.create_task(testbed.server.run_python(measure.serve_bulk, BULK, send_seconds=2.0))
+        serving = asyncio.create_task(testbed.server.run_python(measure.serve_bulk, BULK, send_seconds=1.5))
         rate = await testbed.client.run_python(
-            measure.bulk_rate, testbed.server.address(), BULK, link.interface, 2.0, download=True, skip=1.0
+            measure.bulk_rate, testbed.server.address(), BULK, link.interface, 1.5, download=True, skip=0.7
         )
         await serving
         print(f"{testbed.backend} {name} down: {rate:.1f} Mbit/s over TCP, wanted {wanted:.1f}")
