@@ -170,6 +170,8 @@ async def _serve(config: str) -> signal.Signals:
             writer.close()
             return
         writer.write(ready())
+        amount = f"{request.size} bytes" if request.size else f"{request.seconds:g} s"
+        _print(f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}")
         if request.reverse:
             await _send_to(reader, writer, session, request, payload)
         else:
