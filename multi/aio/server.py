@@ -25,8 +25,8 @@ from multi.config import Config, load_config
 from multi.core.facts import ConnectionFacts
 from multi.core.handshake import REFUSED_PROTECTION, Refuse
 from multi.core.ids import ConnectionId, SessionId, Side
+from multi.core.incoming import HELD_LIMIT
 from multi.core.segment import HEADER_LENGTH, SegmentType, encode, peek
-from multi.core.session import HELD_LIMIT
 from multi.core.session import Session as CoreSession
 from multi.core.session_table import Refused, SessionTable, TableLimits
 from multi.engine import Engine

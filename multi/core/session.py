@@ -1,9 +1,9 @@
 """A session: one end of the conversation, over all its connections. Pure.
 
-Inputs are methods with `now=`; outputs leave through `effects()` (an ordered list) and `next_timer()`. It decides the
-life of connections and of the session, routes segments, and picks the connection for acknowledgements and control.
-What is sent where is decided by `sender` and the scheduler, who may join by `authenticator`, which connections should
-exist by `multi.paths`.
+Inputs are methods with `now=`; outputs leave through `effects()` (an ordered list) and `next_timer()`. It decides when
+the session opens, is detached and ends, and puts its parts together: `incoming` hands on what arrives, `outgoing` and
+`liveness` choose and watch the connections, `authenticator` says who may join, `streams`, `sender` and `receiver` know
+the bytes. Which connections should exist is decided by `multi.paths`.
 """
 
 from __future__ import annotations
@@ -34,51 +34,32 @@ from multi.core.events import (
 from multi.core.facts import ConnectionFacts, TransportSample
 from multi.core.handshake import REFUSED, Refuse
 from multi.core.ids import STREAM_ZERO, ConnectionId, ConnectionState, Role, SessionId, Side, StreamId
+from multi.core.incoming import Incoming
+from multi.core.liveness import Liveness
 from multi.core.outbox import Outbox
+from multi.core.outgoing import Outgoing
 from multi.core.payloads import (
     CLOSE_ABORTED,
     CLOSE_NORMAL,
     Close,
-    Fields,
-    Keepalive,
     Policy,
-    decode_ack,
-    decode_close,
-    decode_keepalive,
-    decode_policy,
-    decode_role,
-    decode_unsigned,
     encode_close,
-    encode_keepalive,
     encode_policy,
     encode_role,
-    encode_unsigned,
 )
 from multi.core.receiver import Receiver
 from multi.core.scheduler import Scheduler
 from multi.core.segment import (
-    CONTROL_TYPES,
-    HANDSHAKE_TYPES,
-    Segment,
-    SegmentDecoder,
     SegmentType,
 )
 from multi.core.sender import Sender
-from multi.core.settings import EARLY_DATA_LIMIT, KEEPALIVE_INTERVAL, SessionSettings
+from multi.core.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.core.state import SessionState, check_session
 from multi.core.streams import Streams
 from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SessionLost
 
-DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
-DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
-HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
-HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
-PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
-REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
-MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
-SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.REFUSE})
 
 SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
 Entropy = Callable[[int], bytes]
@@ -118,18 +99,17 @@ class Session:
         self.outbox = Outbox()
         self.streams = Streams(self, settings)
         self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
+        self._outgoing = Outgoing(self)
+        self._liveness = Liveness(self, self._outgoing)
+        self._incoming = Incoming(self, self._auth, self._liveness)
         self._opened = False
         self._closing = False
-        self._close_sent_at: float | None = None
+        self.close_sent_at: float | None = None
+        """When CLOSE was said, or the peer heard after it; None = not yet. The session lingers from then on."""
         self._peer_closing = False
         self._detached_at: float | None = None
         self._created_at = now
-        self._probe_at: float | None = None
-        self._probe_wait = PROBE_MIN
-        self._reinject_at: float | None = None
         self._refusals: list[float] = []
-        self._policy_number = -1
-        self._ping = 0
         self.streams.create(STREAM_ZERO, 3)
         if side is Side.SERVER:
             self.sender.early_limit = None
@@ -150,7 +130,7 @@ class Session:
             self.disconnect(oldest, "too many connections in this session", abort=True)
             if not created.alive:
                 return
-        self._notify_state(created)
+        self.notify_state(created)
         self._auth.opened(created, now)
 
     def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
@@ -161,7 +141,7 @@ class Session:
             return
         found.bytes_received += len(data)
         try:
-            self._receive(found, data, lane)
+            self._incoming.receive(found, data, lane, now)
         except RemoteProtocolError as error:
             self._protocol_error(found, error)
 
@@ -173,7 +153,7 @@ class Session:
             return
         if found.state is ConnectionState.DRAINING and not found.in_flight:
             self._retire(found, ConnectionState.CLOSED, "drained")
-        elif self._close_sent_at is not None:
+        elif self.close_sent_at is not None:
             self._retire(found, ConnectionState.CLOSED, "the session is closing")
         elif self._peer_closing and not reason:
             # The peer lingers no more: what it has not acknowledged until now it never will.
@@ -195,7 +175,7 @@ class Session:
         found = self.connections.get(connection)
         if found is not None and found.alive and found.take_sample(sample, now) and found.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
-            self._recovered(found, "the transport made progress")
+            self._liveness.recovered(found, "the transport made progress")
 
     # === inputs: application  ===
 
@@ -273,7 +253,7 @@ class Session:
         if not found.authenticated:
             self.disconnect(found, "removed", abort=True)
         elif found.state is not ConnectionState.DRAINING:
-            self._drain(found, "drained by this side")
+            self._liveness.drain(found, "drained by this side")
 
     def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
         """Change a connection's role on both sides."""
@@ -300,7 +280,7 @@ class Session:
         self._now = now
         found = self.connections.get(connection)
         if found is not None and found.state is ConnectionState.ACTIVE:
-            self._suspect(found, reason)
+            self._liveness.suspect(found, reason, now)
 
     # === inputs: time  ===
 
@@ -311,12 +291,12 @@ class Session:
             return
         for connection in list(self.connections.values()):
             if connection.alive:
-                self._check_connection(connection, now)
+                self._liveness.check(connection, now)
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
             everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.empty
             self._end("" if everything_said else f"no connection for {self.settings.resume_timeout:g} s")
-        if self._close_sent_at is not None and now >= self._close_sent_at + self.settings.linger:
+        if self.close_sent_at is not None and now >= self.close_sent_at + self.settings.linger:
             self._end("")
         if (
             self.side is Side.SERVER
@@ -325,7 +305,7 @@ class Session:
             and not self._alive()
         ):
             self._end("the client never confirmed the session")
-        self._probe_window(now)
+        self._liveness.probe_window(now)
 
     def next_timer(self) -> float | None:
         """When `handle_timer` must be called, or None. Call after `effects`."""
@@ -333,24 +313,24 @@ class Session:
             return None
         due: list[float] = []
         for optional in (
-            self.receiver.ack_due if self._usable_for_control() else None,
+            self.receiver.ack_due if self._outgoing.usable_for_control() else None,
             self.sender.hold_until,
-            self._reinject_at,
-            self._probe_at,
+            self._outgoing.reinject_at,
+            self._liveness.probe_at,
             self._auth.next_timer(),
         ):
             if optional is not None:
                 due.append(optional)
         if self._detached_at is not None:
             due.append(self._detached_at + self.settings.resume_timeout)
-        if self._close_sent_at is not None:
-            due.append(self._close_sent_at + self.settings.linger)
+        if self.close_sent_at is not None:
+            due.append(self.close_sent_at + self.settings.linger)
         if self.side is Side.SERVER and not self.confirmed and not self._alive():
             due.append(self._created_at + self.settings.handshake_timeout)
         wants_tokens = bool(self.sender.unacked)
         for connection in self.connections.values():
             if connection.alive:
-                self._connection_deadlines(connection, due, wants_tokens)
+                self._liveness.deadlines(connection, due, wants_tokens)
         # A timer in the past would spin; what was due has been handled with the last input.
         return max(min(due), self._now + 1e-4) if due else None
 
@@ -364,6 +344,20 @@ class Session:
             self._collect(connection)
         effects, self._effects = self._effects, []
         return effects
+
+    def _flush(self, now: float) -> None:
+        self._outgoing.send_acks(now)
+        self._outgoing.send_control(now)
+        usable = self._outgoing.usable()
+        for connection in usable:
+            connection.refresh_credit(now)
+        self.sender.fill(usable, now)
+        self._outgoing.plan_reinjection(usable, now)
+        self._liveness.plan_probe(now)
+        self._liveness.finish_drains()
+        self.streams.send_fins()
+        self._outgoing.send_control(now)
+        self._finish_close()
 
     def _collect(self, connection: Connection) -> None:
         for lane, buffers in enumerate(connection.output):
@@ -391,7 +385,11 @@ class Session:
         """Name of the pre-shared key that was proved, or empty."""
         return self._auth.psk_id.decode(errors="replace") if self.confirmed else ""
 
-    # === for the authenticator and the streams  ===
+    def usable(self) -> list[Connection]:
+        """Connections for data now; see `Outgoing.usable`."""
+        return self._outgoing.usable()
+
+    # === for its parts  ===
 
     def notify(self, event: Event) -> None:
         self._effects.append(Notify(event))
@@ -419,23 +417,23 @@ class Session:
         connection.authenticated = connection.receiving = True
         connection.move(ConnectionState.ACTIVE, "authenticated")
         connection.heard(self._now)
-        self._notify_state(connection)
+        self.notify_state(connection)
         self.may_send(connection)
         if not self.confirmed:
             self.confirmed = True
             self.state = check_session(self.state, SessionState.OPEN)
             self.notify(SessionConfirmed())
         self._attached()
-        self._relieve_suspects()
-        if self._close_sent_at is not None:
+        self._liveness.relieve_suspects()
+        if self.close_sent_at is not None:
             self._say_close([connection])  # the peer came back because it has not heard it
         if connection.drain_asked:
-            self._start_draining(connection, "drained by the peer")
+            self._liveness.start_draining(connection, "drained by the peer")
         self.receiver.everything_dirty()
         connection.ack_wanted = True
         if self.side is Side.SERVER:
             connection.allowance = None
-        self._release_held(connection)
+        self._incoming.release_held(connection, self._now)
 
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         """The server refused HELLO or JOIN on this connection."""
@@ -444,7 +442,7 @@ class Session:
         self._effects.append(CloseConnection(connection.id, True, str(refuse)))
         if not joining or refuse.code != REFUSED or self._carrying():
             return
-        if self._close_sent_at is not None:
+        if self.close_sent_at is not None:
             self._end("")  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
             return
         # No connection is left and the server does not know us: it restarted or forgot (design 5).
@@ -453,148 +451,17 @@ class Session:
         if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
             self._end("session gone: the server no longer knows this session", refused=True)
 
-    def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None:
+    def disconnect(
+        self, connection: Connection, reason: str, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+    ) -> None:
         """Give up one connection; what it carried is rescued."""
         self._collect(connection)
         self._effects.append(CloseConnection(connection.id, abort, reason))
-        self._retire(connection, ConnectionState.LOST, reason)
+        self._retire(connection, state, reason)
 
-    # === receiving  ===
+    # === policy of the peer  ===
 
-    def _receive(self, connection: Connection, data: memoryview, lane: int) -> None:
-        if lane and not connection.receiving:
-            self._hold(connection, lane, bytes(data))
-            return
-        decoder = connection.decoder(lane)
-        decoder.streaming = connection.receiving and not connection.opens
-        self._feed(connection, decoder, data, lane)
-
-    def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
-        connection.held.append((lane, data))
-        connection.held_size += len(data) + HELD_OVERHEAD
-        if connection.held_size > HELD_LIMIT:
-            raise RemoteProtocolError("too many bytes before the handshake")
-
-    def _release_held(self, connection: Connection) -> None:
-        held, connection.held = connection.held, []
-        for lane, data in held:
-            decoder = connection.decoder(lane) if lane else SegmentDecoder()
-            self._feed(connection, decoder, memoryview(data), lane)
-
-    def _feed(self, connection: Connection, decoder: SegmentDecoder, data: memoryview, lane: int) -> None:
-        for segment in decoder.feed(data):
-            if not connection.alive:
-                return
-            self._segment(connection, segment, lane)
-
-    def _segment(self, connection: Connection, segment: Segment, lane: int) -> None:
-        if segment.session_id != self.session_id:
-            raise RemoteProtocolError("a segment of another session")
-        if segment.type in SERVER_TYPES:
-            connection.answered = True
-        now = self._now
-        if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
-            connection.open(segment, lane)
-        if segment.type in HANDSHAKE_TYPES:
-            if lane:
-                raise RemoteProtocolError("a handshake segment outside lane 0")
-            self._auth.handle(connection, segment, now)
-            if connection.receiving and connection.held:
-                self._release_held(connection)
-            return
-        if not connection.receiving:
-            if self.side is Side.CLIENT:
-                raise RemoteProtocolError("a segment before the handshake was done")
-            self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
-            return
-        connection.heard(now)
-        if self._close_sent_at is not None:
-            self._close_sent_at = now  # the peer is still sending: it needs our acknowledgements to end in order
-        if connection.authenticated:
-            connection.allowance = None
-            if connection.state is ConnectionState.SUSPECT:
-                self._recovered(connection, "the peer was heard")
-        if segment.type == SegmentType.DATA:
-            connection.payload_received += len(segment.payload)
-            if len(connection.brought) < MAX_BROUGHT:
-                connection.brought.add(segment.stream)
-            if not connection.echo_due:
-                connection.echo_due = now + max(0.025, connection.suspect_after / 2)
-            if self.streams.data(segment, now) and not self.receiver.ack_due:
-                connection.ack_wanted = True
-        elif segment.type == SegmentType.ACK:
-            self._ack(segment, now)
-        elif segment.type == SegmentType.KEEPALIVE:
-            self._keepalive(connection, decode_keepalive(segment.payload), now)
-        elif segment.type in CONTROL_TYPES:
-            self.receiver.control_arrived()
-            if not connection.echo_due:
-                connection.echo_due = now + max(0.025, connection.suspect_after / 2)
-            if self.receiver.control.take(segment.sequence):
-                self._control(segment, now)
-            else:
-                connection.ack_wanted = True  # a repeat: the acknowledgement got lost on another road
-        elif segment.type == SegmentType.CLOSE:
-            if not connection.authenticated:
-                raise RemoteProtocolError("CLOSE before the handshake was done")
-            self._peer_closed(connection, decode_close(segment.payload))
-
-    def _ack(self, segment: Segment, now: float) -> None:
-        ack = decode_ack(segment.payload)
-        if ack.session_window > self.sender.window:
-            self.sender.window = ack.session_window
-        for type_, stream in self.outbox.acknowledge(ack.control_cumulative, ack.control_ranges, self.connections):
-            self.streams.control_acknowledged(type_, stream)
-        for entry in ack.streams:
-            if self.sender.acknowledge(entry, self.connections, now):
-                self._effects.append(StreamWritable(entry.stream))
-                self.streams.maybe_over(entry.stream)
-
-    def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
-        if keepalive.pong:
-            if connection.ping_sent_at and keepalive.token == connection.ping_token:
-                connection.take_rtt(now - connection.ping_sent_at)
-                connection.ping_sent_at = 0.0
-        else:
-            pong = encode_keepalive(Keepalive(keepalive.token, pong=True))
-            connection.send(SegmentType.KEEPALIVE, (pong,), len(pong))
-            connection.sent_at = now
-        if keepalive.wants_ack:
-            self.receiver.everything_dirty()
-            connection.ack_wanted = True
-
-    def _control(self, segment: Segment, now: float) -> None:
-        payload = segment.payload
-        match segment.type:
-            case SegmentType.DRAIN:
-                number, drained = decode_unsigned(payload, 4, 1)
-                if (connection := self._numbered(number)) is not None:
-                    connection.drain_received = connection.drain_received or bool(drained)
-                    if not connection.authenticated:
-                        connection.drain_asked = True  # it overtook the proof on another connection
-                    elif connection.state is not ConnectionState.DRAINING:
-                        self._start_draining(connection, "drained by the peer")
-            case SegmentType.ROLE:
-                number, role = decode_role(payload)
-                connection = self._numbered(number)
-                if connection is not None and segment.sequence > connection.role_sequence:
-                    connection.role_sequence = segment.sequence
-                    connection.role = role
-                    self.notify(RoleChanged(connection.id, role, by_peer=True))
-            case SegmentType.POLICY:
-                policy = decode_policy(Fields(payload))
-                if segment.sequence > self._policy_number:
-                    self._policy_number = segment.sequence
-                    self._peer_policy(policy)
-            case SegmentType.ADDRESS:
-                pass
-            case _:
-                self.streams.control(segment, now)
-
-    def _numbered(self, number: int) -> Connection | None:
-        return next((c for c in self._alive() if c.number == number), None)
-
-    def _peer_policy(self, policy: Policy) -> None:
+    def peer_policy(self, policy: Policy) -> None:
         if self.side is Side.CLIENT:
             self.notify(Warned(f"the server schedules with {policy.scheduler}, not as asked"))
         elif self.settings.follow_peer_policy:
@@ -624,242 +491,7 @@ class Session:
             reason = f"the peer does not speak MULTI ({error})"
         self.disconnect(connection, reason, abort=True)
 
-    # === sending  ===
-
-    def usable(self) -> list[Connection]:
-        """Connections for data now: active roles first, backups when there are none.
-
-        When neither is there, a connection that drains is still better than none, and a suspect one better than that.
-        """
-        sending = [c for c in self.connections.values() if c.may_send]
-        ready = [c for c in sending if c.state is ConnectionState.ACTIVE] or [
-            c for c in sending if c.state is ConnectionState.AUTHENTICATING
-        ]
-        active = [c for c in ready if c.role is Role.ACTIVE]
-        if active or ready:
-            return active or ready
-        left = [c for c in self.connections.values() if c.may_send and c.alive]
-        return [c for c in left if c.state is ConnectionState.DRAINING] or left
-
-    def _usable_for_control(self) -> list[Connection]:
-        ready = [c for c in self.connections.values() if c.may_send and c.authenticated and c.alive]
-        return (
-            [c for c in ready if c.state is ConnectionState.ACTIVE]
-            or [c for c in ready if c.state is ConnectionState.DRAINING]
-            or ready
-        )
-
-    def _flush(self, now: float) -> None:
-        self._send_acks(now)
-        self._send_control()
-        usable = self.usable()
-        for connection in usable:
-            connection.refresh_credit(now)
-        self.sender.fill(usable, now)
-        self._plan_reinjection(usable, now)
-        self._plan_probe(now)
-        self._finish_drains()
-        self.streams.send_fins()
-        self._send_control()
-        self._finish_close()
-
-    def _send_control(self) -> None:
-        if self.outbox.waiting and (ready := self._usable_for_control()):
-            self.outbox.send(min(ready, key=_delivery_time), self._now)
-
-    def _send_acks(self, now: float) -> None:
-        receiver = self.receiver
-        due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
-        wanted = [c for c in self.connections.values() if c.ack_wanted and c.alive and c.may_send]
-        if not due and not wanted:
-            return
-        ready = self._usable_for_control()
-        if not ready:
-            return
-        # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
-        # connection whose peer needs to hear something there.
-        targets = [c for c in wanted if c.authenticated]
-        best = min(ready, key=_delivery_time)
-        if due and best not in targets:
-            targets.append(best)
-        for connection in wanted:
-            connection.ack_wanted = False
-        for connection in targets:
-            connection.echo_due = 0.0
-            # What it brought may have been acknowledged on a road that died meanwhile: say it here once more.
-            receiver.say_again(connection.brought)
-            connection.brought.clear()
-        if not targets:
-            return
-        while True:
-            payload = receiver.ack_payload()
-            for connection in targets:
-                connection.send(SegmentType.ACK, (payload,), len(payload))
-                connection.sent_at = now
-            if not receiver.ack_now:
-                return
-
-    def _plan_reinjection(self, usable: Sequence[Connection], now: float) -> None:
-        waiting = (
-            self.sender.reinject == "full"
-            and len(usable) > 1
-            and any(c.in_flight for c in self.connections.values())
-            and any(c.credit > 0 for c in usable)
-        )
-        self._reinject_at = now + REINJECT_CHECK if waiting else None
-
-    def _probe_window(self, now: float) -> None:
-        """Ask for the peer's window when only a lost acknowledgement can be what blocks us (mechanics B3)."""
-        if self._probe_at is None or now < self._probe_at:
-            return
-        for connection in self._usable_for_control():
-            self._send_ping(connection, now, wants_ack=True)
-        self._probe_wait = min(PROBE_MAX, self._probe_wait * 2)
-        self._probe_at = now + self._probe_wait
-
-    def _plan_probe(self, now: float) -> None:
-        """Bytes wait for window and nothing is in flight whose acknowledgement could bring it: ask after a while."""
-        if (
-            not self.confirmed
-            or any(c.in_flight for c in self.connections.values())
-            or not self.sender.blocked_by_window
-        ):
-            self._probe_at, self._probe_wait = None, PROBE_MIN
-        elif self._probe_at is None:
-            self._probe_at = now + self._probe_wait
-
-    def _send_ping(self, connection: Connection, now: float, *, wants_ack: bool = False) -> None:
-        self._ping += 1
-        connection.ping_token = self._ping
-        connection.ping_sent_at = now
-        payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
-        connection.send(SegmentType.KEEPALIVE, (payload,), len(payload))
-        connection.sent_at = now
-
     # === life of a connection  ===
-
-    def _check_connection(self, connection: Connection, now: float) -> None:
-        settings = self.settings
-        if connection.state is ConnectionState.AUTHENTICATING:
-            if now >= connection.created_at + settings.handshake_timeout:
-                reason = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
-                if self.side is Side.CLIENT and not connection.bytes_received:
-                    reason = f"the peer does not speak MULTI ({reason})"
-                self.disconnect(connection, reason, abort=True)
-            elif (late := self._early_data_late_at(connection)) is not None and now >= late:
-                connection.early_data_moved = True
-                self.sender.lose(connection, self.connections)
-            return
-        if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
-            self.disconnect(
-                connection,
-                f"nothing received for {settings.idle_timeout_of(connection.transport):g} s",
-                abort=True,
-            )
-            return
-        deadline = connection.suspect_at()
-        if deadline is not None and now >= deadline:
-            if connection.state is ConnectionState.ACTIVE:
-                self._suspect(connection, "no progress")
-            elif connection.state is ConnectionState.DRAINING:
-                self.disconnect(connection, "no progress while draining", abort=True)
-        if connection.state is ConnectionState.SUSPECT:
-            if now >= connection.suspect_since + self._dead_after(connection):
-                self.disconnect(connection, "silent for too long", abort=True)
-                return
-            if now >= connection.sent_at + max(connection.suspect_after, 0.2):
-                self._send_ping(connection, now)
-        elif now >= connection.sent_at + self._keepalive_interval(connection):
-            self._send_ping(connection, now)
-        if connection.echo_due and now >= connection.echo_due:
-            connection.ack_wanted = True
-            connection.echo_due = 0.0
-
-    def _connection_deadlines(self, connection: Connection, due: list[float], wants_tokens: bool) -> None:
-        settings = self.settings
-        if connection.state is ConnectionState.AUTHENTICATING:
-            due.append(connection.created_at + settings.handshake_timeout)
-            if (late := self._early_data_late_at(connection)) is not None:
-                due.append(late)
-            return
-        due.append(connection.heard_at + settings.idle_timeout_of(connection.transport))
-        if connection.state is ConnectionState.SUSPECT:
-            due.append(connection.suspect_since + self._dead_after(connection))
-            due.append(connection.sent_at + max(connection.suspect_after, 0.2))
-        else:
-            due.append(connection.sent_at + self._keepalive_interval(connection))
-            if (deadline := connection.suspect_at()) is not None:
-                due.append(deadline)
-        if connection.echo_due:
-            due.append(connection.echo_due)
-        if wants_tokens and (ready := connection.tokens_ready_at()) is not None:
-            due.append(ready)
-
-    def _early_data_late_at(self, connection: Connection) -> float | None:
-        """When early data on a connection that has not authenticated is sent again on one that has."""
-        if connection.early_data_moved or not connection.in_flight or not self._has_active():
-            return None
-        return connection.session_progress_at + connection.suspect_after
-
-    def _has_active(self) -> bool:
-        return any(c.state is ConnectionState.ACTIVE for c in self.connections.values())
-
-    def _keepalive_interval(self, connection: Connection) -> float:
-        return min(KEEPALIVE_INTERVAL, self.settings.idle_timeout_of(connection.transport) / 3)
-
-    def _dead_after(self, connection: Connection) -> float:
-        return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
-
-    def _suspect(self, connection: Connection, reason: str) -> None:
-        connection.move(ConnectionState.SUSPECT, reason)
-        connection.suspect_since = self._now
-        self.outbox.lose(connection)
-        self.sender.lose(connection, self.connections)
-        self.receiver.everything_dirty()
-        self._notify_state(connection)
-
-    def _recovered(self, connection: Connection, reason: str) -> None:
-        if connection.state is ConnectionState.SUSPECT:
-            connection.move(ConnectionState.ACTIVE, reason)
-            self.sender.recover(connection)
-            self._notify_state(connection)
-            self._relieve_suspects()
-
-    def _relieve_suspects(self) -> None:
-        """A connection became usable: what suspect ones were given for want of a better one goes there as well."""
-        for connection in self.connections.values():
-            if connection.state is ConnectionState.SUSPECT:
-                self.outbox.lose(connection)
-                self.sender.lose(connection, self.connections)
-
-    def _drain(self, connection: Connection, reason: str) -> None:
-        self._say_drain(connection, drained=False)
-        self._start_draining(connection, reason)
-
-    def _say_drain(self, connection: Connection, *, drained: bool) -> None:
-        self.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4), (int(drained), 1)))
-
-    def _start_draining(self, connection: Connection, reason: str) -> None:
-        if connection.state is ConnectionState.SUSPECT:
-            self.sender.lose(connection, self.connections)
-        connection.move(ConnectionState.DRAINING, reason)
-        self._notify_state(connection)
-
-    def _finish_drains(self) -> None:
-        """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
-        if self._close_sent_at is not None:
-            return  # the peer's CLOSE may be on its way on any of them
-        replaced = self._has_active()
-        for connection in self.connections.values():
-            if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
-                continue  # never break before make: with nothing else left it goes on carrying
-            if not connection.drain_sent:
-                connection.drain_sent = True
-                self._say_drain(connection, drained=True)
-            elif connection.drain_received and not connection.carried_control and self.side is Side.CLIENT:
-                self._collect(connection)
-                self._effects.append(CloseConnection(connection.id, False, "drained"))
-                self._retire(connection, ConnectionState.CLOSED, "drained")
 
     def _retire(self, connection: Connection, state: ConnectionState, reason: str) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
@@ -870,7 +502,7 @@ class Session:
         self.sender.detach(connection)
         self.receiver.everything_dirty()
         self._auth.lost(connection, self._now)
-        self._notify_state(connection)
+        self.notify_state(connection)
         self._check_detached()
 
     def forget_connection(self, connection: ConnectionId) -> None:
@@ -880,7 +512,7 @@ class Session:
             self._collect(found)
             del self.connections[connection]
 
-    def _notify_state(self, connection: Connection) -> None:
+    def notify_state(self, connection: Connection) -> None:
         self.notify(ConnectionChanged(connection.id, connection.state, connection.reason, connection.facts))
 
     def _alive(self) -> list[Connection]:
@@ -901,7 +533,7 @@ class Session:
         if self.confirmed and self._detached_at is None and not self._carrying():
             if self.state is SessionState.CLOSED:
                 return
-            if self._close_sent_at is not None:
+            if self.close_sent_at is not None:
                 return  # CLOSE may have been lost with it: linger, the peer may come back on another connection
             self._detached_at = self._now
             self.state = check_session(self.state, SessionState.DETACHED)
@@ -916,7 +548,7 @@ class Session:
 
     def _finish_close(self) -> None:
         """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
-        if not self._closing or self._close_sent_at is not None or not self.confirmed:
+        if not self._closing or self.close_sent_at is not None or not self.confirmed:
             return
         if not self.streams.all_sent_acknowledged or not self.outbox.empty:
             return
@@ -926,7 +558,7 @@ class Session:
         if self._peer_closing:
             self._end("")
             return
-        self._close_sent_at = self._now
+        self.close_sent_at = self._now
         self.state = check_session(self.state, SessionState.CLOSING)
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
@@ -935,11 +567,11 @@ class Session:
             connection.send(SegmentType.ACK, (acks,), len(acks))
             connection.send(SegmentType.CLOSE, (payload,), len(payload))
 
-    def _peer_closed(self, connection: Connection, close: Close) -> None:
+    def peer_closed(self, connection: Connection, close: Close) -> None:
         if close.code == CLOSE_NORMAL and self._closing and not self.streams.all_sent_acknowledged:
             self._peer_closing = True  # both closed at once: the peer lingers to acknowledge what is still on its way
             return
-        if self._close_sent_at is None:
+        if self.close_sent_at is None:
             self._say_close(self._carrying())
         if close.code != CLOSE_NORMAL:
             self._end(f"the peer ended the session: {close.reason or 'aborted'}")
@@ -966,7 +598,7 @@ class Session:
             silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
             self._effects.append(CloseConnection(connection.id, silent, error or "the session is closed"))
             connection.move(ConnectionState.CLOSED, error or "the session is closed")
-            self._notify_state(connection)
+            self.notify_state(connection)
         self.streams.session_ended(SessionLost(error) if error else None)
         for stream in list(self.receiver.streams):
             self._effects.append(StreamReadable(stream))
@@ -974,11 +606,3 @@ class Session:
             self._effects.append(StreamWritable(stream))
         self.notify(SessionEnded(error))
         self._effects.append(SessionClosed(error, refused))
-
-
-def _delivery_time(connection: Connection) -> float:
-    """Estimated time until a small segment given to it now arrives; unknown figures count as slow."""
-    rate = connection.rate or 1e6
-    rtt = connection.min_rtt or connection.rtt or 0.1
-    waiting = connection.not_sent + max(0.0, connection.in_flight - rate * rtt)
-    return rtt / 2 + waiting / rate
