@@ -142,7 +142,9 @@ class _Transfer:
         peer = self._writer.get_extra_info("peername", ("unknown", 0))[0]
         seconds = self._loop.time() - self._started
         rate = f", {self._bytes * 8e-6 / seconds:.1f} Mbit/s" if self._bytes and seconds > 0 else ""
-        return f"{self.what} ({peer}): {outcome}; {self._bytes} bytes in {seconds:.1f} s{rate}"
+        again = self._writer.get_extra_info("session").bytes_reinjected
+        repeated = f", {again} bytes sent again" if again else ""
+        return f"{self.what} ({peer}): {outcome}; {self._bytes} bytes in {seconds:.1f} s{rate}{repeated}"
 
 
 async def _discard(reader: SessionReader) -> None:

@@ -165,6 +165,8 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = command("demo", _demo, "run the roaming demo")
     demo.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
+    demo.add_argument("--loopback", action="store_true", help="over loopback connections, without network namespaces")
+    demo.add_argument("--speed", metavar="N", type=_positive, default=1.0, help=argparse.SUPPRESS)
 
     from multi.cli.testbed import add_arguments
 
@@ -253,8 +255,7 @@ def _bench_run(parsed: argparse.Namespace) -> int:
 def _demo(parsed: argparse.Namespace) -> int:
     from multi.cli.demo import run_demo
 
-    code: int = run_demo(parsed.out)
-    return code
+    return run_demo(parsed.out, loopback=parsed.loopback, speed=parsed.speed)
 
 
 def _testbed(parsed: argparse.Namespace) -> int:
