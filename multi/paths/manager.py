@@ -41,6 +41,8 @@ class Slot:
     attempts: dict[ConnectionId, Candidate] = field(default_factory=dict)
     connection: ConnectionId | None = None
     """The connection that fills it, once authenticated."""
+    suspect: bool = False
+    """That connection may be dead."""
     attempted: bool = False
     """It has been up or has failed completely once."""
     failures: int = 0
@@ -114,6 +116,10 @@ class PathManager:
                 self._attempt_over(slot, connection, candidate, reason, now)
             return
         filled = next((s for s in self.slots if s.connection == connection), None)
+        if filled is not None:
+            filled.suspect = state is ConnectionState.SUSPECT
+            if state is ConnectionState.ACTIVE:
+                self._continue_handover(now)
         gone = state in (ConnectionState.LOST, ConnectionState.CLOSED, ConnectionState.DRAINING)
         if filled is not None and gone:
             # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
@@ -173,6 +179,7 @@ class PathManager:
                 if slot.connection is not None:
                     self._drain(slot.connection)
                 self.slots.remove(slot)
+        self._check_handover()
 
     def remove(self, connection: ConnectionId) -> None:
         """Do not want this connection any more (the session drains it)."""
@@ -181,6 +188,7 @@ class PathManager:
                 for attempt in slot.attempts:
                     self._effects.append(CancelDial(attempt))
                 self.slots.remove(slot)
+        self._check_handover()
 
     def hand_over(self, slots: list[Slot], done: Callable[[str], None], now: float) -> None:
         """Make one of `slots` carry the session and drain all others; `done("")` or `done(reason)` follows."""
@@ -206,6 +214,7 @@ class PathManager:
                 self._effects.append(CancelDial(attempt))
             slot.attempts.clear()
             slot.retry_at = None
+        self._fail_handover("the session has ended")
 
     def give_up(self, after: float) -> None:
         """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
@@ -306,7 +315,7 @@ class PathManager:
             # An alternative of the group was faster.
             self._drain(connection)
             return
-        slot.connection, slot.up_since, slot.retry_at = connection, now, None
+        slot.connection, slot.up_since, slot.retry_at, slot.suspect = connection, now, None, False
         slot.next_candidate = slot.candidates.index(candidate)
         slot.attempted = True
         self._roles[connection] = candidate.role
@@ -330,6 +339,7 @@ class PathManager:
         del slot.attempts[connection]
         self._deadlines.pop(connection, None)
         self._notify(AttemptFailed(candidate, reason))
+        raced = connection in self._racing
         self._leave_race(connection, now, won=False)
         slot.failures += 1
         slot.next_candidate = slot.candidates.index(candidate) + 1
@@ -338,9 +348,14 @@ class PathManager:
         if slot.failures >= len(slot.candidates) and not slot.attempts:
             slot.attempted = True
         self._announce_all()
-        if slot.connection is None and not slot.attempts and slot.failures >= len(slot.candidates):
-            self._schedule_retry(slot, now)
-        if self._handover is not None and slot in self._handover.slots and slot.attempted:
+        if slot.connection is None and not slot.attempts and not slot.parked:
+            if slot.failures >= len(slot.candidates):
+                self._schedule_retry(slot, now)
+            elif not raced:
+                slot.retry_at = now  # the race starts its alternatives itself; here nobody else would
+                return
+        wanted = self._handover.slots if self._handover is not None else []
+        if slot in wanted and slot.attempted and not any(s.attempts or s.connection is not None for s in wanted):
             self._fail_handover(reason)
 
     def _schedule_retry(self, slot: Slot, now: float) -> None:
@@ -382,7 +397,8 @@ class PathManager:
         handover = self._handover
         if handover is None:
             return
-        target = next((s for s in handover.slots if s.connection is not None), None)
+        # One that may be dead must prove itself first: breaking for it would leave nothing.
+        target = next((s for s in handover.slots if s.connection is not None and not s.suspect), None)
         if target is None or target.connection is None:
             return
         self._handover = None
@@ -398,6 +414,10 @@ class PathManager:
             if slot.connection is not None:
                 self._drain(slot.connection)
         handover.done("")
+
+    def _check_handover(self) -> None:
+        if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
+            self._fail_handover("it was removed")
 
     def _fail_handover(self, reason: str) -> None:
         handover, self._handover = self._handover, None
