@@ -79,6 +79,7 @@ class Liveness:
                 self.suspect(connection, "no progress", now)
             elif connection.state is ConnectionState.DRAINING:
                 self._host.disconnect(connection, "no progress while draining", abort=True)
+                return
         if connection.state is ConnectionState.SUSPECT:
             if now >= connection.suspect_since + self._dead_after(connection):
                 self._host.disconnect(connection, "silent for too long", abort=True)
@@ -91,8 +92,8 @@ class Liveness:
             connection.ack_wanted = True
             connection.echo_due = 0.0
 
-    def deadlines(self, connection: Connection, due: list[float], wants_tokens: bool) -> None:
-        """Add to `due` when `check` must run, and when a rate cap lets something through that waits."""
+    def deadlines(self, connection: Connection, due: list[float]) -> None:
+        """Add to `due` when `check` must run."""
         settings = self._host.settings
         if connection.state is ConnectionState.AUTHENTICATING:
             due.append(connection.created_at + settings.handshake_timeout)
@@ -109,8 +110,6 @@ class Liveness:
                 due.append(deadline)
         if connection.echo_due:
             due.append(connection.echo_due)
-        if wants_tokens and (ready := connection.tokens_ready_at()) is not None:
-            due.append(ready)
 
     def _early_data_late_at(self, connection: Connection) -> float | None:
         """When early data on a connection that has not authenticated is sent again on one that has."""

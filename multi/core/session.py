@@ -327,10 +327,12 @@ class Session:
             due.append(self.close_sent_at + self.settings.linger)
         if self.side is Side.SERVER and not self.confirmed and not self._alive():
             due.append(self._created_at + self.settings.handshake_timeout)
-        wants_tokens = bool(self.sender.unacked)
         for connection in self.connections.values():
             if connection.alive:
-                self._liveness.deadlines(connection, due, wants_tokens)
+                self._liveness.deadlines(connection, due)
+        if self.sender.unacked:
+            # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
+            due += [ready for c in self._outgoing.usable() if (ready := c.tokens_ready_at()) is not None]
         # A timer in the past would spin; what was due has been handled with the last input.
         return max(min(due), self._now + 1e-4) if due else None
 

@@ -108,6 +108,19 @@ def test_a_rate_cap_is_kept_within_three_percent() -> None:
     assert 1_000_000 / seconds == pytest.approx(0.25e6, rel=0.03), "the cap holds for the server as well"
 
 
+def test_a_rate_cap_on_a_connection_that_stands_by_keeps_no_timer_busy() -> None:
+    pair = opened(route(0.1e6, 0.050), route(1e6, 0.010), max_rates=[0.0, 0.2e6])
+    pair.client.write(data(pair, 200_000))
+    connection = pair.client.session.connections[ConnectionId(1)]
+    assert pair.until(lambda: connection.credit == 0, 1.0)
+    pair.client.set_role(ConnectionId(1), Role.BACKUP)
+    pair.run(0.1)
+    for _ in range(20):
+        due = pair.client.session.next_timer()
+        assert due is None or due > pair.clock.now + 0.0002, "a timer that finds nothing to do"
+        pair.run(0.005)
+
+
 # --- losing  ---
 
 
