@@ -166,7 +166,7 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
     console = Console(highlight=False, markup=False)
     size = int(FILE_SIZE / speed)
     console.print(f"Making a file of {size / 1e6:.0f} MB from this Python installation ...")
-    digest = await asyncio.to_thread(make_file, work / "files" / FILE_NAME, size)
+    digest = await make_file(work / "files" / FILE_NAME, size)
     for link in testbed.links.values():
         down = link.spec.down
         console.print(

@@ -198,6 +198,7 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
     seconds = recorder.finished_at or recorder.now()
     connections = recorder.connections()
     ends = [mark.t for mark in recorder.marks[1:]] + [seconds]
+    arrived_twice = max(0, sum(c["bytes"] for c in connections) - outcome.size)
     trace: Trace = {
         "version": FORMAT,
         "speed": outcome.speed,
@@ -209,8 +210,9 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
         "seconds": round(seconds, 3),
         "average_mbps": round(outcome.size * 8e-6 / seconds, 1),
         "peak_mbps": round(_peak(recorder.samples) * 8e-6, 1),
-        "sent_again": outcome.sent_again,
-        "arrived_twice": max(0, sum(c["bytes"] for c in connections) - outcome.size),
+        # The server says it when it has written the last byte, and may send some again after that.
+        "sent_again": max(outcome.sent_again, arrived_twice),
+        "arrived_twice": arrived_twice,
         "networks": recorder.networks,
         "connections": connections,
         "story": [

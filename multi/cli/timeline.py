@@ -12,6 +12,7 @@ from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from multi.cli.roaming_trace import Trace, TracedSample
 
@@ -21,7 +22,8 @@ SMOOTHING = 3  # samples a point is the average of: 0.3 s
 COLOURS = {"WiFi": "#3b82c4", "5G": "#f0a03c"}
 OTHER = "#888888"
 STATES = {"active": "#4caf50", "suspect": "#ffb300", "draining": "#26a0b8"}
-ENDED = ("lost", "closed")
+LABEL_ROWS = 2
+LABEL_WIDTH = 0.135  # of the whole width; the longest title at this size
 
 
 def draw_timeline(trace: Trace, path: Path) -> None:
@@ -42,7 +44,7 @@ def draw_timeline(trace: Trace, path: Path) -> None:
     total = [sum(column) for column in zip(*rates.values(), strict=True)]
     above.plot(times, total, color="#222222", linewidth=0.9, label="together")
     top = max(total, default=0.0) * 1.05 or 1.0
-    above.set_ylim(0, top * 1.42)
+    above.set_ylim(0, top * (1.05 + 0.15 * LABEL_ROWS))
     above.set_yticks([tick for tick in range(0, 1000, 50) if tick <= top])
     above.set_ylabel("Mbit/s")
     above.grid(axis="y", alpha=0.25)
@@ -50,34 +52,39 @@ def draw_timeline(trace: Trace, path: Path) -> None:
         above.spines[side].set_visible(False)
     _draw_story(above, below, trace, top)
     _draw_states(below, trace)
-    above.legend(loc="upper right", ncols=3, frameon=False, fontsize=9, bbox_to_anchor=(1, 1.06))
+    above.legend(loc="lower right", ncols=3, frameon=False, fontsize=9.5, borderaxespad=0.2, bbox_to_anchor=(1, 1.0))
     verified = "verified by SHA-256" if trace["verified"] else "NOT VERIFIED"
-    above.set_title(
+    figure.suptitle(
         f"One download of {trace['size'] / 1e6:.0f} MB while networks come and go ({verified})",
-        loc="left",
-        fontsize=12,
+        x=0.01,
+        horizontalalignment="left",
+        fontsize=13,
         fontweight="bold",
     )
     below.set_xlim(0, trace["seconds"])
+    below.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
     below.set_xlabel("seconds")
     figure.savefig(path)
 
 
 def _draw_story(above: Any, below: Any, trace: Trace, top: float) -> None:
-    """A line and words for each step; three heights, so that they do not meet."""
-    for number, mark in enumerate(trace["story"]):
-        height = top * (1.02 + 0.13 * (number % 3))
+    """A line and words for each step, in the lowest row where they do not meet others."""
+    free_from = [0.0] * LABEL_ROWS
+    for mark in trace["story"]:
         for axes in (above, below):
             axes.axvline(mark["t"], color="#444444", linewidth=0.9, linestyle=(0, (4, 3)))
+        row = next((row for row, free in enumerate(free_from) if mark["t"] >= free), LABEL_ROWS - 1)
+        free_from[row] = mark["t"] + trace["seconds"] * LABEL_WIDTH
         gap = mark["longest_gap"]
         pause = f"{gap:.1f} s" if gap >= 1 else f"{gap * 1000:.0f} ms"
         above.text(
-            mark["t"] + trace["seconds"] * 0.005,
-            height,
-            f"{mark['title']}\nno data for {pause}",
-            fontsize=8.5,
+            mark["t"] + trace["seconds"] * 0.004,
+            top * (1.03 + 0.15 * row),
+            f"{mark['title']}\n{'first byte after' if mark['key'] == 'start' else 'longest gap'} {pause}",
+            fontsize=9,
             verticalalignment="bottom",
-            linespacing=1.25,
+            linespacing=1.3,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5, "alpha": 0.9},
         )
 
 
