@@ -427,6 +427,7 @@ class ServerAuthenticator(Authenticator):
 
     @staticmethod
     def _apply(connection: Connection, terms: ConnectionTerms) -> None:
-        connection.role = terms.role
+        if not connection.role_unsaid:
+            connection.role = terms.role
         connection.weight = terms.weight
         connection.set_max_rate(terms.max_rate)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from multi.core.facts import ConnectionFacts, TransportSample
 from multi.core.ids import ConnectionId, ConnectionState, SessionId, StreamId
 from multi.core.sealing import MAX_SEALED_PAYLOAD, Cipher, Opener, Sealer
-from multi.core.segment import TAG_LENGTH, Segment, SegmentDecoder, encode_header
+from multi.core.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
 from multi.core.state import check_connection
 
 SLOW_SEGMENT = 16 * 1024  # below 200 Mbit/s; mechanics: the write size bounds what a slow path holds back
@@ -86,6 +86,7 @@ class Connection:
         "retransmits",
         "role",
         "role_sequence",
+        "role_unsaid",
         "rtt",
         "rtt_variation",
         "sampled_acked",
@@ -95,6 +96,7 @@ class Connection:
         "suspect_since",
         "transport",
         "unacked",
+        "unread",
         "unsampled",
         "weight",
     )
@@ -148,12 +150,16 @@ class Connection:
         """That side has said that nothing of its own is outstanding any more."""
         self.role_sequence = -1
         """Number of the newest ROLE taken."""
+        self.role_unsaid = False
+        """This side has set the role before the peer had proved itself here."""
         self.carried_control: set[int] = set()
 
         self.in_flight = 0
         self.allowance: int | None = None
         """Data bytes that may leave before the peer has been heard; None = no bound (see `probation`)."""
         self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = 0
+        self.unread = 0
+        """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""
         self.has_samples = False
         self.unsampled = False
         """Something was written since the transport was last asked."""
@@ -209,6 +215,8 @@ class Connection:
     ) -> None:
         """Queue one segment for the next SendBytes; `length` is the payload's."""
         output = self.output[lane]
+        if type_ != SegmentType.DATA:
+            self.unread += length + HEADER_LENGTH
         if self._sealers is not None:
             header = encode_header(type_, self._session_id, sequence, stream, length + TAG_LENGTH)
             output.append(header)
@@ -250,6 +258,8 @@ class Connection:
 
     def set_channel_credit(self, credit: int) -> None:
         self._channel_credit = credit
+        if credit > 0:
+            self.unread = 0
 
     def refresh_credit(self, now: float) -> None:
         """Recompute `credit` from what the transport takes and what the rate cap allows."""

@@ -30,6 +30,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self._next = 0
+        self._sent = 0  # all below this have left once
         self._acked = 0
         self._waiting: list[int] = []
         self._controls: dict[int, _Control] = {}
@@ -51,12 +52,17 @@ class Outbox:
         self._waiting.append(number)
         return number
 
+    def holds(self, type_: SegmentType) -> bool:
+        """A control segment of this type is not acknowledged yet."""
+        return any(control.type is type_ for control in self._controls.values())
+
     def send(self, connection: Connection, now: float) -> None:
         """Put everything that waits on `connection`."""
         while self.waiting:
             number = self._waiting.pop(0)
             control = self._controls[number]
             control.connection = connection.id
+            self._sent = max(self._sent, number + 1)
             if not connection.outstanding:
                 connection.carries(0, now)
             connection.carried_control.add(number)
@@ -70,7 +76,7 @@ class Outbox:
     ) -> list[tuple[SegmentType, StreamId]]:
         """Return the control segments newly acknowledged."""
         highest = ranges[-1][1] if ranges else cumulative
-        if highest > self._next:
+        if highest > self._sent:
             raise RemoteProtocolError("acknowledgement of control segments that were never sent")
         if cumulative <= self._acked and not ranges:
             return []

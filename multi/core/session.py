@@ -58,6 +58,7 @@ from multi.core.state import SessionState, check_session
 from multi.core.streams import Streams
 from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SessionLost
 
+UNREAD_LIMIT = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
 
@@ -262,8 +263,15 @@ class Session:
         if found.role is role:
             return
         found.role = role
-        self.outbox.add(SegmentType.ROLE, encode_role(found.number, role))
+        if found.authenticated:
+            self._say_role(found)
+        else:
+            found.role_unsaid = True
         self.notify(RoleChanged(found.id, role, by_peer=False))
+
+    def _say_role(self, connection: Connection) -> None:
+        connection.role_unsaid = False
+        self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
 
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
         """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
@@ -343,6 +351,8 @@ class Session:
         if self.state is not SessionState.CLOSED:
             self._flush(self._now)
         for connection in self.connections.values():
+            if connection.unread > UNREAD_LIMIT and connection.alive:
+                self.disconnect(connection, "the peer sends and does not read", abort=True)
             self._collect(connection)
         effects, self._effects = self._effects, []
         return effects
@@ -426,6 +436,8 @@ class Session:
             self.state = check_session(self.state, SessionState.OPEN)
             self.notify(SessionConfirmed())
         self._attached()
+        if connection.role_unsaid:
+            self._say_role(connection)
         self._liveness.relieve_suspects()
         if self.close_sent_at is not None:
             self._say_close([connection])  # the peer came back because it has not heard it
@@ -478,7 +490,8 @@ class Session:
             scheduler = self._make_scheduler("adaptive", {})
             policy = Policy("adaptive", (), policy.switch, policy.reinject)
             reason = str(error)
-            self.outbox.add(SegmentType.POLICY, encode_policy(policy))
+            if not self.outbox.holds(SegmentType.POLICY):  # or a peer that acknowledges nothing could pile them up
+                self.outbox.add(SegmentType.POLICY, encode_policy(policy))
         self._use_scheduler(policy, scheduler, by_peer=True, reason=reason)
 
     def _use_scheduler(self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = "") -> None:

@@ -1,0 +1,80 @@
+"""What an authenticated peer could make grow, and what an application may ask of a connection that is not ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.core.events import CloseConnection, SendBytes
+from multi.core.ids import Role
+from multi.core.payloads import Ack, Keepalive, Policy, encode_ack, encode_keepalive, encode_policy
+from multi.core.segment import SegmentType
+from multi.core.session import UNREAD_LIMIT
+
+from .core_wiring import CLEAR, Ends
+from .test_core_hostile_peer import assert_answers, data, two_lines, unplug
+
+T = SegmentType
+
+
+def test_control_that_was_not_sent_yet_cannot_be_acknowledged() -> None:
+    """Otherwise a peer could free its streams and let what tells it of that pile up here."""
+    ends, bad, good = two_lines()
+    unplug(bad, good)
+    for number in range(300):  # more than may be under way, so some have not left
+        ends.server.session.set_role(bad.id, Role(1 - number % 2), now=0.0)
+    ends.pump()
+    bad.inject(ends.segment(T.ACK, encode_ack(Ack(CLEAR.initial_window, 0, ((299, 300),)))))
+    ends.pump()
+    assert "never sent" in ends.server.ended[bad.id]
+
+
+def test_policies_that_cannot_be_followed_are_answered_once_until_the_answer_is_acknowledged() -> None:
+    ends, line, other = two_lines()
+    unplug(line, other)
+    line.sent_down.clear()
+    other.sent_down.clear()
+    for number in range(1000):
+        line.inject(ends.segment(T.POLICY, encode_policy(Policy("no such scheduler")), sequence=number))
+        ends.pump()
+    answers = [s for s in (*line.sent_down, *other.sent_down) if s[1] == T.POLICY]
+    assert len(answers) == 1
+    assert_answers(ends, line)
+
+
+@pytest.mark.parametrize("what", ["questions", "repeats"])
+def test_a_peer_that_asks_and_does_not_read_loses_its_connection(what: str) -> None:
+    ends, bad, good = two_lines()
+    unplug(bad, good)
+    session = ends.server.session
+    for line in (bad, good):
+        session.set_credit(line.id, 0, now=0.0)  # the transport takes nothing more
+    question = ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(1)))
+    repeat = ends.segment(*data(1)[:2])
+    written = 0
+    for _ in range(40_000):
+        session.receive(bad.id, memoryview(question if what == "questions" else repeat), now=0.0)
+        effects = session.effects()
+        written += sum(len(b) for e in effects if isinstance(e, SendBytes) for b in e.buffers)
+        if any(isinstance(e, CloseConnection) for e in effects):
+            break
+    assert any("does not read" in c.reason for c in session.connections.values())
+    assert written < 2 * UNREAD_LIMIT
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_role_set_before_a_connection_is_authenticated_holds_on_both_sides(side: str) -> None:
+    ends = Ends(CLEAR, CLEAR)
+    ends.connect()
+    ends.pump()
+    late = ends.connect()
+    late.hold_up = side == "client"
+    late.hold_down = side == "server"
+    ends.pump()
+    node = ends.client if side == "client" else ends.server
+    node.session.set_role(late.id, Role.BACKUP, now=0.0)
+    ends.pump()
+    late.hold_up = late.hold_down = False
+    ends.pump()
+    for node in (ends.client, ends.server):
+        assert node.states()[late.id] == "active"
+        assert node.session.connections[late.id].role is Role.BACKUP
