@@ -13,6 +13,8 @@ from multi.core.facts import Candidate
 from multi.net import interfaces_async, routed
 from multi.paths.candidates import EntrySpec, candidates
 
+JUST_READ = 0.2  # seconds the interfaces read for one session may serve another one that opens
+
 Rejected = list[tuple[str, str]]
 
 
@@ -30,7 +32,10 @@ class Resolver:
         specs = [self._spec(entry) for entry in wanted]
         remotes = sorted({(spec.remote_host, spec.remote_port) for spec in specs})
         kinds = config.interfaces.model_dump()
-        found = await interfaces_async({kind: names for kind, names in kinds.items() if names})
+        # Opening may rely on what another session has just read; later questions are about changes.
+        found = await interfaces_async(
+            {kind: names for kind, names in kinds.items() if names}, max_age=JUST_READ if entries is None else 0.0
+        )
         resolved = await asyncio.gather(*(self._resolve(host, port) for host, port in remotes))
         addresses: dict[tuple[str, int], Sequence[str]] = {}
         rejected: Rejected = []
@@ -39,7 +44,8 @@ class Resolver:
             if error:
                 rejected.append((remote[0], error))
         every_remote = {address for literal in addresses.values() for address in literal}
-        routes = await asyncio.to_thread(routed, found, every_remote)
+        elsewhere = {address for address in every_remote if not ipaddress.ip_address(address).is_loopback}
+        routes = await asyncio.to_thread(routed, found, elsewhere) if elsewhere else frozenset()
         usable, rejections = candidates(specs, found, addresses, routes)
         rejected += [(f"entry {r.entry} ({r.what})", r.reason) for r in rejections]
         return self._without_subflows(usable), rejected

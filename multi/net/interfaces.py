@@ -38,24 +38,33 @@ IFA_F_TENTATIVE = 0x40
 CONNECTED = frozenset({"UP", "UNKNOWN"})  # UNKNOWN: loopback, tun and others that have no notion of it
 
 
-def interfaces(user_kinds: UserKinds = {}) -> tuple[Interface, ...]:  # noqa: B006 - never changed
+def interfaces(
+    user_kinds: UserKinds = {},  # noqa: B006 - never changed
+    *,
+    max_age: float = 0.0,
+) -> tuple[Interface, ...]:
     """Read all interfaces now, in the order of the system; takes a few milliseconds, in any thread or loop.
 
+    What was read at most `max_age` seconds ago may be used again: who opens many sessions need not ask each time.
     The names in `user_kinds` get their kind from there. Interfaces that vanish meanwhile are left out. Where
     nothing can be read the result is empty. Raises ConfigError for a kind that does not exist.
     """
     named = _named_kinds(user_kinds)
     if sys.platform == "linux":
         try:
-            return _from_netlink(netlink.snapshot(), named)
+            return _from_netlink(netlink.recent_snapshot(max_age), named)
         except OSError as error:
             log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
     return _from_netifaces(named)
 
 
-async def interfaces_async(user_kinds: UserKinds = {}) -> tuple[Interface, ...]:  # noqa: B006 - never changed
+async def interfaces_async(
+    user_kinds: UserKinds = {},  # noqa: B006 - never changed
+    *,
+    max_age: float = 0.0,
+) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
-    return await asyncio.to_thread(interfaces, user_kinds)
+    return await asyncio.to_thread(interfaces, user_kinds, max_age=max_age)
 
 
 def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tuple[str, str]]:
