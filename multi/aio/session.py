@@ -107,7 +107,8 @@ class Session:
         """Move the session make-before-break: open or use `to`, then drain all other connections.
 
         `to` is a kind (`wifi`), an interface name or a connection id. Raises TransportError when `to` cannot be
-        opened; the old connections stay then, as they do when the call is cancelled.
+        opened; the old connections stay then, as they do when the call is cancelled. Raises SessionLost when the
+        session ends meanwhile.
         """
         self._check_open()
         slots = self._slots(to)
@@ -121,6 +122,8 @@ class Session:
                 self._driver.engine.paths.cancel_handover()
             raise
         if reason:
+            if self._driver.closed.done():
+                raise self._driver.closed_error or SessionLost("the session is closed")
             raise TransportError(f"handover to {to} failed: {reason}")
 
     def _slots(self, to: str | int) -> list[Slot]:

@@ -266,6 +266,22 @@ def test_cancelled_handover_leaves_the_old_connection(development_certificates: 
     run(scenario())
 
 
+def test_a_handover_under_way_ends_with_its_session(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            relay.flowing.clear()  # it accepts and forwards nothing
+            silent = w.over(relay, interface="127.0.0.1")
+            session = await multi.connect(w.config(OVER_IPV6, silent))
+            await w.inbox.next()
+            moving = asyncio.ensure_future(session.handover("127.0.0.1"))
+            await asyncio.sleep(0.05)
+            session.abort("enough")
+            with pytest.raises(multi.SessionLost, match="enough"):
+                await asyncio.wait_for(moving, 2.0)
+
+    run(scenario())
+
+
 def test_switch_mode_keeps_the_second_as_backup_and_promotes_it(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w, Relay(w.server.port) as relay:
