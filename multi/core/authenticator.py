@@ -276,7 +276,6 @@ class ServerAuthenticator(Authenticator):
         super().__init__(host)
         self._psk = psk
         self._hello_part: bytes | None = None
-        self._hello_nonce = b""
         self._accept: Accept | None = None
         self._confirmed = False
         self._next_number = 0
@@ -384,7 +383,7 @@ class ServerAuthenticator(Authenticator):
             False,
             Cipher.AES_128_GCM,
         )
-        self._hello_part, self._hello_nonce = part, hello.nonce
+        self._hello_part = part
         self.psk_id = hello.psk_id if psk else b""
         self.keys = SessionKeys(self.host.session_id, part, self._accept.session_part(), shared, psk)
 

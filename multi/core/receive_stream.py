@@ -316,21 +316,3 @@ class ReceiveStream:
                 ready[0] = view[limit:]
         self.consumed += len(data)
         return data
-
-    def unread(self, data: bytes) -> None:
-        """Put back what `read` returned last."""
-        if data:
-            self._ready.appendleft(data)
-            self.consumed -= len(data)
-
-    def peek(self) -> memoryview:
-        """Return everything readable as one contiguous piece without consuming it."""
-        if len(self._ready) != 1:
-            joined = b"".join(self._ready)
-            self._ready.clear()
-            if joined:
-                self._ready.append(joined)
-            return memoryview(joined)
-        if isinstance(self._ready[0], bytearray):
-            self._ready[0] = bytes(self._ready[0])  # a view would forbid joining the next piece to it
-        return memoryview(self._ready[0])

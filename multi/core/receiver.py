@@ -40,8 +40,6 @@ class Receiver:
         self.ack_due: float | None = None
         """When an acknowledgement must leave, None = nothing to say."""
         self.ack_now = False
-        self.reassembly_peak = 0
-        """Most bytes kept out of order."""
 
     def add(self, stream: StreamId, now: float) -> ReceiveStream:
         window = Window(self._initial_window, max(self._settings.max_stream_window, EARLY_DATA_LIMIT), now)
@@ -142,10 +140,6 @@ class Receiver:
             if stream in self.streams:
                 self._dirty[stream] = None
 
-    @property
-    def ack_pending(self) -> bool:
-        return self.ack_now or self.ack_due is not None
-
     def ack_payload(self) -> bytes:
         """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""
         room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
@@ -176,9 +170,3 @@ class Receiver:
                 tuple(streams),
             )
         )
-
-    def full_ack_payload(self, stream: StreamId) -> bytes:
-        """An ACK that certainly speaks of `stream`, for a peer that asks."""
-        if stream in self.streams:
-            self._dirty[stream] = None
-        return self.ack_payload()

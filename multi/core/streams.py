@@ -179,10 +179,6 @@ class Streams:
         found = self._host.sender.streams.get(stream)
         return found.unsent if found is not None else 0
 
-    def memory(self, stream: StreamId) -> int:
-        found = self._host.sender.streams.get(stream)
-        return found.memory if found is not None else 0
-
     def finished(self, stream: StreamId) -> bool:
         """Everything written, with the end, was acknowledged (or nothing of it matters any more)."""
         found = self._host.sender.streams.get(stream)
@@ -198,18 +194,6 @@ class Streams:
         if found.at_end:
             self.maybe_over(stream)
         return data
-
-    def unread(self, stream: StreamId, data: bytes) -> None:
-        """Put back what `read` returned: its reader was cancelled. Window already granted stays granted."""
-        found = self._host.receiver.streams.get(stream)
-        if found is not None:
-            found.unread(data)
-            self._host.receiver.consumed -= len(data)
-
-    def peek(self, stream: StreamId) -> memoryview:
-        """Everything readable, without consuming it."""
-        found = self._host.receiver.streams.get(stream)
-        return found.peek() if found is not None else memoryview(b"")
 
     def readable(self, stream: StreamId) -> int:
         found = self._host.receiver.streams.get(stream)

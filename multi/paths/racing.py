@@ -38,10 +38,6 @@ class Race:
         """Every candidate has been started and has succeeded or failed."""
         return not self._queue and not self._pending
 
-    @property
-    def waiting(self) -> int:
-        return len(self._queue)
-
     def due(self, now: float) -> list[Candidate]:
         """Return the candidates to start now, in order."""
         started: list[Candidate] = []

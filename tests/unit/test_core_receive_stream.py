@@ -66,10 +66,6 @@ class ReceiveStreamModel(RuleBasedStateMachine):
         assert data or limit == 0 or not self.stream.readable
         self.read_so_far += len(data)
 
-    @rule()
-    def peek(self) -> None:
-        assert self.stream.peek() == CONTENT[self.read_so_far : self.stream.next_offset]
-
     @invariant()
     def everything_in_order_is_readable(self) -> None:
         hole = self.arrived.find(0)
