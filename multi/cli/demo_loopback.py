@@ -111,6 +111,8 @@ def _archive(work: Path, enough: int) -> Path:
         for path in installation_files():
             with contextlib.suppress(OSError):
                 size = path.stat().st_size
+                if size > enough:
+                    continue  # it would make a short demo long
                 archive.add(path, arcname=str(path).lstrip("/"), recursive=False)
                 total += size
             if total >= enough:

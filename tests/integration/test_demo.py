@@ -1,0 +1,219 @@
+"""The demos, shortened: what they say, what they leave behind, and how they end when something breaks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from multi.cli import demo, demo_loopback, roaming
+from multi.cli.roaming import STORY
+from multi.cli.roaming_trace import Recorder
+from multi.testbed import TestbedNotAllowed, load_profile, pytest_plugin
+from tests.integration.cli_runner import Files, command, run, wait_for_line
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "roaming_download.py"
+KEYS = ["start", "wifi_in_range", "wifi_dies", "wifi_back", "handover", "total_loss", "resume"]
+
+
+@pytest.fixture
+def testbed_allowed() -> None:
+    """Skips, with the reason, where the demo would run over loopback."""
+    with pytest_plugin.started(load_profile("wifi_and_5g")):
+        pass
+
+
+# --- roaming  ---
+
+
+def test_the_roaming_demo_delivers_a_verified_file_and_tells_the_whole_story(
+    testbed_allowed: None, tmp_path: Path
+) -> None:
+    done = run("demo", "--speed", "6", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"delivered and verified: SHA-256 [0-9a-f]{64}", done.stdout)
+
+    trace = json.loads((tmp_path / "out" / "roaming.json").read_text())
+    assert trace["verified"]
+    assert trace["sha256"] == trace["received_sha256"]
+    assert [mark["key"] for mark in trace["story"]] == KEYS == [step.key for step in STORY]
+    times = [mark["t"] for mark in trace["story"]]
+    assert times == sorted(times)
+    assert times[-1] < trace["seconds"]
+    for mark in trace["story"]:
+        assert 0 <= mark["longest_gap"] < 5, mark
+        assert mark["title"] in done.stdout
+    gaps = {mark["key"]: mark["longest_gap"] for mark in trace["story"]}
+    assert gaps["total_loss"] > 0.4, "nothing can come while there is no network"
+
+    samples = trace["samples"]
+    assert samples[-1]["delivered"] == trace["size"]
+    assert sum(samples[-1]["bytes"].values()) >= trace["size"]
+    assert {c["network"] for c in trace["connections"] if c["bytes"]} == {"5G", "WiFi"}
+    states = {state for c in trace["connections"] for _, state, _ in c["states"]}
+    assert {"active", "suspect", "draining"} <= states
+
+
+def test_the_picture_shows_both_networks(testbed_allowed: None, tmp_path: Path) -> None:
+    image = pytest.importorskip("matplotlib.image", reason="matplotlib is not installed: no picture")
+    done = run("demo", "--speed", "8", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    pixels = image.imread(tmp_path / "out" / "roaming.png")[:, :, :3]
+    assert pixels.shape[0] > 500
+    assert pixels.shape[1] > 1000
+    red, blue = pixels[:, :, 0], pixels[:, :, 2]
+    for name, share in (("5G", (red > blue + 0.3).mean()), ("WiFi", (blue > red + 0.3).mean())):
+        assert share > 0.03, f"{name} covers {share:.1%} of the picture"
+
+
+@contextmanager
+def _running_demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A roaming demo that streams, with a directory of its own for temporary files."""
+    (tmp_path / "tmp").mkdir()
+    arguments = command("demo", "--speed", "3", "--out", tmp_path / "out")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            wait_for_line(process, r"connection 0 .* is open")
+            yield process
+        finally:
+            process.kill()
+
+
+def _children(process: int) -> dict[int, str]:
+    """Ids and command lines of the children of a process."""
+    threads = Path(f"/proc/{process}/task").glob("*/children")
+    ids = [int(child) for thread in threads for child in thread.read_text().split()]
+    return {i: Path(f"/proc/{i}/cmdline").read_bytes().replace(b"\0", b" ").decode() for i in ids}
+
+
+def _nothing_is_left(children: dict[int, str], tmp_path: Path) -> None:
+    assert list((tmp_path / "tmp").iterdir()) == []
+    deadline = time.monotonic() + 3
+    while left := [i for i in children if Path(f"/proc/{i}").exists()]:
+        assert time.monotonic() < deadline, f"{[children[i] for i in left]} still run"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
+    testbed_allowed: None, tmp_path: Path, number: signal.Signals
+) -> None:
+    with _running_demo(tmp_path) as process:
+        children = _children(process.pid)
+        assert len(children) == 2
+        interrupted = time.monotonic()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=10)
+        assert time.monotonic() - interrupted < 3
+        assert (process.returncode, errors) == (130, "multi: interrupted\n")
+    _nothing_is_left(children, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("multi serve", "the server has ended by signal 9"),
+        ("multi.testbed.relay", "the relay between the hosts has died"),
+    ],
+)
+def test_a_demo_that_loses_a_part_says_so_and_leaves_nothing(
+    testbed_allowed: None, tmp_path: Path, part: str, words: str
+) -> None:
+    with _running_demo(tmp_path) as process:
+        children = _children(process.pid)
+        os.kill(next(i for i, line in children.items() if part in line), signal.SIGKILL)
+        _, errors = process.communicate(timeout=10)
+        assert process.returncode == 1
+        assert words in errors
+        assert "Traceback" not in errors
+    _nothing_is_left(children, tmp_path)
+
+
+def test_gaps_count_from_the_event_and_until_the_first_read_after_it() -> None:
+    times = [0.0, 1.0, 1.1, 4.6, 4.7, 9.0]
+    clock = iter([0.0, *times])
+    recorder = Recorder(lambda: next(clock), {})
+    for _ in times:
+        recorder.read(1)
+    assert recorder.longest_gap(1.05, 3.0) == pytest.approx(3.5), "it began before the end, and is counted whole"
+    assert recorder.longest_gap(4.0, 6.0) == pytest.approx(4.3)
+    assert recorder.longest_gap(4.0, 4.65) == pytest.approx(0.6), "time before the event does not count"
+
+
+# --- loopback  ---
+
+
+def test_without_namespaces_the_demo_gives_the_reason_and_runs_over_loopback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def not_allowed(*_: object, **__: object) -> int:
+        raise TestbedNotAllowed("nobody may")
+
+    def over_loopback(out: Path, *, speed: float) -> int:
+        return 7
+
+    monkeypatch.setattr("multi.testbed.enter_user_namespace", not_allowed)
+    monkeypatch.setattr(roaming, "run_roaming_demo", not_allowed)
+    monkeypatch.setattr(demo_loopback, "run_loopback_demo", over_loopback)
+    assert demo.run_demo(tmp_path) == 7
+    said = capsys.readouterr().out
+    assert "nobody may" in said
+    assert "loopback" in said
+
+
+def test_the_loopback_demo_brings_the_file_back_whole(tmp_path: Path) -> None:
+    if not demo_loopback._has_mptcp():
+        pytest.skip("this kernel has no MPTCP: the loopback demo needs it")
+    done = run("demo", "--loopback", "--speed", "6", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "went out and came back whole" in done.stdout
+    trace = json.loads((tmp_path / "demo.json").read_text())
+    assert [part["trace"]["copy"] for part in trace] == ["put", "get"]
+    for part in trace:
+        assert len(part["trace"]["events"]) == 3
+        assert len(part["result"]["connections"]) >= 3
+
+
+# --- the example  ---
+
+
+def test_the_example_downloads_tells_events_and_hands_over(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    content = os.urandom(12_000_000)
+    (files.served / "film").write_bytes(content)
+    with files.serving() as (_, port):
+        config = files.client_config(port, "tcp", "tcp", max_rate_mbps=40)
+        arguments = [sys.executable, "-W", "error", str(EXAMPLE), str(config), "film", str(files.here / "film")]
+        with subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            try:
+                wait_for_line(process, r"over 127\.0\.0\.\d:\d+ is active")
+                wait_for_line(process, r"over 127\.0\.0\.\d:\d+ is active")
+                assert process.stdin is not None
+                process.stdin.write("127.0.0.3\n")
+                process.stdin.flush()
+                wait_for_line(process, r"connection \d over 127\.0\.0\.2:\d+ is draining")
+                output, errors = process.communicate(timeout=30)
+            finally:
+                process.kill()
+    assert (process.returncode, errors) == (0, "")
+    assert hashlib.sha256(content).hexdigest() in output
+    assert (files.here / "film").read_bytes() == content
+
+
+def test_the_example_stays_short() -> None:
+    assert len(EXAMPLE.read_text().splitlines()) <= 60
