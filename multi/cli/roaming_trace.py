@@ -249,7 +249,7 @@ def summary_lines(trace: Trace) -> list[str]:
     size, carried = trace["size"], sum(c["bytes"] for c in trace["connections"])
     lines = ["Summary"]
     if trace["verified"]:
-        lines.append(f"  {size_in_words(size)} delivered and verified: SHA-256 {trace['sha256']}")
+        lines.append(f"  {size / 1e6:.0f} MB delivered and verified: SHA-256 {trace['sha256']}")
     else:
         lines.append(f"  NOT verified: SHA-256 {trace['received_sha256']} arrived instead of {trace['sha256']}")
     lines.append(

@@ -95,7 +95,7 @@ class View:
         recorder = self._recorder
         rates = ", ".join(f"{n} {recorder.rate(n, 10) * 8e-6:.0f}" for n in recorder.networks)
         total = sum(recorder.rate(n, 10) for n in recorder.networks) * 8e-6
-        return f"{recorder.now():5.1f} s    {size_in_words(recorder.delivered)}, {total:.0f} Mbit/s ({rates})"
+        return f"{recorder.now():5.1f} s    {recorder.delivered / 1e6:6.0f} MB, {total:.0f} Mbit/s ({rates})"
 
     # --- on a terminal ---
 
