@@ -50,6 +50,8 @@ class Slot:
     up_since: float = 0.0
     parked: bool = False
     """Not wanted now: handed over to another."""
+    recalled: bool = False
+    """Wanted again only because that other one may be dead."""
     next_candidate: int = 0
     dialled_at: float = 0.0
 
@@ -119,7 +121,10 @@ class PathManager:
         if filled is not None:
             filled.suspect = state is ConnectionState.SUSPECT
             if state is ConnectionState.ACTIVE:
+                self._dismiss(now)
                 self._continue_handover(now)
+            elif filled.suspect:
+                self._recall(now)
         gone = state in (ConnectionState.LOST, ConnectionState.CLOSED, ConnectionState.DRAINING)
         if filled is not None and gone:
             # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
@@ -197,7 +202,7 @@ class PathManager:
             return
         self._handover = _Handover(slots, done)
         for slot in slots:
-            slot.parked = False
+            slot.parked = slot.recalled = False
             if slot.connection is None and not slot.attempts:
                 slot.retry_at = now
         self._continue_handover(now)
@@ -315,7 +320,8 @@ class PathManager:
             # An alternative of the group was faster.
             self._drain(connection)
             return
-        slot.connection, slot.up_since, slot.retry_at, slot.suspect = connection, now, None, False
+        slot.connection, slot.up_since, slot.retry_at = connection, now, None
+        slot.suspect = slot.recalled = False
         slot.next_candidate = slot.candidates.index(candidate)
         slot.attempted = True
         self._roles[connection] = candidate.role
@@ -408,7 +414,7 @@ class PathManager:
         for slot in self.slots:
             if slot in handover.slots:
                 continue
-            slot.parked, slot.retry_at = True, None
+            slot.parked, slot.recalled, slot.retry_at = True, False, None
             for attempt in list(slot.attempts):
                 self._cancel(slot, attempt, now)
             if slot.connection is not None:
@@ -424,9 +430,26 @@ class PathManager:
         if handover is not None:
             handover.done(reason)
 
+    def _recall(self, now: float) -> None:
+        """What was handed over to may be dead: dial what was left for it before that is certain."""
+        if any(s.connection is not None and not s.suspect for s in self.slots):
+            return
+        for slot in self.slots:
+            if slot.parked and slot.connection is None:
+                slot.parked, slot.recalled, slot.retry_at = False, True, now
+
+    def _dismiss(self, now: float) -> None:
+        """It lives: what has not come up meanwhile is not wanted after all."""
+        for slot in self.slots:
+            if slot.recalled:
+                slot.parked, slot.recalled, slot.retry_at = True, False, None
+                for attempt in list(slot.attempts):
+                    self._cancel(slot, attempt, now)
+
     def _unpark(self, now: float) -> None:
         """Nothing is left: everything is wanted again."""
         for slot in self.slots:
+            slot.recalled = False
             if slot.parked:
                 slot.parked = False
                 if slot.connection is None:

@@ -100,6 +100,37 @@ def test_a_handover_ends_when_its_target_is_no_longer_wanted() -> None:
     assert done == ["it was removed"]
 
 
+def handed_over() -> Pair:
+    """Two paths; the session has moved to the second."""
+    pair = opened(FAST, SLOW)
+    assert hand_over(pair, 1) == [""]
+    assert pair.until(lambda: pair.client.state_of(0) is None, 3.0)
+    pair.run(1.0)
+    assert pair.client.active == [1]
+    return pair
+
+
+def test_what_was_left_by_a_handover_is_dialled_as_soon_as_the_target_falls_silent() -> None:
+    pair = handed_over()
+    pair.stall(1)
+    assert transfer(pair, pair.client, 50_000) < 2.0
+
+
+def test_what_was_left_by_a_handover_stays_left_when_the_target_recovers_at_once() -> None:
+    pair = handed_over()
+    pair.down.add(0)
+    pair.stall(1)
+    pair.client.write(data(pair, 50_000))
+    assert pair.until(lambda: len(pair.dials) > 2, 2.0)
+    pair.restore(1)
+    assert pair.until(lambda: pair.client.active == [1], 2.0)
+    pair.down.clear()
+    dials = len(pair.dials)
+    pair.run(15.0)
+    assert pair.client.active == [1]
+    assert len(pair.dials) == dials
+
+
 def test_a_lost_connection_is_replaced_by_whichever_alternative_works() -> None:
     third = route(0.5e6, 0.020)
     pair = opened_group(FAST, SLOW, third)
