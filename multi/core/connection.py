@@ -143,7 +143,7 @@ class Connection:
         self.brought: set[StreamId] = set()
         """Streams it brought bytes of since the last ACK that went back on it."""
         self.early_data_moved = False
-        """It did not authenticate in time: its early data has been queued for rescue."""
+        """It did not authenticate in time: all that was sent on it so far has been queued for rescue."""
         self.drain_asked = False
         """The peer has asked for a drain before it had proved itself here."""
         self.drain_sent = self.drain_received = False
@@ -346,6 +346,7 @@ class Connection:
         if not self.in_flight:
             self.session_progress_at = self.progress_at = now
             self._rate_bytes, self._rate_since = 0, now
+        self.early_data_moved = False
         self.in_flight += size
 
     def heard(self, now: float) -> None:

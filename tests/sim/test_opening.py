@@ -211,6 +211,20 @@ def test_early_data_on_a_mute_connection_moves_to_one_that_answers() -> None:
     assert transfer_when_served(pair, 40_000) < 2.0
 
 
+def test_data_given_to_a_mute_connection_while_the_other_was_suspect_is_not_stuck_there() -> None:
+    pair = clear_pair(route(1e6, 0.010, mute=True), FAST)
+    pair.client.write(b"early")
+    assert pair.until(lambda: pair.client.session.confirmed and pair.peer.got() == 5, 3.0)
+    pair.run(0.5)
+    pair.stall(1)
+    pair.client.write(data(pair, 10_000))
+    assert pair.until(lambda: pair.client.state_of(1) is ConnectionState.SUSPECT, 2.0)
+    pair.client.write(data(pair, 10_000))
+    pair.run(0.2)
+    pair.restore(1)
+    assert pair.until(lambda: pair.peer.got() == 20_005, 1.0), pair.peer.got()
+
+
 def transfer_when_served(pair: Pair, size: int) -> float:
     pair.client.write(data(pair, size))
     assert pair.until(lambda: pair.server is not None and pair.peer.got() == size, 20.0)
