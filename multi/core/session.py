@@ -59,6 +59,8 @@ from multi.core.streams import Streams
 from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SessionLost
 
 UNREAD_LIMIT = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
+LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
+LINGER_MOST = 10.0  # seconds; a round trip is the peer's to prolong
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
 
@@ -304,7 +306,7 @@ class Session:
         if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
             everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.empty
             self._end("" if everything_said else f"no connection for {self.settings.resume_timeout:g} s")
-        if self.close_sent_at is not None and now >= self.close_sent_at + self.settings.linger:
+        if self.close_sent_at is not None and now >= self.close_sent_at + self._linger:
             self._end("")
         if (
             self.side is Side.SERVER
@@ -332,7 +334,7 @@ class Session:
         if self._detached_at is not None:
             due.append(self._detached_at + self.settings.resume_timeout)
         if self.close_sent_at is not None:
-            due.append(self.close_sent_at + self.settings.linger)
+            due.append(self.close_sent_at + self._linger)
         if self.side is Side.SERVER and not self.confirmed and not self._alive():
             due.append(self._created_at + self.settings.handshake_timeout)
         for connection in self.connections.values():
@@ -575,6 +577,11 @@ class Session:
             return
         self.close_sent_at = self._now
         self.state = check_session(self.state, SessionState.CLOSING)
+
+    @property
+    def _linger(self) -> float:
+        """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
+        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.smoothed_rtt, LINGER_MOST))
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()

@@ -45,7 +45,7 @@ class SessionSettings:
     """A connection on which nothing was received for so long is lost; per transport, see `idle_timeouts`."""
     idle_timeouts: tuple[tuple[str, float], ...] = ()
     linger: float = 1.0
-    """How long a closing session waits for the peer's CLOSE."""
+    """How long a closing session waits for the peer's CLOSE; longer where a few round trips are longer."""
     max_connections: int = 16
     psk: bytes = b""
     psk_id: bytes = b""

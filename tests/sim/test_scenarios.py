@@ -584,6 +584,15 @@ def test_both_may_close_at_once_with_data_in_flight_both_ways() -> None:
     close_both(pair)
 
 
+@pytest.mark.parametrize("delay", [0.3, 0.7, 0.9])
+def test_closing_at_once_loses_nothing_on_a_long_road(delay: float) -> None:
+    pair = opened(route(1e6, delay))
+    pair.client.write(data(pair, 20_000))
+    pair.peer.write(data(pair, 500_000))
+    close_both(pair)
+    assert not pair.peer.session.sender.unacked
+
+
 def test_a_close_lost_with_its_connection_is_said_again_to_a_peer_that_comes_back() -> None:
     # The server ended as soon as its last connection went, and the client was told "session gone" instead of the end.
     pair = opened(FAST)
