@@ -10,9 +10,10 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any
 from weakref import WeakSet
 
+from multi.aio.events import Subscription
 from multi.aio.info import ConnectionInfo, connection_info
 from multi.aio.lifeline import Lifeline
 from multi.core.events import (
@@ -23,7 +24,6 @@ from multi.core.events import (
     Dial,
     Effect,
     Event,
-    EventsDropped,
     Notify,
     SendBytes,
     SessionClosed,
@@ -44,61 +44,11 @@ logger = logging.getLogger("multi.session")
 
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
-EVENTS_KEPT = 1000  # events a slow subscriber may be behind
 REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
 SEND_BUFFER = 16 * 1024 * 1024  # bytes kept until the peer acknowledges them; `limits.max_send_buffer`
-
-
-class Subscription:
-    """One subscriber's events, oldest first, bounded. It lasts as long as somebody holds it."""
-
-    def __init__(self, first: list[Event]) -> None:
-        self._events: deque[Event] = deque(first)
-        self._dropped = 0
-        self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, event: Event) -> None:
-        if len(self._events) >= EVENTS_KEPT:
-            self._events.popleft()
-            self._dropped += 1
-        self._events.append(event)
-        self._wake()
-
-    def end(self) -> None:
-        self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def next(self) -> Event | EventsDropped | None:
-        """Return the next event; None after the last."""
-        while not self._events and not self._dropped:
-            if self._ended:
-                return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._dropped:
-            dropped, self._dropped = self._dropped, 0
-            return EventsDropped(dropped)
-        return self._events.popleft()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event | EventsDropped:
-        event = await self.next()
-        if event is None:
-            raise StopAsyncIteration
-        return event
 
 
 class _Link:
