@@ -123,7 +123,7 @@ class Incoming:
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
         connection.heard(now)
-        if self._host.close_sent_at is not None:
+        if self._host.close_sent_at is not None and (segment.type == SegmentType.DATA or segment.type in CONTROL_TYPES):
             self._host.close_sent_at = now  # the peer is still sending: it needs our acknowledgements to end in order
         if connection.authenticated:
             connection.allowance = None

@@ -108,7 +108,7 @@ class Session:
         self._opened = False
         self._closing = False
         self.close_sent_at: float | None = None
-        """When CLOSE was said, or the peer heard after it; None = not yet. The session lingers from then on."""
+        """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
         self._peer_closing = False
         self._detached_at: float | None = None
         self._created_at = now

@@ -61,6 +61,20 @@ def test_a_peer_that_asks_and_does_not_read_loses_its_connection(what: str) -> N
     assert written < 2 * UNREAD_LIMIT
 
 
+def test_a_peer_that_answers_close_with_nothing_but_questions_does_not_keep_the_session() -> None:
+    ends, bad, good = two_lines()
+    unplug(bad, good)
+    ends.server.session.close(now=0.0)
+    ends.pump()
+    bad.inject(ends.segment(T.ACK, encode_ack(Ack(CLEAR.initial_window, 1, ()))))
+    ends.pump()
+    for token in range(20):
+        bad.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(token))))
+        ends.advance(0.5)
+    assert ends.server.closed is not None
+    assert ends.server.closed.error == ""
+
+
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_a_role_set_before_a_connection_is_authenticated_holds_on_both_sides(side: str) -> None:
     ends = Ends(CLEAR, CLEAR)
