@@ -211,8 +211,15 @@ class Progress:
     async def _follow(self, session: Session) -> None:
         """Say in words what happens to the session, until it ends."""
         seen: dict[ConnectionId, ConnectionState] = {}
+        failures: set[str] = set()
         async for event in session.events():
             text = in_words(event, seen)
+            if isinstance(event, AttemptFailed):
+                if text in failures:
+                    continue  # what is dialled again and again fails in the same way again and again
+                failures.add(text)
+            elif isinstance(event, ConnectionChanged) and event.state is ConnectionState.ACTIVE:
+                failures.clear()
             if text:
                 self.say(text, "yellow" if isinstance(event, Warned | AttemptFailed | SessionDetached) else "")
 
