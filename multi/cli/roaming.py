@@ -29,11 +29,10 @@ from multi.cli.roaming_trace import Outcome, Recorder, summary_lines, write_trac
 from multi.cli.roaming_view import View
 from multi.core.events import ConnectionChanged
 from multi.core.ids import ConnectionId, ConnectionState
-from multi.core.state import SessionState
 from multi.errors import MultiError, NoUsableConnection, SessionLost
 from multi.testbed import Link, Testbed, TestbedError, load_profile
 
-__all__ = ["STORY", "Step", "run_roaming_demo"]
+__all__ = ["STORY", "Step", "run_roaming_demo", "write_results"]
 
 FILE_SIZE = 1_350_000_000  # bytes: 42 s of this story on links that are used to the full
 FILE_NAME = "python-installation.bin"
@@ -113,9 +112,6 @@ async def _resume(stage: _Stage) -> None:
     stage.wifi.blackhole(False)
     stage.cellular.blackhole(False)
     stage.session.network_changed(usable=True)
-    # A network that was handed over from is asked for again by the application, or by a session without any connection.
-    if stage.session.state is not SessionState.DETACHED:
-        await stage.session.add_connection({"transport": "tcp", "ip": "ipv4", "interface": "cellular"})
 
 
 STORY = (
@@ -141,10 +137,11 @@ def run_roaming_demo(out: Path, *, speed: float = 1.0) -> int:
         # This thread is on the client for good: the loop, its sockets and its threads live there.
         stack.enter_context(testbed.client.entered())
         outcome, recorder = asyncio.run(_demo(testbed, work, speed))
-    return _finish(outcome, recorder, out)
+    return write_results(outcome, recorder, out)
 
 
-def _finish(outcome: Outcome, recorder: Recorder, out: Path) -> int:
+def write_results(outcome: Outcome, recorder: Recorder, out: Path) -> int:
+    """Write trace and picture to `out`, print the summary. Returns the exit code."""
     out.mkdir(parents=True, exist_ok=True)
     trace, picture = out / "roaming.json", out / "roaming.png"
     content = write_trace(trace, outcome, recorder)
@@ -152,7 +149,7 @@ def _finish(outcome: Outcome, recorder: Recorder, out: Path) -> int:
     try:
         from multi.cli.timeline import draw_timeline
     except ImportError as error:
-        print(f"  picture: none, {error.name} is not installed (pip install 'multi-session[plot]')")
+        print(f"  picture: none without matplotlib ({error}); pip install 'multi-session[plot]' brings it")
     else:
         draw_timeline(content, picture)
         print(f"  picture: {picture}")

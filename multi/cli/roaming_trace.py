@@ -179,6 +179,13 @@ class Recorder:
                 break
         return longest
 
+    def gap_so_far(self) -> float:
+        """The longest gap after the last step, one that has not ended included."""
+        start, now = self.marks[-1].t, self.finished_at or self.now()
+        end = start + GAP_WINDOW
+        last = max(start, self._reads[-1] if self._reads else 0.0)
+        return max(self.longest_gap(start, end), now - last if last < end else 0.0)
+
     def connections(self) -> list[TracedConnection]:
         return [
             {

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from multi.aio.info import ConnectionInfo
 from multi.aio.session import Session
-from multi.cli.progress import PLAIN_INTERVAL, STYLES, size_in_words
+from multi.cli.progress import PLAIN_INTERVAL, STYLES
 from multi.cli.roaming_trace import Recorder
 from multi.core.ids import ConnectionState
 
@@ -100,7 +100,7 @@ class View:
     # --- on a terminal ---
 
     def _render(self) -> RenderableType:
-        return Group(self._head(), self._progress(), Text(), self._networks(), Text(), *self._lines)
+        return Group(self._head(), self._progress(), self._pause(), Text(), self._networks(), Text(), *self._lines)
 
     def _head(self) -> RenderableType:
         recorder = self._recorder
@@ -112,23 +112,33 @@ class View:
         grid.add_row(
             Text(f"{recorder.now():5.1f} s", style="bold"),
             ProgressBar(total=max(1, recorder.size), completed=recorder.delivered),
-            Text(f"{size_in_words(recorder.delivered)} of {size_in_words(recorder.size)}  {total:4.0f} Mbit/s"),
+            Text(f"{recorder.delivered / 1e6:.0f} of {recorder.size / 1e6:.0f} MB  {total:4.0f} Mbit/s"),
         )
         return grid
 
     def _progress(self) -> Text:
         """The steps of the story; the present one stands out."""
         played = len(self._recorder.marks)
-        line = Text(overflow="fold")
+        line = Text()
+        width = 0
         for number, step in enumerate(self._story, 1):
-            if number > 1:
-                line.append(" → ", style="dim")
-            style = "dim" if number > played else "bold reverse" if number == played else "green"
-            line.append(f"{step.at / self._speed:.0f} s {step.title}", style=style)
+            title = f"{step.at / self._speed:.0f} s {step.title}"
+            arrow = " → " if number > 1 else ""
+            if width + len(arrow) + len(title) > self._console.width:
+                arrow, width = "\n→ ", 0
+            width += len(arrow) + len(title)
+            line.append(arrow, style="dim")
+            line.append(title, style="dim" if number > played else "bold reverse" if number == played else "green")
         return line
 
+    def _pause(self) -> Text:
+        recorder = self._recorder
+        if not recorder.marks:
+            return Text()
+        return Text(f"longest time without data since then: {recorder.gap_so_far() * 1000:.0f} ms", style="bold")
+
     def _networks(self) -> RenderableType:
-        width = max(10, min(SPARK_WIDTH, self._console.width - 66))
+        width = max(10, min(SPARK_WIDTH, self._console.width - 68))
         grid = Table.grid(padding=(0, 2))
         for right in (False, False, True, True, False, False):
             grid.add_column(no_wrap=True, justify="right" if right else "left")

@@ -18,7 +18,7 @@ import pytest
 
 from multi.cli import demo, demo_loopback, roaming
 from multi.cli.roaming import STORY
-from multi.cli.roaming_trace import Recorder
+from multi.cli.roaming_trace import Outcome, Recorder
 from multi.testbed import TestbedNotAllowed, load_profile, pytest_plugin
 from tests.integration.cli_runner import Files, command, run, wait_for_line
 
@@ -151,6 +151,31 @@ def test_gaps_count_from_the_event_and_until_the_first_read_after_it() -> None:
     assert recorder.longest_gap(1.05, 3.0) == pytest.approx(3.5), "it began before the end, and is counted whole"
     assert recorder.longest_gap(4.0, 6.0) == pytest.approx(4.3)
     assert recorder.longest_gap(4.0, 4.65) == pytest.approx(0.6), "time before the event does not count"
+
+
+def test_without_matplotlib_there_is_a_trace_and_a_word_about_the_picture(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "multi.cli.timeline", None)
+    recorder = Recorder(iter(range(100)).__next__, {"wlan0": "WiFi"})
+    recorder.mark(1.0, "start", "WiFi only", "only WiFi is there")
+    recorder.sample([])
+    recorder.read(1000)
+    recorder.finish()
+    outcome = Outcome("file", 1000, "ab", "cd", False, 0, 1.0)
+    assert roaming.write_results(outcome, recorder, tmp_path) == 1, "it was not verified"
+    assert "picture: none without matplotlib" in (said := capsys.readouterr().out)
+    assert "NOT verified" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["roaming.json"]
+
+
+def test_a_gap_that_has_not_ended_counts_while_it_lasts() -> None:
+    clock = iter([0.0, 1.0, 2.0, 5.0])
+    recorder = Recorder(lambda: next(clock), {})
+    recorder.read(1)
+    recorder.mark(1.5, "total_loss", "no network", "")
+    recorder.read(1)
+    assert recorder.gap_so_far() == pytest.approx(3.0)
 
 
 # --- loopback  ---
