@@ -62,7 +62,7 @@ class Receiver:
             repeat = start + len(payload) <= before
             if repeat or self._changes >= 2 or stream.next_offset > start + len(payload):
                 self.ack_now = True
-        if stream.complete or self._unacked >= max(ACK_BYTES, self.window.size // 16):
+        if stream.complete or self._unacked >= max(ACK_BYTES, self.window.size // 8):
             self.ack_now = True
         if self.ack_due is None:
             self.ack_due = now + ACK_DELAY
