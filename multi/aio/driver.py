@@ -63,7 +63,10 @@ class _Link:
 
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
-        driver.engine.receive(self.id, data, lane, now=driver.loop.time())
+        try:
+            driver.engine.receive(self.id, data, lane, now=driver.loop.time())
+        except Exception as error:
+            driver.fail(error)
 
     def batch_finished(self) -> None:
         driver = self._driver
@@ -152,9 +155,8 @@ class SessionDriver:
         self._pumping = True
         try:
             self._run()
-        except Exception as error:  # the driver's edge: a bug of ours must end the session, never hang it
-            logger.exception("internal error in session %s", self.engine.session.session_id.hex())
-            self._break_down(error)
+        except Exception as error:
+            self.fail(error)
         finally:
             self._pumping = False
 
@@ -223,7 +225,10 @@ class SessionDriver:
         self._timer = None
         # What the transports know comes first, so that a late timer does not make a healthy path suspect.
         self._take_samples()
-        self.engine.handle_timer(now=self.loop.time())
+        try:
+            self.engine.handle_timer(now=self.loop.time())
+        except Exception as error:
+            self.fail(error)
         self.pump()
 
     def _sample(self) -> None:
@@ -237,7 +242,9 @@ class SessionDriver:
             self.engine.sample(link.id, link.channel.sample(), now=now)
             self.engine.set_credit(link.id, link.channel.credit(), now=now)
 
-    def _break_down(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
+        """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""
+        logger.error("internal error in session %s", self.engine.session.session_id.hex(), exc_info=error)
         self._broken = True
         self._abort_channels()
         self._finish(SessionLost(f"internal error: {error!r}"))
