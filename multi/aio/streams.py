@@ -200,7 +200,6 @@ class SessionWriter:
         self._ended = False
         self._aborted = False
         self._high, self._low = HIGH_WATER, LOW_WATER
-        self._paused = False
         self.transport = SessionTransport(self)
 
     def __repr__(self) -> str:

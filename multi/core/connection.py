@@ -83,7 +83,6 @@ class Connection:
         "reason",
         "receiving",
         "reinjected",
-        "retransmits",
         "role",
         "role_sequence",
         "role_unsaid",
@@ -164,7 +163,7 @@ class Connection:
         self.unsampled = False
         """Something was written since the transport was last asked."""
         self.sampled_acked = 0
-        self.unacked = self.not_sent = self.congestion_window = self.retransmits = 0
+        self.unacked = self.not_sent = self.congestion_window = 0
         self.rtt = facts.rtt
         self.rtt_variation = facts.rtt / 2
         self.min_rtt = facts.rtt
@@ -306,7 +305,6 @@ class Connection:
             self.rate = self._capped(sample.rate)
         self.congestion_window = sample.congestion_window
         self.not_sent = sample.not_sent
-        self.retransmits = sample.retransmits
         progressed = sample.bytes_acked > self.sampled_acked
         self.sampled_acked = sample.bytes_acked
         if progressed or not sample.unacked or not self.unacked:
