@@ -1,0 +1,454 @@
+"""Names: which answers are waited for, which are kept, and that a dead resolver holds up nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from multi.aio import names as module
+from multi.aio.names import Names, system_lookup
+from multi.core.ids import Family
+
+pytestmark = pytest.mark.timeout(30)
+
+SIX, FOUR = Family.IPV6, Family.IPV4
+HOST, OTHER = "server.example", "other.example"
+NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+NO_DATA = socket.gaierror(socket.EAI_NODATA, "No address associated with hostname")
+AGAIN = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+LONG = 10.0  # seconds no test waits for
+
+
+class Resolver:
+    """A lookup whose answers a test gives when it likes."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Family]] = []
+        self._answers: dict[tuple[str, Family], list[str] | Exception] = {}
+        self._changed = threading.Condition()
+        self._ended = False
+
+    def __call__(self, host: str, family: Family) -> list[str]:
+        with self._changed:
+            self.asked.append((host, family))
+            self._changed.wait_for(lambda: (host, family) in self._answers or self._ended, LONG)
+            answer = self._answers.get((host, family), AGAIN)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def answer(self, host: str, family: Family, answer: list[str] | Exception) -> None:
+        with self._changed:
+            self._answers[host, family] = answer
+            self._changed.notify_all()
+
+    def silent(self, host: str, family: Family) -> None:
+        with self._changed:
+            self._answers.pop((host, family), None)
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+@pytest.fixture
+def resolver() -> Iterator[Resolver]:
+    made = Resolver()
+    yield made
+    made.end()
+
+
+class Told:
+    """Counts the calls of `on_more`."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self._event = asyncio.Event()
+
+    def __call__(self) -> None:
+        self.times += 1
+        self._event.set()
+
+    async def more(self) -> None:
+        async with asyncio.timeout(5):
+            await self._event.wait()
+        self._event.clear()
+
+
+async def started(resolver: Resolver, count: int) -> None:
+    """Until so many questions have been asked."""
+    async with asyncio.timeout(5):
+        while len(resolver.asked) < count:  # noqa: ASYNC110 - the questions are asked in threads
+            await asyncio.sleep(0.001)
+
+
+async def timed(names: Names, *wanted: tuple[str, int, str]) -> float:
+    begun = time.monotonic()
+    async with asyncio.timeout(5):
+        await names.resolve(wanted)
+    return time.monotonic() - begun
+
+
+async def test_an_ipv6_answer_is_used_at_once(resolver: Resolver) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    await timed(names, (HOST, 1, "any"))
+    assert names.addresses == {(HOST, 1): ["2001:db8::1"]}
+    assert names.errors == {}
+    assert names.pending
+    assert told.times == 0
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    await told.more()
+    assert names.addresses == {(HOST, 1): ["2001:db8::1", "192.0.2.1"]}
+    assert not names.pending
+
+
+async def test_both_families_are_asked_at_the_same_time(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    waiting = asyncio.create_task(names.resolve([(HOST, 1, "any")]))
+    await started(resolver, 2)
+    assert set(resolver.asked) == {(HOST, SIX), (HOST, FOUR)}
+    resolver.answer(HOST, FOUR, NO_NAME)
+    resolver.answer(HOST, SIX, NO_NAME)
+    await waiting
+
+
+async def test_an_ipv4_answer_waits_for_ipv6_no_longer_than_the_resolution_delay(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    took = await timed(names, (HOST, 1, "any"))
+    assert took >= module.RESOLUTION_DELAY - 0.002
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
+
+
+async def test_an_ipv4_answer_waits_no_longer_once_there_is_no_ipv6(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESOLUTION_DELAY", LONG)
+    names = Names(Told(), lookup=resolver)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    waiting = asyncio.create_task(names.resolve([(HOST, 1, "any")]))
+    await started(resolver, 2)
+    resolver.answer(HOST, SIX, NO_DATA)
+    async with asyncio.timeout(5):
+        await waiting
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
+    assert names.errors == {}
+
+
+async def test_ipv6_within_the_resolution_delay_comes_first(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RESOLUTION_DELAY", LONG)
+    told = Told()
+    names = Names(told, lookup=resolver)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    waiting = asyncio.create_task(names.resolve([(HOST, 1, "any")]))
+    await started(resolver, 2)
+    resolver.answer(HOST, SIX, ["2001:db8::2", "2001:db8::1", "2001:db8::2"])
+    async with asyncio.timeout(5):
+        await waiting
+    assert names.addresses == {(HOST, 1): ["2001:db8::2", "2001:db8::1", "192.0.2.1"]}
+    assert told.times == 0
+
+
+@pytest.mark.parametrize(("ip", "family"), [("ipv4", FOUR), ("ipv6", SIX)])
+async def test_only_the_family_that_is_wanted_is_asked(resolver: Resolver, ip: str, family: Family) -> None:
+    names = Names(Told(), lookup=resolver)
+    resolver.answer(HOST, family, ["192.0.2.1"])
+    await timed(names, (HOST, 1, ip), (HOST, 2, ip))
+    assert resolver.asked == [(HOST, family)]
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"], (HOST, 2): ["192.0.2.1"]}
+    assert not names.pending
+
+
+@pytest.mark.parametrize("literal", ["192.0.2.7", "2001:db8::7", "fe80::7%eth0"])
+async def test_a_literal_address_asks_nobody_and_holds_nobody_up(resolver: Resolver, literal: str) -> None:
+    names = Names(Told(), lookup=resolver)
+    await timed(names, (literal, 1, "any"), (HOST, 1, "any"))
+    assert names.addresses == {(literal, 1): [literal], (HOST, 1): []}
+    assert names.errors == {HOST: "no answer yet"}
+    assert all(host == HOST for host, _family in resolver.asked)
+
+
+async def test_a_silent_name_does_not_hold_up_another(resolver: Resolver) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    resolver.answer(OTHER, SIX, ["2001:db8::9"])
+    await timed(names, (HOST, 1, "any"), (OTHER, 1, "ipv6"))
+    assert names.errors == {HOST: "no answer yet"}
+    resolver.answer(HOST, SIX, NO_NAME)
+    resolver.answer(HOST, FOUR, NO_NAME)
+    await told.more()
+    assert names.errors == {HOST: f"cannot resolve {HOST}: Name or service not known"}
+
+
+async def test_when_nothing_comes_all_failures_are_waited_for(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    waiting = asyncio.create_task(names.resolve([(HOST, 1, "any"), (OTHER, 1, "ipv4")]))
+    resolver.answer(HOST, SIX, NO_DATA)
+    resolver.answer(HOST, FOUR, AGAIN)
+    await started(resolver, 3)
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    resolver.answer(OTHER, FOUR, NO_DATA)
+    async with asyncio.timeout(5):
+        await waiting
+    assert names.errors == {
+        HOST: f"cannot resolve {HOST}: Temporary failure in name resolution",
+        OTHER: f"cannot resolve {OTHER}: No address associated with hostname",
+    }
+    assert names.addresses == {(HOST, 1): [], (OTHER, 1): []}
+
+
+@pytest.mark.parametrize("failure", [ValueError("embedded null byte"), ZeroDivisionError("a bug")])
+async def test_whatever_the_lookup_raises_is_a_reason(failure: Exception) -> None:
+    def broken(_host: str, _family: Family) -> list[str]:
+        raise failure
+
+    names = Names(Told(), lookup=broken)
+    await timed(names, (HOST, 1, "any"))
+    assert names.errors == {HOST: f"cannot resolve {HOST}: {failure}"}
+
+
+async def test_an_answer_without_addresses_is_no_address(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    resolver.answer(HOST, FOUR, [])
+    await timed(names, (HOST, 1, "ipv4"))
+    assert names.errors == {HOST: f"cannot resolve {HOST}: No address associated with hostname"}
+
+
+async def test_young_answers_are_used_again(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    resolver.answer(HOST, SIX, NO_DATA)
+    await timed(names, (HOST, 1, "any"))
+    await timed(names, (HOST, 1, "any"))
+    assert len(resolver.asked) == 2
+
+
+async def test_old_addresses_stay_until_new_ones_come(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REUSE", 0.0)
+    told = Told()
+    names = Names(told, lookup=resolver)
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    await timed(names, (HOST, 1, "ipv6"))
+    resolver.silent(HOST, SIX)
+    await timed(names, (HOST, 1, "ipv6"))
+    assert names.addresses == {(HOST, 1): ["2001:db8::1"]}
+    resolver.answer(HOST, SIX, ["2001:db8::2"])
+    await told.more()
+    assert names.addresses == {(HOST, 1): ["2001:db8::2"]}
+
+
+@pytest.mark.parametrize("failure", [AGAIN, NO_NAME])
+async def test_a_failure_keeps_the_old_addresses(
+    resolver: Resolver, failure: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REUSE", 0.0)
+    told = Told()
+    names = Names(told, lookup=resolver)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    await timed(names, (HOST, 1, "ipv4"))
+    resolver.answer(HOST, FOUR, failure)
+    await timed(names, (HOST, 1, "ipv4"))
+    await started(resolver, 2)
+    async with asyncio.timeout(5):
+        while names.pending:  # noqa: ASYNC110 - nothing is told: nothing is different
+            await asyncio.sleep(0.001)
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
+    assert names.errors == {}
+    assert told.times == 0
+
+
+async def test_a_failed_name_is_asked_again(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    resolver.answer(HOST, FOUR, AGAIN)
+    await timed(names, (HOST, 1, "ipv4"))
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    await timed(names, (HOST, 1, "ipv4"))
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
+    assert names.errors == {}
+
+
+async def test_a_question_that_hangs_is_asked_anew_but_not_without_bound(
+    resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STALE", 0.0)
+    names = Names(Told(), lookup=resolver)
+    waiting = [asyncio.create_task(names.resolve([(HOST, 1, "ipv4")])) for _ in range(2 * module.QUESTIONS)]
+    await started(resolver, module.QUESTIONS)
+    await asyncio.sleep(0.05)
+    assert len(resolver.asked) == module.QUESTIONS
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
+
+
+async def test_who_asks_the_same_shares_the_question(resolver: Resolver) -> None:
+    several = [Names(Told(), lookup=resolver) for _ in range(5)]
+    waiting = [asyncio.create_task(names.resolve([(HOST, 1, "ipv6")])) for names in several]
+    await started(resolver, 1)
+    await asyncio.sleep(0.02)
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+    assert resolver.asked == [(HOST, SIX)]
+    assert all(names.addresses == {(HOST, 1): ["2001:db8::1"]} for names in several)
+
+
+async def test_a_cancelled_resolve_leaves_the_answer_for_later(resolver: Resolver) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    waiting = asyncio.create_task(names.resolve([(HOST, 1, "ipv6")]))
+    await started(resolver, 1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    await told.more()
+    assert names.addresses == {(HOST, 1): ["2001:db8::1"]}
+
+
+async def test_closing_ends_the_wait_and_nothing_is_told_after_it(resolver: Resolver) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    waiting = asyncio.create_task(names.resolve([(HOST, 1, "ipv6")]))
+    await started(resolver, 1)
+    names.close()
+    async with asyncio.timeout(5):
+        await waiting
+    assert not names.pending
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    await asyncio.sleep(0.05)
+    assert told.times == 0
+    await timed(names, (OTHER, 1, "any"))
+    assert len(resolver.asked) == 1
+
+
+async def test_threads_are_bounded_and_all_questions_are_answered_in_the_end(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    hosts = [f"{n}.example" for n in range(3 * module.THREADS)]
+    waiting = asyncio.create_task(names.resolve([(host, 1, "ipv4") for host in hosts]))
+    await started(resolver, module.THREADS)
+    await asyncio.sleep(0.05)
+    assert len(resolver.asked) == module.THREADS
+    for host in hosts:
+        resolver.answer(host, FOUR, NO_NAME)
+    async with asyncio.timeout(5):
+        await waiting
+    assert set(names.errors) == set(hosts)
+
+
+async def test_the_default_executor_and_the_loop_stay_free(resolver: Resolver) -> None:
+    names = Names(Told(), lookup=resolver)
+    waiting = asyncio.create_task(names.resolve([(f"{n}.example", 1, "any") for n in range(50)]))
+    await started(resolver, module.THREADS)
+    async with asyncio.timeout(1):
+        assert await asyncio.to_thread(lambda: "free") == "free"
+    waiting.cancel()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_program_ends_while_the_resolver_hangs(loop: str) -> None:
+    code = (
+        "import asyncio, sys, time\n"
+        f"import {loop} as runner\n"
+        "from multi.aio.names import Names\n"
+        "async def main():\n"
+        "    names = Names(print, lookup=lambda *_: time.sleep(60))\n"
+        "    try:\n"
+        "        async with asyncio.timeout(0.1): await names.resolve([('x', 1, 'any')])\n"
+        "    except TimeoutError: print(names.errors)\n"
+        "runner.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-c", code], capture_output=True, text=True, timeout=20
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("{'x': 'no answer yet'}\n", "", 0)
+
+
+def test_an_answer_after_the_loop_was_closed_is_dropped(resolver: Resolver) -> None:
+    names = Names(lambda: None, lookup=resolver)
+
+    async def ask() -> None:
+        waiting = asyncio.create_task(names.resolve([(HOST, 1, "ipv4")]))
+        await started(resolver, 1)
+        waiting.cancel()
+
+    asyncio.run(ask())
+    before = threading.active_count()
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    deadline = time.monotonic() + 5
+    while threading.active_count() >= before and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert threading.active_count() < before
+    assert names.addresses == {(HOST, 1): []}
+
+
+# The system's resolver
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_name_in_the_hosts_file_takes_well_under_5_ms(
+    new_loop: Callable[[], asyncio.AbstractEventLoop], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def ask() -> list[float]:
+        durations = []
+        for _ in range(20):
+            names = Names(lambda: None)
+            durations.append(await timed(names, ("localhost", 1, "any")))
+            assert set(names.addresses["localhost", 1]) <= {"::1", "127.0.0.1"}
+            assert names.addresses["localhost", 1]
+        return durations
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        durations = sorted(runner.run(ask()))
+    with capsys.disabled():
+        print(f"\n    localhost: median {1e3 * durations[10]:.2f} ms, most {1e3 * durations[-1]:.2f} ms", end="")
+    assert durations[0] < 0.005
+
+
+@pytest.mark.parametrize(
+    ("text", "in_file"),
+    [
+        ("192.0.2.1 Server.Example alias\n", True),
+        ("192.0.2.1 a\tserver.example # b\n", True),
+        ("192.0.2.1 myserver.example\n", False),
+        ("192.0.2.1 a # server.example\n", False),
+        ("", False),
+    ],
+)
+def test_a_name_in_the_hosts_file_is_asked_in_a_way_that_asks_no_server(
+    text: str, in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    families: list[int] = []
+
+    def getaddrinfo(_host: str, _port: object, *, family: int, **_more: Any) -> list[Any]:
+        families.append(family)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(module, "HOSTS_FILE", tmp_path / "hosts")
+    (tmp_path / "hosts").write_text(text)
+    assert system_lookup(HOST, SIX) == []
+    assert system_lookup(HOST, FOUR) == ["192.0.2.1"]
+    assert families == ([socket.AF_UNSPEC] * 2 if in_file else [socket.AF_INET6, socket.AF_INET])
+
+
+def test_without_a_hosts_file_the_resolver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOSTS_FILE", tmp_path / "none")
+    assert system_lookup("127.0.0.1", FOUR) == ["127.0.0.1"]
