@@ -18,15 +18,25 @@ from typing import Protocol, TypeGuard
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from multi.core.ids import Family
+from multi.net.messages import (
+    HEADER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    RECEIVE_SIZE,
+    attribute,
+    error_code,
+    message,
+    messages,
+    u32,
+)
 
 __all__ = ["AddressRecord", "Route", "LinkRecord", "NetlinkSocket", "Snapshot", "snapshot"]
 
 # include/uapi/linux/netlink.h and rtnetlink.h
-NLMSG_ERROR = 2
-NLMSG_DONE = 3
-NLM_F_REQUEST = 0x01
 NLM_F_DUMP_INTR = 0x10
-NLM_F_DUMP = 0x300
 RTM_GETLINK = 18
 RTM_GETADDR = 22
 RTM_NEWROUTE = 24
@@ -38,13 +48,11 @@ RTNH_F_LINKDOWN = 16
 RTA_DST = 1
 RTA_SRC = 2
 RTA_OIF = 4
-HEADER = struct.Struct("=IHHII")
 LINK_REQUEST = struct.pack("=BxHiII", 0, 0, 0, 0, 0)
 ADDRESS_REQUEST = struct.pack("=BBBBI", 0, 0, 0, 0, 0)
 ROUTE_REQUEST = struct.Struct("=BBBBBBBBI")
 DESTINATION_LENGTH = HEADER.size + 1  # offset of rtmsg.rtm_dst_len
 
-RECEIVE_SIZE = 1 << 18  # bytes; the kernel fills 32 KiB at once, but a link with many virtual functions is longer
 ANSWER_TIMEOUT = 1.0  # the kernel answers at once; never hang if something in between does not
 DUMP_ATTEMPTS = 4  # a dump during which something changed may have holes and is taken again
 FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}
@@ -147,15 +155,38 @@ class NetlinkSocket:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._socket.close()
 
     def dump(self, kind: int, body: bytes, wanted: _Filter | None = None) -> list[_Message]:
         """All objects of a kind. `wanted` looks at the raw message, to spare parsing a full routing table."""
+        return [self._parsed(m) for m in self.raw_dump(kind, body) if wanted is None or wanted(m)]
+
+    def raw_dump(self, kind: int, body: bytes) -> list[bytes]:
+        """The same as whole messages."""
         for _attempt in range(DUMP_ATTEMPTS):
             raw, interrupted = self._dump_once(kind, body)
             if not interrupted:
                 break
-        return [self._parsed(m) for m in raw if wanted is None or wanted(m)]
+        return raw
+
+    def request(self, kind: int, flags: int, body: bytes) -> bytes:
+        """Have something done, or ask for one object, which is returned as a whole message; empty = there is none.
+
+        Raises OSError with the kernel's error number.
+        """
+        self._send(kind, NLM_F_REQUEST | NLM_F_ACK | flags, body)
+        answer = b""
+        while True:
+            for answered, _flags, raw in self._receive():
+                if answered != NLMSG_ERROR:
+                    answer = raw
+                elif code := error_code(raw):
+                    raise OSError(code, os.strerror(code))
+                else:
+                    return answer
 
     def has_route(self, index: int, remote: str, source: str = "") -> bool:
         """Whether packets from `source` to `remote` have a route through the interface with this index.
@@ -166,51 +197,42 @@ class NetlinkSocket:
         """
         family = socket.AF_INET6 if ":" in remote else socket.AF_INET
         destination = socket.inet_pton(family, remote.partition("%")[0])
-        attributes = _attribute(RTA_DST, destination) + _attribute(RTA_OIF, struct.pack("=I", index))
+        attributes = attribute(RTA_DST, destination) + u32(RTA_OIF, index)
         if source:
-            attributes += _attribute(RTA_SRC, socket.inet_pton(family, source))
+            attributes += attribute(RTA_SRC, socket.inet_pton(family, source))
         bits = len(destination) * 8
         request = ROUTE_REQUEST.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_FIB_MATCH)
         self._send(RTM_GETROUTE, NLM_F_REQUEST, request + attributes)
-        for kind, _flags, message in self._receive():
+        for kind, _flags, raw in self._receive():
             if kind == NLMSG_ERROR:
                 return False
             if kind == RTM_NEWROUTE:
-                return any(route.index == index for route in _routes(self._parsed(message)))
+                return any(route.index == index for route in _routes(self._parsed(raw)))
         return False
 
     def _dump_once(self, kind: int, body: bytes) -> tuple[list[bytes], bool]:
         self._send(kind, NLM_F_REQUEST | NLM_F_DUMP, body)
-        messages: list[bytes] = []
+        found: list[bytes] = []
         interrupted = False
         while True:
-            for answer, flags, message in self._receive():
+            for answer, flags, raw in self._receive():
                 interrupted = interrupted or bool(flags & NLM_F_DUMP_INTR)
                 if answer == NLMSG_ERROR:
-                    (code,) = struct.unpack_from("=i", message, HEADER.size)
-                    raise OSError(-code, "netlink refused to list")
+                    raise OSError(error_code(raw), "netlink refused to list")
                 if answer == NLMSG_DONE:
-                    return messages, interrupted
-                messages.append(message)
+                    return found, interrupted
+                found.append(raw)
 
     def _send(self, kind: int, flags: int, body: bytes) -> None:
         self._sequence += 1
-        self._socket.send(HEADER.pack(HEADER.size + len(body), kind, flags, self._sequence, 0) + body)
+        self._socket.send(message(kind, flags, self._sequence, body))
 
     def _receive(self) -> Iterator[tuple[int, int, bytes]]:
         """Messages of one datagram that answer the last question: (type, flags, whole message)."""
-        data = self._socket.recv(RECEIVE_SIZE)
-        offset = 0
-        while offset + HEADER.size <= len(data):
-            length, kind, flags, sequence, _port = HEADER.unpack_from(data, offset)
-            if length < HEADER.size:
-                return
-            if sequence == self._sequence:
-                yield kind, flags, data[offset : offset + length]
-            offset += (length + 3) & ~3
+        return messages(self._socket.recv(RECEIVE_SIZE), self._sequence)
 
-    def _parsed(self, message: bytes) -> _Message:
-        parsed: _Message = next(iter(self._marshal.parse(message)))
+    def _parsed(self, raw: bytes) -> _Message:
+        parsed: _Message = next(iter(self._marshal.parse(raw)))
         return parsed
 
 
@@ -249,8 +271,8 @@ def _address(message: _Message) -> AddressRecord | None:
     return AddressRecord(index, family, address, prefix_length, flags)
 
 
-def _is_default(message: bytes) -> bool:
-    return len(message) > DESTINATION_LENGTH and message[DESTINATION_LENGTH] == 0
+def _is_default(raw: bytes) -> bool:
+    return len(raw) > DESTINATION_LENGTH and raw[DESTINATION_LENGTH] == 0
 
 
 def _routes(message: _Message) -> Iterator[Route]:
@@ -286,7 +308,3 @@ def _has_attributes(value: object) -> TypeGuard[_Message]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-def _attribute(kind: int, payload: bytes) -> bytes:
-    return struct.pack("=HH", 4 + len(payload), kind) + payload  # addresses and indices need no padding

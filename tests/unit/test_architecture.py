@@ -70,8 +70,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.errors",
     ),
     "multi.config": ("multi.config", "multi.transports", "multi.schedulers", *TYPES),
-    "multi.transports": ("multi.transports", "multi.config", *TYPES),
-    "multi.net": ("multi.net", "multi.transports.base", "multi.config", *TYPES),
+    "multi.transports": ("multi.transports", "multi.config", "multi.net", *TYPES),
+    "multi.net": ("multi.net", "multi.paths.signal", "multi.transports.base", "multi.config", *TYPES),
     "multi.aio": (
         "multi.aio",
         "multi.engine",
