@@ -86,8 +86,9 @@ class Config(Section):
     auth: Auth | None = None
     """Pre-shared key that both ends must have. Default null: none; a certificate may still be required."""
     manage_routes: bool = False
-    """Client: whether policy routes may be installed where no route leads through an interface; needs
-    permission. Default false: the network of the machine is not changed."""
+    """Client: whether rules and routes by source address may be installed for interfaces whose packets would
+    leave through another one; they go with the last session. Linux; needs CAP_NET_ADMIN, otherwise there is a
+    warning. Default false: the network of the machine is not changed."""
     limits: Limits = Limits()
     """Bounds on what peers can make grow. Default: see its fields."""
 

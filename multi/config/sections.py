@@ -175,8 +175,9 @@ class WifiConfig(Section):
     """The WiFi link itself (paper Figure 2, `wifi_config`)."""
 
     power_savings: bool | None = None
-    """Whether WiFi interfaces in use may save power; false lowers latency and empties the battery sooner.
-    Needs permission, otherwise there is a warning. Default null: not touched."""
+    """Whether WiFi interfaces in use may save power while the session lives; what was found is put back
+    afterwards. False: no packet waits for a sleeping card (100 ms and more), and the battery empties sooner.
+    Linux; needs CAP_NET_ADMIN, otherwise there is a warning. Default null: not touched."""
 
 
 InterfaceNames = Annotated[tuple[InterfaceName, ...], Field(strict=False, max_length=64)]
