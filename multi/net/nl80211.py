@@ -97,7 +97,13 @@ class Nl80211:
 
     def power_saving(self, index: int) -> bool:
         """Whether the interface with this index may save power."""
-        for answer in self._ask(NL80211_CMD_GET_POWER_SAVE, NLM_F_ACK, u32(NL80211_ATTR_IFINDEX, index)):
+        try:
+            answers = self._ask(NL80211_CMD_GET_POWER_SAVE, NLM_F_ACK, u32(NL80211_ATTR_IFINDEX, index))
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # what some kernels say of interfaces that are not wireless
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV)) from None
+            raise
+        for answer in answers:
             if len(state := answer.get(NL80211_ATTR_PS_STATE, b"")) == 4:
                 return state != bytes(4)
         raise OSError(errno.ENODATA, "the driver does not tell")

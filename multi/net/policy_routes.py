@@ -260,12 +260,14 @@ if sys.platform == "linux":
         warnings: list[str] = []
         for one in wanted:
             family, interface, rule = one.address.family, one.interface, one.rule
+            gateway = _gateway(interface, family, tables, gateways)
+            if gateway is None and interface.kind is Kind.VIRTUAL:
+                continue  # the bridge of some containers or the like: no way out, and nobody thinks so
             plan.rules.add(rule)
             subnet = str(ip_interface(f"{one.address.address}/{one.address.prefix_length}").network)
             if not any(route.table == rule.table and route.network == subnet for route in plan.routes):
                 # The first of several addresses of a subnet; the second would only replace it.
                 plan.routes.add(TableRoute(family, rule.table, interface.index, subnet, source=rule.address))
-            gateway = _gateway(interface, family, tables, gateways)
             if gateway is None:
                 warning = f"{interface.name}: no gateway known for {family.value}, only its own subnet is routed"
                 if warning not in warnings:

@@ -68,6 +68,7 @@ class PowerControl:
 
     def release(self, holder: object, place: _Place) -> None:
         """The others may want something else now; the last one puts back what was found."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         if not self._lock.acquire(timeout=ANSWER_TIMEOUT):
             log.warning("%s: power saving is left as it is: %s", place[2], BUSY)
             return
@@ -75,7 +76,7 @@ class PowerControl:
             switch = self._switches.get(place)
             if switch is None or switch.wishes.pop(holder, None) is None:
                 return
-            switch.kernel.deadline = time.monotonic() + ANSWER_TIMEOUT
+            switch.kernel.deadline = deadline
             if switch.wishes:
                 self._apply(switch, place)
             else:

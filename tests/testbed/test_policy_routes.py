@@ -15,6 +15,7 @@ import pytest
 from multi.net import interfaces
 from multi.net.policy_routes import NOT_PERMITTED, PolicyRoutes
 from multi.net.routing import RoutingKernel, Rule
+from multi.paths.links import Interface
 from multi.testbed import Direction, LinkSpec
 from multi.testbed.pytest_plugin import MakeTestbed
 from multi.testbed.rtnetlink import RouteNetlink
@@ -30,7 +31,13 @@ MAIN, TESTBED_TABLE, TESTBED_METRIC = 254, 1002, 102
 ROUTERS = {"wlan0": list(ROUTER.values())}
 
 
+KINDS = {"eth": ["eth0"], "wifi": ["wlan0"]}
+
 # What follows runs on the client, where `hide_second_link` comes first: only the first link has a way to the server.
+
+
+def both() -> tuple[Interface, ...]:
+    return interfaces(KINDS)
 
 
 def hide_second_link(*, gateway_elsewhere: bool = False) -> None:
@@ -83,7 +90,7 @@ def come_and_go() -> list[object]:
     hide_second_link()
     seen: list[object] = [ways()]
     routes = PolicyRoutes()
-    seen += [routes.install(interfaces(), gateways=ROUTERS), ways(), ours()]
+    seen += [routes.install(both(), gateways=ROUTERS), ways(), ours()]
     routes.remove()
     routes.remove()
     return [*seen, ways(), ours()]
@@ -102,7 +109,7 @@ async def test_packets_leave_through_the_interface_of_their_address(make_testbed
 
 def gateway_of_another_table() -> list[object]:
     hide_second_link(gateway_elsewhere=True)
-    return [PolicyRoutes().install(interfaces()), ways()]
+    return [PolicyRoutes().install(both()), ways()]
 
 
 async def test_the_gateway_may_come_from_another_table(make_testbed: MakeTestbed) -> None:
@@ -112,7 +119,7 @@ async def test_the_gateway_may_come_from_another_table(make_testbed: MakeTestbed
 def no_gateway() -> list[object]:
     hide_second_link()
     routes = PolicyRoutes()
-    return [routes.install(interfaces()), ours(), routes.install(interfaces())]
+    return [routes.install(both()), ours(), routes.install(both())]
 
 
 async def test_no_gateway_is_guessed(make_testbed: MakeTestbed) -> None:
@@ -125,8 +132,17 @@ async def test_no_gateway_is_guessed(make_testbed: MakeTestbed) -> None:
     assert again == warnings
 
 
+def bridge_without_a_way_out() -> list[object]:
+    hide_second_link()
+    return [PolicyRoutes().install(interfaces({"virtual": ["wlan0"]})), ours()]
+
+
+async def test_bridges_and_the_like_without_a_gateway_are_none_of_our_business(make_testbed: MakeTestbed) -> None:
+    assert await make_testbed(LINKS).client.run_python(bridge_without_a_way_out) == [[], (0, 0)]
+
+
 def nothing_to_do() -> list[object]:
-    return [PolicyRoutes().install(interfaces()), ours()]
+    return [PolicyRoutes().install(both()), ours()]
 
 
 async def test_where_packets_take_the_right_way_nothing_is_installed(make_testbed: MakeTestbed) -> None:
@@ -136,13 +152,13 @@ async def test_where_packets_take_the_right_way_nothing_is_installed(make_testbe
 def twice() -> list[object]:
     hide_second_link()
     routes, other = PolicyRoutes(), PolicyRoutes()
-    routes.install(interfaces(), gateways=ROUTERS)
+    routes.install(both(), gateways=ROUTERS)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as events:
         # RTMGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE and RTNLGRP_IPV6_RULE
         events.bind((0, 0x40 | 0x80 | 0x400 | 1 << 18))
         events.setblocking(False)
-        routes.install(interfaces(), gateways=ROUTERS)
-        other.install(interfaces(), gateways=ROUTERS)
+        routes.install(both(), gateways=ROUTERS)
+        other.install(both(), gateways=ROUTERS)
         routes.remove()
         try:
             heard: object = events.recv(1 << 16)
@@ -160,12 +176,12 @@ async def test_installing_again_changes_nothing_and_the_last_session_removes(mak
 def down_and_up() -> list[object]:
     hide_second_link()
     routes, kernel, index = PolicyRoutes(), RouteNetlink(), socket.if_nametoindex("wlan0")
-    routes.install(interfaces(), gateways=ROUTERS)
+    routes.install(both(), gateways=ROUTERS)
     kernel.set_up(index, False)
-    seen: list[object] = [ours(), routes.install(interfaces(), gateways=ROUTERS), ours()]
+    seen: list[object] = [ours(), routes.install(both(), gateways=ROUTERS), ours()]
     kernel.set_up(index, True)
     kernel.add_address(index, OWN[6], 64, detect_duplicates=False)
-    seen += [routes.install(interfaces(), gateways=ROUTERS), ours()]
+    seen += [routes.install(both(), gateways=ROUTERS), ours()]
     # Neighbours were entered for good, and are forgotten when a link goes down.
     for version in (4, 6):
         kernel.add_neighbour(index, ROUTER[version], bytes((2, 0x77, 0, 0, 2, 1)))
@@ -183,11 +199,11 @@ async def test_routes_come_back_with_the_link(make_testbed: MakeTestbed) -> None
 def another_address() -> list[object]:
     hide_second_link()
     routes, kernel, index = PolicyRoutes(), RouteNetlink(), socket.if_nametoindex("wlan0")
-    routes.install(interfaces(), gateways=ROUTERS)
+    routes.install(both(), gateways=ROUTERS)
     kernel.delete_address(index, OWN[4], 24)
     kernel.add_address(index, "10.77.2.9", 24, detect_duplicates=False)
     kernel.delete_address(index, OWN[6], 64)
-    warnings = routes.install(interfaces(), gateways=ROUTERS)
+    warnings = routes.install(both(), gateways=ROUTERS)
     asking = RoutingKernel()
     tables = asking.read()
     asking.close()
@@ -205,8 +221,8 @@ async def test_what_belongs_to_an_address_goes_with_it(make_testbed: MakeTestbed
 def another_gateway() -> list[object]:
     hide_second_link()
     routes = PolicyRoutes()
-    routes.install(interfaces(), gateways=ROUTERS)
-    warnings = routes.install(interfaces(), gateways={"wlan0": ["10.77.2.77", "fe80::77"]})
+    routes.install(both(), gateways=ROUTERS)
+    warnings = routes.install(both(), gateways={"wlan0": ["10.77.2.77", "fe80::77"]})
     asking = RoutingKernel()
     tables = asking.read()
     asking.close()
@@ -221,7 +237,7 @@ async def test_a_new_gateway_replaces_the_old_one(make_testbed: MakeTestbed) -> 
 
 def gateway_outside_the_subnet() -> list[object]:
     hide_second_link()
-    warnings = PolicyRoutes().install(interfaces(), gateways={"wlan0": ["10.99.0.1", "fd99::1"]})
+    warnings = PolicyRoutes().install(both(), gateways={"wlan0": ["10.99.0.1", "fd99::1"]})
     return [warnings, ours()]
 
 
@@ -231,10 +247,10 @@ async def test_a_gateway_outside_the_subnet_is_taken_for_a_neighbour(make_testbe
 
 def crash() -> None:
     hide_second_link()
-    PolicyRoutes().install(interfaces(), gateways=ROUTERS)
+    PolicyRoutes().install(both(), gateways=ROUTERS)
     # One for an address that has gone since, on an interface that has gone too.
     kernel = RoutingKernel()
-    kernel.add_rule(Rule(interfaces()[0].addresses[0].family, "10.99.0.1", 10_777))
+    kernel.add_rule(Rule(both()[0].addresses[0].family, "10.99.0.1", 10_777))
     foreign = RouteNetlink()
     foreign.add_rule("10.99.0.1", 10_888)  # somebody else's, without our protocol number
     os._exit(0)
@@ -243,7 +259,7 @@ def crash() -> None:
 def after_a_crash(find: bool) -> list[object]:
     found = ours()
     routes = PolicyRoutes()
-    mine = [one for one in interfaces() if find or one.name != "wlan0"]
+    mine = [one for one in both() if find or one.name != "wlan0"]
     warnings = routes.install(mine, gateways=ROUTERS)
     seen: list[object] = [found, warnings, ours()]
     routes.remove()
@@ -263,7 +279,7 @@ ENDS = """
 from tests.testbed.test_policy_routes import *
 hide_second_link()
 routes = PolicyRoutes()
-routes.install(interfaces(), gateways=ROUTERS)
+routes.install(both(), gateways=ROUTERS)
 print(*ours())
 """
 
@@ -299,7 +315,7 @@ def without_rights() -> list[object]:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
     routes = PolicyRoutes()
-    seen: list[object] = [routes.install(interfaces(), gateways=ROUTERS), ours()]
+    seen: list[object] = [routes.install(both(), gateways=ROUTERS), ours()]
     routes.remove()
     return seen
 

@@ -114,6 +114,11 @@ def test_what_somebody_else_has_chosen_since_is_left() -> None:
     [
         ("lo", FakeKernel(loaded=False), "this kernel has no nl80211: no WiFi driver is loaded"),
         ("lo", FakeKernel(), "lo is not a WiFi interface"),
+        (
+            "lo",
+            FakeKernel({INDEX: True}, refusals={GET_POWER_SAVE: errno.EINVAL}),
+            "lo is not a WiFi interface",
+        ),
         ("no-such-thing", FakeKernel(), "there is no interface no-such-thing"),
         (
             "lo",
