@@ -11,10 +11,12 @@ from multi.core.events import (
     CancelDial,
     ConnectionChanged,
     Effect,
+    NetworkChanged,
     Notify,
     SessionClosed,
     SessionDetached,
     SessionResumed,
+    SignalChanged,
 )
 from multi.core.facts import Candidate, ConnectionFacts, TransportSample
 from multi.core.ids import ConnectionId, ConnectionState, Role, StreamId
@@ -23,8 +25,9 @@ from multi.core.scheduler import Scheduler
 from multi.core.session import Session
 from multi.core.state import SessionState
 from multi.errors import LocalProtocolError
-from multi.paths.manager import Mode, PathManager, Slot
+from multi.paths.manager import Memory, Mode, PathManager
 from multi.paths.racing import Connect
+from multi.paths.slots import Slot
 
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 
@@ -49,17 +52,22 @@ class Engine:
         open_timeout: float,
         jitter: Callable[[], float],
         now: float,
+        memory: Memory | None = None,
+        race_order: Sequence[Candidate] | None = None,
+        expecting: bool = False,
     ) -> None:
-        """Client: start to open the candidates."""
+        """Client: start to open the candidates; see `PathManager`."""
         self._now = now
         self.paths = PathManager(
             candidates,
             connect=connect,
             mode=mode,
-            drain=self._drain,
-            set_role=self._set_role,
+            session=_Reach(self),
             jitter=jitter,
             now=now,
+            memory=memory,
+            race_order=race_order,
+            expecting=expecting,
         )
         self._open_timeout = open_timeout
         self._open_deadline = now + open_timeout
@@ -67,11 +75,11 @@ class Engine:
 
     # === inputs  ===
 
-    def attempt_failed(self, connection: ConnectionId, reason: str, *, now: float) -> None:
-        """A dial failed."""
+    def attempt_failed(self, connection: ConnectionId, reason: str, *, now: float, answered: bool = True) -> None:
+        """A dial failed; `answered`: somebody said so, not the silence."""
         self._now = now
         if self.paths is not None:
-            self.paths.attempt_failed(connection, reason, now)
+            self.paths.attempt_failed(connection, reason, now, answered=answered)
 
     def connection_opened(self, connection: ConnectionId, facts: ConnectionFacts, *, now: float) -> None:
         self._now = now
@@ -137,6 +145,8 @@ class Engine:
     def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
         self._now = now
         self.session.set_role(connection, role, now=now)
+        if self.paths is not None:
+            self.paths.set_role(connection, role, now)
 
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
         self._now = now
@@ -164,20 +174,78 @@ class Engine:
         if self.paths is not None:
             self.paths.remove(connection)
 
+    def cancel_handover(self) -> None:
+        """Client: forget a handover under way."""
+        self._paths().cancel_handover()
+
     def hand_over(self, slots: list[Slot], done: Callable[[str], None], *, now: float) -> None:
         """Make-before-break to one of `slots`; see `PathManager.hand_over`."""
         self._now = now
         self._paths().hand_over(slots, done, now)
 
-    def network_changed(self, interface: str, usable: bool, *, now: float) -> None:
-        """The application or the system says that an interface became usable or stopped being so."""
+    def update_candidates(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        reason: Callable[[int], str],
+        expecting: bool,
+        now: float,
+    ) -> None:
+        """Client: these are all candidates there are now; see `PathManager.update`."""
         self._now = now
+        if self._over:
+            return
+        self._paths().update(candidates, now, reason=reason, expecting=expecting)
+
+    def network_changed(
+        self, interface: str, usable: bool, *, now: float, address: str = "", reason: str = "the network went away"
+    ) -> None:
+        """The application or the system says that an interface became usable or stopped being so.
+
+        With `address` only that address of the interface is meant; what was bound to it can never work again.
+        """
+        self._now = now
+        if self._over:
+            return
         if not usable:
             for connection in list(self.session.connections.values()):
-                if interface in ("", connection.interface):
-                    self.session.suspect(connection.id, "the network went away", now=now)
+                if not connection.alive or interface not in ("", connection.interface):
+                    continue
+                if address:
+                    if connection.facts.local_address == address:
+                        self.session.give_up(connection.id, reason, now=now)
+                elif not connection.facts.more_interfaces:  # the others may carry it on
+                    self.session.suspect(connection.id, reason, now=now)
+        if self.paths is not None and not address:
+            self.paths.network_changed(interface, usable, now, reason)
+        self.session.notify(NetworkChanged(interface, usable, reason if not usable else "usable again"))
+
+    def signal_changed(self, interface: str, fading: bool, dbm: float, *, now: float) -> None:
+        """Client: the radio of an interface is about to lose its network, or is good again."""
+        self._now = now
+        if self._over:
+            return
+        self.session.notify(SignalChanged(interface, fading, dbm))
         if self.paths is not None:
-            self.paths.network_changed(interface, usable, now)
+            self.paths.signal_changed(interface, fading, now)
+
+    def slept(self, seconds: float, *, now: float) -> None:
+        """The machine was suspended: nothing is known of any connection."""
+        self._now = now
+        if self._over:
+            return
+        reason = f"the machine slept for {seconds:.0f} s"
+        for connection in list(self.session.connections.values()):
+            self.session.suspect(connection.id, reason, now=now)
+        if self.paths is not None:
+            self.paths.network_changed("", True, now)
+
+    def announce(self, addresses: Sequence[tuple[str, int]], *, now: float) -> None:
+        """Server: tell the client at which further addresses it can be reached."""
+        self._now = now
+        if self._over:
+            return
+        self.session.announce(addresses, now=now)
 
     def handle_timer(self, *, now: float) -> None:
         self._now = now
@@ -191,6 +259,11 @@ class Engine:
                 if not self.session.confirmed:
                     self.paths.give_up(self._open_timeout)
                     self.session.fail(f"the session did not open within {round(self._open_timeout, 1):g} s", now=now)
+
+    @property
+    def now(self) -> float:
+        """The time of the last input."""
+        return self._now
 
     @property
     def wants_credit(self) -> bool:
@@ -269,23 +342,37 @@ class Engine:
         elif isinstance(event, SessionResumed):
             self.paths.resumed()
 
-    # === for the path manager  ===
-
-    # It knows of a connection's end only once it has seen the event; meanwhile it may still speak of it.
-
-    def _drain(self, connection: ConnectionId) -> None:
-        if self._alive(connection):
-            self.session.drain(connection, now=self._now)
-
-    def _set_role(self, connection: ConnectionId, role: Role) -> None:
-        if self._alive(connection):
-            self.session.set_role(connection, role, now=self._now)
-
-    def _alive(self, connection: ConnectionId) -> bool:
-        found = self.session.connections.get(connection)
-        return found is not None and found.alive
-
     def _paths(self) -> PathManager:
         if self.paths is None:
             raise LocalProtocolError("only the client decides which connections exist")
         return self.paths
+
+
+class _Reach:
+    """What the path manager may do to connections.
+
+    It knows of a connection's end only once it has seen the event; meanwhile it may still speak of it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def drain(self, connection: ConnectionId) -> None:
+        if self._alive(connection):
+            self._engine.session.drain(connection, now=self._engine.now)
+
+    def give_up(self, connection: ConnectionId, reason: str) -> None:
+        if self._alive(connection):
+            self._engine.session.give_up(connection, reason, now=self._engine.now)
+
+    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
+        if self._alive(connection):
+            self._engine.session.set_role(connection, role, reason, now=self._engine.now)
+
+    def ping(self, connection: ConnectionId) -> None:
+        if self._alive(connection):
+            self._engine.session.ping(connection, now=self._engine.now)
+
+    def _alive(self, connection: ConnectionId) -> bool:
+        found = self._engine.session.connections.get(connection)
+        return found is not None and found.alive

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from multi.core.facts import Candidate, ConnectionFacts
 from multi.core.ids import ConnectionId, ConnectionState, Role, StreamId
@@ -33,6 +34,7 @@ class RoleChanged:
     connection: ConnectionId
     role: Role
     by_peer: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,46 @@ class AttemptFailed:
 
     candidate: Candidate
     reason: str
+
+
+class HandoverState(Enum):
+    STARTED = "started"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverChanged:
+    """A handover to `to` (interfaces or addresses) began or ended; `reason` says why it failed."""
+
+    state: HandoverState
+    to: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkChanged:
+    """An interface became usable for the session, or stopped being so for `reason`; empty `interface` = all."""
+
+    interface: str
+    usable: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SignalChanged:
+    """The radio signal of an interface is fading, or good again; `dbm` as measured last."""
+
+    interface: str
+    fading: bool
+    dbm: float
+
+
+@dataclass(frozen=True, slots=True)
+class AddressesAnnounced:
+    """The server has said at which further addresses it can be reached: (literal address, port)."""
+
+    addresses: tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +133,10 @@ Event = (
     | RoleChanged
     | SchedulerChanged
     | AttemptFailed
+    | HandoverChanged
+    | NetworkChanged
+    | SignalChanged
+    | AddressesAnnounced
     | SessionConfirmed
     | SessionDetached
     | SessionResumed

@@ -8,6 +8,15 @@ from multi.core.ids import Family, Role
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Where a connection or a subflow starts from; empty = not known or left to the system."""
+
+    interface: str
+    address: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
     """A connection that could be opened: transport, IP version, where from, where to (TAPS, RFC 9621)."""
 
@@ -24,6 +33,8 @@ class Candidate:
     """Source address to bind to; empty = let the system choose."""
     more_interfaces: tuple[str, ...] = ()
     """mptcp: further interfaces on which subflows are wanted."""
+    more_sources: tuple[Source, ...] = ()
+    """The same interfaces with the address to use and their kind."""
     kind: str = ""
     """Kind of `interface`: eth, wifi, cellular, loopback, virtual or empty."""
     entry: int = 0
@@ -34,6 +45,9 @@ class Candidate:
     max_rate: float = 0.0
     """Bytes per second in each direction; 0 = no cap."""
     group: str = ""
+    """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
+    network: str = ""
+    """What identifies the network the interface is on, as long as it is known."""
 
     def __str__(self) -> str:
         source = self.interface or self.local_address or "any interface"
@@ -79,6 +93,8 @@ class ConnectionFacts:
     family: Family = Family.IPV4
     interface: str = ""
     kind: str = ""
+    more_interfaces: tuple[str, ...] = ()
+    """mptcp: further interfaces it has subflows on."""
     local: str = ""
     remote: str = ""
     role: Role = Role.ACTIVE
@@ -89,3 +105,8 @@ class ConnectionFacts:
     """Round-trip time seen while connecting, 0 = unknown."""
     detail: str = ""
     """One line for people: MPTCP fallback, subflows, cipher."""
+
+    @property
+    def local_address(self) -> str:
+        """The literal address of `local`, without its port."""
+        return self.local.rpartition(":")[0].strip("[]").partition("%")[0]

@@ -10,21 +10,23 @@ from typing import Protocol
 
 from multi.core.authenticator import Authenticator
 from multi.core.connection import Connection
-from multi.core.events import Effect, Event, RoleChanged, StreamWritable
+from multi.core.events import AddressesAnnounced, Effect, Event, RoleChanged, StreamWritable
 from multi.core.ids import ConnectionId, ConnectionState, SessionId, Side
 from multi.core.liveness import Liveness
 from multi.core.outbox import Outbox
 from multi.core.payloads import (
     Close,
+    DrainStep,
     Fields,
     Keepalive,
     Policy,
     decode_ack,
+    decode_addresses,
     decode_close,
+    decode_drain,
     decode_keepalive,
     decode_policy,
     decode_role,
-    decode_unsigned,
     encode_keepalive,
 )
 from multi.core.receiver import Receiver
@@ -58,6 +60,9 @@ class Host(Protocol):
     def peer_policy(self, policy: Policy) -> None:
         """The peer says how it wants to be sent to, or how it sends."""
 
+    def peer_lost(self, connection: Connection) -> None:
+        """On the peer's side `connection` is over."""
+
     def peer_closed(self, connection: Connection, close: Close) -> None:
         """CLOSE has come on `connection`."""
 
@@ -73,7 +78,7 @@ class Incoming:
         self._session_id = host.session_id
         self._streams = host.streams
         self._receiver = host.receiver
-        self._policy_number = -1
+        self._policy_number = self._address_number = -1
 
     def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
         """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection."""
@@ -146,7 +151,7 @@ class Incoming:
             if not connection.echo_due:
                 connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
             if self._receiver.control.take(segment.sequence):
-                self._control(segment, now)
+                self._control(connection, segment, now)
             else:
                 connection.ack_wanted = True  # a repeat: the acknowledgement got lost on another road
         elif segment.type == SegmentType.CLOSE:
@@ -180,17 +185,13 @@ class Incoming:
             self._receiver.everything_dirty()
             connection.ack_wanted = True
 
-    def _control(self, segment: Segment, now: float) -> None:
+    def _control(self, carrier: Connection, segment: Segment, now: float) -> None:
         payload = segment.payload
         match segment.type:
             case SegmentType.DRAIN:
-                number, drained = decode_unsigned(payload, 4, 1)
+                number, step = decode_drain(payload)
                 if (connection := self._numbered(number)) is not None:
-                    connection.drain_received = connection.drain_received or bool(drained)
-                    if not connection.authenticated:
-                        connection.drain_asked = True  # it overtook the proof on another connection
-                    elif connection.state is not ConnectionState.DRAINING:
-                        self._liveness.start_draining(connection, "drained by the peer")
+                    self._drain(connection, step, carrier, now)
             case SegmentType.ROLE:
                 number, role = decode_role(payload)
                 connection = self._numbered(number)
@@ -204,9 +205,30 @@ class Incoming:
                     self._policy_number = segment.sequence
                     self._host.peer_policy(policy)
             case SegmentType.ADDRESS:
-                pass
+                addresses = decode_addresses(payload)
+                if self._host.side is Side.SERVER:
+                    raise RemoteProtocolError("only a server announces addresses")
+                if segment.sequence > self._address_number:
+                    self._address_number = segment.sequence
+                    self._host.notify(AddressesAnnounced(addresses))
             case _:
                 self._streams.control(segment, now)
+
+    def _drain(self, connection: Connection, step: DrainStep, carrier: Connection, now: float) -> None:
+        """The peer says how far a connection is on its way out."""
+        if step is DrainStep.LOST:
+            if connection is not carrier:
+                self._host.peer_lost(connection)
+        elif step is DrainStep.SUSPECT:
+            # Said on the connection itself it is a late word: it came through.
+            if connection is not carrier and connection.state is ConnectionState.ACTIVE:
+                self._liveness.suspect(connection, "the peer's network went away", now)
+        else:
+            connection.drain_received = connection.drain_received or step is DrainStep.DRAINED
+            if not connection.authenticated:
+                connection.drain_asked = True  # it overtook the proof on another connection
+            elif connection.state is not ConnectionState.DRAINING:
+                self._liveness.start_draining(connection, "drained by the peer")
 
     def _numbered(self, number: int) -> Connection | None:
         return next((c for c in self._host.connections.values() if c.alive and c.number == number), None)

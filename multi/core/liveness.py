@@ -12,7 +12,7 @@ from multi.core.connection import Connection
 from multi.core.ids import ConnectionId, ConnectionState, Side
 from multi.core.outbox import Outbox
 from multi.core.outgoing import Outgoing
-from multi.core.payloads import Keepalive, encode_keepalive, encode_unsigned
+from multi.core.payloads import DrainStep, Keepalive, encode_drain, encode_keepalive
 from multi.core.receiver import Receiver
 from multi.core.segment import SegmentType
 from multi.core.sender import Sender
@@ -152,11 +152,14 @@ class Liveness:
 
     def drain(self, connection: Connection, reason: str) -> None:
         """Send nothing new on it from now on, and ask the peer to do the same."""
-        self._say_drain(connection, drained=False)
+        self.say(connection, DrainStep.ASKED)
         self.start_draining(connection, reason)
 
-    def _say_drain(self, connection: Connection, *, drained: bool) -> None:
-        self._host.outbox.add(SegmentType.DRAIN, encode_unsigned((connection.number, 4), (int(drained), 1)))
+    def say(self, connection: Connection, step: DrainStep) -> None:
+        """Tell the peer how far it is with a connection that both know by its number."""
+        if step > DrainStep.DRAINED and self._host.outbox.full:
+            return  # it will notice by itself
+        self._host.outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
 
     def start_draining(self, connection: Connection, reason: str) -> None:
         """One side has asked for the drain."""
@@ -175,7 +178,7 @@ class Liveness:
                 continue  # never break before make: with nothing else left it goes on carrying
             if not connection.drain_sent:
                 connection.drain_sent = True
-                self._say_drain(connection, drained=True)
+                self.say(connection, DrainStep.DRAINED)
             elif connection.drain_received and not connection.carried_control and self._host.side is Side.CLIENT:
                 self._host.disconnect(connection, "drained", abort=False, state=ConnectionState.CLOSED)
 
@@ -200,6 +203,11 @@ class Liveness:
             self.probe_at, self._probe_wait = None, PROBE_MIN
         elif self.probe_at is None:
             self.probe_at = now + self._probe_wait
+
+    def ping(self, connection: Connection, now: float) -> None:
+        """Ask for a sign of life, unless the last question is still open."""
+        if not connection.ping_sent_at:
+            self._send_ping(connection, now)
 
     def _send_ping(self, connection: Connection, now: float, *, wants_ack: bool = False) -> None:
         self._ping += 1

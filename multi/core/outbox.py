@@ -41,6 +41,16 @@ class Outbox:
         return not self._controls
 
     @property
+    def settled(self) -> bool:
+        """Nothing that matters beyond the connections is waiting for an acknowledgement."""
+        return all(control.type is SegmentType.DRAIN for control in self._controls.values())
+
+    @property
+    def full(self) -> bool:
+        """A peer that acknowledges nothing has let this much pile up that can be left unsaid."""
+        return len(self._controls) >= MAX_AHEAD
+
+    @property
     def waiting(self) -> bool:
         """Something may be sent now."""
         return bool(self._waiting) and self._waiting[0] < self._acked + MAX_AHEAD

@@ -7,7 +7,10 @@ it reads. What the objects mean is left to `session`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import isfinite
 
 from multi.core.ids import Role, StreamId
@@ -20,6 +23,7 @@ MAX_REASON = 200  # bytes of text in a CLOSE
 MAX_NAME = 255  # bytes of a scheduler's name
 MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload
 MAX_PARAMETER_NAME = 64  # bytes
+MAX_ADDRESSES = 8  # a server may announce
 
 Range = tuple[int, int]
 """Half-open [start, end)."""
@@ -288,6 +292,62 @@ def decode_role_value(value: int) -> Role:
         return Role(value)
     except ValueError:
         raise RemoteProtocolError(f"unknown role {value}") from None
+
+
+class DrainStep(IntEnum):
+    """How far a connection is on its way out, as DRAIN says it."""
+
+    ASKED = 0
+    """Nothing new is sent on it."""
+    DRAINED = 1
+    """Nothing of the sender's is outstanding any more."""
+    SUSPECT = 2
+    """The network under it went away: it may come back, but nothing it carries should wait for that."""
+    LOST = 3
+    """It is over on the sender's side."""
+
+
+def encode_drain(connection_number: int, step: DrainStep) -> bytes:
+    return encode_unsigned((connection_number, 4), (step, 1))
+
+
+def decode_drain(payload: bytes | memoryview) -> tuple[int, DrainStep]:
+    number, step = decode_unsigned(payload, 4, 1)
+    try:
+        return number, DrainStep(step)
+    except ValueError:
+        raise RemoteProtocolError(f"unknown step {step} of a drain") from None
+
+
+Address = tuple[str, int]
+"""(literal IP address, port)."""
+
+
+def encode_addresses(addresses: Sequence[Address]) -> bytes:
+    """The addresses a server announces; at most MAX_ADDRESSES."""
+    if len(addresses) > MAX_ADDRESSES:
+        raise LocalProtocolError(f"{len(addresses)} addresses; at most {MAX_ADDRESSES} can be announced")
+    parts = [bytes([len(addresses)])]
+    for literal, port in addresses:
+        address = ip_address(literal)
+        parts.append(bytes([address.version]) + port.to_bytes(2, "big") + address.packed)
+    return b"".join(parts)
+
+
+def decode_addresses(payload: bytes | memoryview) -> tuple[Address, ...]:
+    fields = Fields(payload)
+    count = fields.unsigned(1)
+    if count > MAX_ADDRESSES:
+        raise RemoteProtocolError(f"{count} addresses announced")
+    found: list[Address] = []
+    for _ in range(count):
+        version, port = fields.unsigned(1), fields.unsigned(2)
+        if version not in (4, 6) or not port:
+            raise RemoteProtocolError(f"an address of version {version}, port {port}")
+        address = IPv4Address(fields.take(4)) if version == 4 else IPv6Address(fields.take(16))
+        found.append((str(address), port))
+    fields.end()
+    return tuple(found)
 
 
 def encode_unsigned(*values: tuple[int, int]) -> bytes:

@@ -41,8 +41,11 @@ from multi.core.outgoing import Outgoing
 from multi.core.payloads import (
     CLOSE_ABORTED,
     CLOSE_NORMAL,
+    Address,
     Close,
+    DrainStep,
     Policy,
+    encode_addresses,
     encode_close,
     encode_policy,
     encode_role,
@@ -110,6 +113,8 @@ class Session:
         self.close_sent_at: float | None = None
         """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
         self._peer_closing = False
+        self._peer_lost: ConnectionId | None = None
+        """The connection the peer has just said to be over."""
         self._detached_at: float | None = None
         self._created_at = now
         self._refusals: list[float] = []
@@ -258,7 +263,22 @@ class Session:
         elif found.state is not ConnectionState.DRAINING:
             self._liveness.drain(found, "drained by this side")
 
-    def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
+    def give_up(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+        """It can never work again, or another has taken its place: rescue what it carries."""
+        self._now = now
+        self.disconnect(self._find(connection), reason, abort=True)
+
+    def ping(self, connection: ConnectionId, *, now: float) -> None:
+        """Ask for a sign of life."""
+        self._now = now
+        self._liveness.ping(self._find(connection), now)
+
+    def announce(self, addresses: Sequence[Address], *, now: float) -> None:
+        """Server: further addresses (literal, port) at which the client may reach it; replaces earlier ones."""
+        self._now = now
+        self.outbox.add(SegmentType.ADDRESS, encode_addresses(addresses))
+
+    def set_role(self, connection: ConnectionId, role: Role, reason: str = "", *, now: float) -> None:
         """Change a connection's role on both sides."""
         self._now = now
         found = self._find(connection)
@@ -269,7 +289,7 @@ class Session:
             self._say_role(found)
         else:
             found.role_unsaid = True
-        self.notify(RoleChanged(found.id, role, by_peer=False))
+        self.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
 
     def _say_role(self, connection: Connection) -> None:
         connection.role_unsaid = False
@@ -291,6 +311,8 @@ class Session:
         found = self.connections.get(connection)
         if found is not None and found.state is ConnectionState.ACTIVE:
             self._liveness.suspect(found, reason, now)
+            if self._outgoing.usable_for_control()[0].may_deliver:
+                self._liveness.say(found, DrainStep.SUSPECT)  # the peer would find out only by silence
 
     # === inputs: time  ===
 
@@ -304,7 +326,7 @@ class Session:
                 self._liveness.check(connection, now)
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
-            everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.empty
+            everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.settled
             self._end("" if everything_said else f"no connection for {self.settings.resume_timeout:g} s")
         if self.close_sent_at is not None and now >= self.close_sent_at + self._linger:
             self._end("")
@@ -510,8 +532,15 @@ class Session:
 
     # === life of a connection  ===
 
+    def peer_lost(self, connection: Connection) -> None:
+        """On the peer's side it is over: nothing need be said about it any more."""
+        self._peer_lost = connection.id
+        self.disconnect(connection, "the peer lost it", abort=True)
+
     def _retire(self, connection: Connection, state: ConnectionState, reason: str) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
+        if state is ConnectionState.LOST and connection.authenticated and connection.id != self._peer_lost:
+            self._liveness.say(connection, DrainStep.LOST)
         connection.move(state, reason)
         connection.may_send = False
         self.outbox.lose(connection)
@@ -567,7 +596,7 @@ class Session:
         """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
         if not self._closing or self.close_sent_at is not None or not self.confirmed:
             return
-        if not self.streams.all_sent_acknowledged or not self.outbox.empty:
+        if not self.streams.all_sent_acknowledged or not self.outbox.settled:
             return
         if not any(c.may_deliver for c in self._carrying()):
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain

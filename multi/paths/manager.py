@@ -1,29 +1,39 @@
-"""The path manager: which connections should exist. Pure; only the client has one.
+"""The path manager: which connections should exist, and which of them carry the data. Pure; only the client has one.
 
-A *slot* is one wanted connection: a candidate, or a group of alternatives of which the first that works is kept. The
-manager races the slots when the session opens, redials what is lost, keeps roles in `switch` mode, and performs
-handovers make-before-break. How a connection is opened and whether it lives is decided elsewhere.
+It races the slots when the session opens, dials again what is lost or may be dead, lets what comes back prove itself,
+follows the candidates as networks appear and vanish, gives roles in `switch` mode, and performs handovers
+make-before-break. How a connection is opened and whether it lives is decided elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Protocol
 
-from multi.core.events import AllAttempted, AttemptFailed, CancelDial, Dial, Effect, Event, Notify
+from multi.core.events import (
+    AllAttempted,
+    AttemptFailed,
+    CancelDial,
+    Dial,
+    Effect,
+    Event,
+    HandoverChanged,
+    HandoverState,
+    Notify,
+)
 from multi.core.facts import Candidate
 from multi.core.ids import ConnectionId, ConnectionState, Role
 from multi.paths.racing import Connect, Race
+from multi.paths.slots import Slot, slot_key, slots_of
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
-RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
-RETRY_LONGEST = 5.0
-RETRY_LONGEST_DETACHED = 0.5  # design 7: at least every 0.5 s while nothing is left
-PENDING_DETACHED = 4  # attempts a slot may have under way while nothing is left; the oldest gives way
-DIAL_APART = 0.1  # seconds between two dials of one slot, however often its network is said to be usable
-RETRY_JITTER = 0.2  # share of the delay, so that many clients do not come back in step
-STABLE_AFTER = 5.0  # seconds a connection must live before its next loss counts as a first one
+PENDING_MOST = 4  # attempts a slot may have under way; the oldest gives way
+SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before another is dialled beside it
+TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
+HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
+DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was recalled for it goes
 
 
 class Mode(Enum):
@@ -33,27 +43,26 @@ class Mode(Enum):
     SWITCH = "switch"
 
 
-@dataclass(slots=True, eq=False)
-class Slot:
-    """One wanted connection."""
+class Session(Protocol):
+    """What the path manager may do to connections; each call is ignored for one that has ended."""
 
-    candidates: list[Candidate]
-    attempts: dict[ConnectionId, Candidate] = field(default_factory=dict)
-    connection: ConnectionId | None = None
-    """The connection that fills it, once authenticated."""
-    suspect: bool = False
-    """That connection may be dead."""
-    attempted: bool = False
-    """It has been up or has failed completely once."""
-    failures: int = 0
-    retry_at: float | None = None
-    up_since: float = 0.0
-    parked: bool = False
-    """Not wanted now: handed over to another."""
-    recalled: bool = False
-    """Wanted again only because that other one may be dead."""
-    next_candidate: int = 0
-    dialled_at: float = 0.0
+    def drain(self, connection: ConnectionId) -> None:
+        """Nothing new on it; close it when nothing is outstanding."""
+
+    def give_up(self, connection: ConnectionId, reason: str) -> None:
+        """It is over at once; what it carried is rescued."""
+
+    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
+    def ping(self, connection: ConnectionId) -> None:
+        """Ask for a sign of life."""
+
+
+class Memory(Protocol):
+    """What earlier sessions have seen of candidates on their networks (`multi.paths.outcomes`)."""
+
+    def succeeded(self, network: str, candidate: Candidate, setup: float, now: float) -> None: ...
+    def failed(self, network: str, candidate: Candidate, now: float) -> None: ...
+    def attempt_delay(self, network: str, candidate: Candidate, default: float, now: float) -> float: ...
 
 
 @dataclass(slots=True)
@@ -62,10 +71,11 @@ class _Handover:
 
     slots: list[Slot]
     done: Callable[[str], None]
+    deadline: float
 
 
 class PathManager:
-    """See the module. `drain` and `set_role` reach into the session; `jitter()` gives a number in [0, 1)."""
+    """See the module. `jitter()` gives a number in [0, 1); `expecting`: names may still give more candidates."""
 
     def __init__(
         self,
@@ -73,40 +83,48 @@ class PathManager:
         *,
         connect: Connect,
         mode: Mode,
-        drain: Callable[[ConnectionId], None],
-        set_role: Callable[[ConnectionId, Role], None],
+        session: Session,
         jitter: Callable[[], float],
         now: float,
+        memory: Memory | None = None,
+        race_order: Sequence[Candidate] | None = None,
+        expecting: bool = False,
     ) -> None:
         self._mode = mode
-        self._drain = drain
-        self._set_role = set_role
+        self._session = session
         self._jitter = jitter
+        self._memory = memory
         self._effects: list[Effect] = []
         self._next_id = 0
-        self.slots = _slots(candidates)
-        ordered = [candidate for slot in self.slots for candidate in slot.candidates]
-        self._race = Race(ordered, connect, now)
+        self.slots = slots_of(candidates)
+        ordered = race_order or [candidate for slot in self.slots for candidate in slot.candidates]
+        self._race = Race(ordered, connect, now, self._attempt_delay)
         self._racing: set[ConnectionId] = set()
-        self._deadlines: dict[ConnectionId, float] = {}
+        self._started: dict[ConnectionId, float] = {}
         self._roles: dict[ConnectionId, Role] = {}
+        self._unwanted: set[str] = set()
+        """Keys of slots that were removed: no update brings them back."""
+        self._fading: set[str] = set()
+        self._carrier: Slot | None = None
+        self._ping_at: float | None = None
+        self._dismiss_at: float | None = None
         self._announced_all = False
         self._detached = False
         self._established = False
         self._stopped = False
         self._given_up = False
+        self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, str]] = []
         """(candidate, reason) of every attempt that failed while the session opened."""
 
-    # --- inputs  ---
+    # --- inputs: attempts and connections  ---
 
-    def attempt_failed(self, connection: ConnectionId, reason: str, now: float) -> None:
-        """The dial did not lead to a connection."""
+    def attempt_failed(self, connection: ConnectionId, reason: str, now: float, *, answered: bool = True) -> None:
+        """The dial did not lead to a connection. `answered`: somebody said so, not the silence."""
         slot, candidate = self._attempt(connection)
-        if slot is None or candidate is None:
-            return
-        self._attempt_over(slot, connection, candidate, reason, now)
+        if slot is not None and candidate is not None:
+            self._attempt_over(slot, connection, candidate, reason, now, answered=answered)
 
     def connection_changed(self, connection: ConnectionId, state: ConnectionState, reason: str, now: float) -> None:
         """The session moved a connection to `state`."""
@@ -115,61 +133,168 @@ class PathManager:
             if state is ConnectionState.ACTIVE:
                 self._won(slot, connection, candidate, now)
             elif state in (ConnectionState.LOST, ConnectionState.CLOSED):
-                self._attempt_over(slot, connection, candidate, reason, now)
+                self._attempt_over(slot, connection, candidate, reason, now, answered=True)
             return
         filled = next((s for s in self.slots if s.connection == connection), None)
-        if filled is not None:
-            filled.suspect = state is ConnectionState.SUSPECT
-            if state is ConnectionState.ACTIVE:
-                self._dismiss(now)
-                self._continue_handover(now)
-            elif filled.suspect:
-                self._recall(now)
-        gone = state in (ConnectionState.LOST, ConnectionState.CLOSED, ConnectionState.DRAINING)
-        if filled is not None and gone:
-            # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
-            filled.connection = None
-            self._roles.pop(connection, None)
-            if not filled.parked:
-                if now - filled.up_since >= STABLE_AFTER:
-                    filled.failures = 0
-                self._schedule_retry(filled, now)
-            if not any(s.connection is not None for s in self.slots):
-                self._unpark(now)
-        self._assign_roles()
+        if filled is None:
+            return
+        match state:
+            case ConnectionState.ACTIVE:
+                if filled.suspect:
+                    self._recovered(filled, now)
+            case ConnectionState.SUSPECT:
+                self._suspected(filled, now)
+            case ConnectionState.LOST | ConnectionState.CLOSED | ConnectionState.DRAINING:
+                # A connection that drains carries nothing new: the slot is free, also for a handover back to it.
+                self._emptied(filled, now, failed=state is ConnectionState.LOST)
+        self._assign_roles(now)
+
+    def _suspected(self, slot: Slot, now: float) -> None:
+        slot.suspect = True
+        slot.retry_at = now + SUSPECT_GRACE
+        if self._mode is Mode.SWITCH and slot is self._carrier:
+            slot.trouble(now)
+        self._recall(now)
+
+    def _recovered(self, slot: Slot, now: float) -> None:
+        slot.suspect = False
+        slot.retry_at = slot.unanswered_since = None
+        for attempt in list(slot.attempts):
+            self._cancel(slot, attempt, now)
+        if slot.trial_until is not None or (self._mode is Mode.SWITCH and slot.troubles):
+            slot.start_trial(now, switch=self._mode is Mode.SWITCH)
+        self._plan_dismissal(now)
+        self._continue_handover(now)
+
+    def _emptied(self, slot: Slot, now: float, *, failed: bool) -> None:
+        assert slot.connection is not None
+        self._roles.pop(slot.connection, None)
+        if failed:
+            slot.trouble(now)
+        slot.emptied()
+        if not slot.parked and not slot.attempts:
+            slot.schedule_retry(now, self._jitter(), detached=self._detached)
+        if not any(s.connection is not None for s in self.slots):
+            self._unpark(now)
+        else:
+            self._recall(now)
 
     def established(self) -> None:
         """The session is confirmed: from now on lost connections are dialled again."""
         self._established = True
 
     def detached(self, now: float) -> None:
+        """No connection is left."""
         self._detached = True
         self._unpark(now)
         for slot in self.slots:
-            if slot.connection is None and slot.retry_at is not None:
-                slot.retry_at = min(slot.retry_at, now + RETRY_LONGEST_DETACHED)
+            if slot.connection is None and not slot.attempts:
+                slot.retry_at = min(slot.retry_at or now + 1.0, now + self._jitter() * 0.1)
 
     def resumed(self) -> None:
         self._detached = False
 
-    def network_changed(self, interface: str, usable: bool, now: float) -> None:
-        """An interface became usable: dial its slots at once; or unusable: give up its attempts."""
+    # --- inputs: networks  ---
+
+    def network_changed(self, interface: str, usable: bool, now: float, reason: str = "the network went away") -> None:
+        """An interface (empty = any) became usable: dial its slots at once; or unusable: give up its attempts."""
         for slot in self.slots:
             if not any(interface in ("", c.interface) for c in slot.candidates):
                 continue
-            if usable and slot.connection is None and not slot.parked:
-                # A dial under way may have been sent into the void, and would be repeated only after seconds.
-                if not slot.attempts or now >= slot.dialled_at + DIAL_APART:
-                    slot.failures, slot.retry_at = 0, now
-            elif not usable:
-                for connection, candidate in list(slot.attempts.items()):
-                    if candidate.interface == interface:
-                        self._effects.append(CancelDial(connection))
-                        self._attempt_over(slot, connection, candidate, "the network went away", now)
+            if usable:
+                slot.dial_soon(now)
+                continue
+            for connection, candidate in list(slot.attempts.items()):
+                if interface in ("", candidate.interface):
+                    self._effects.append(CancelDial(connection))
+                    self._attempt_over(slot, connection, candidate, reason, now, answered=False)
+
+    def update(
+        self,
+        candidates: Sequence[Candidate],
+        now: float,
+        *,
+        reason: Callable[[int], str] = lambda entry: "its network is not there",
+        expecting: bool = False,
+    ) -> None:
+        """What can be dialled has changed: these are all candidates there are now, in order of preference.
+
+        `reason(entry)` says why an entry has none. New slots are dialled, those without a candidate wait until they
+        have one again. What is up stays up.
+        """
+        self._expecting = expecting
+        fresh = {slot.key: slot for slot in slots_of(candidates)}
+        for slot in self.slots:
+            found = fresh.pop(slot.key, None)
+            if found is None:
+                self._absent(slot, reason(slot.entry), now)
+            else:
+                self._present(slot, found.candidates, now)
+        for slot in fresh.values():
+            if slot.key not in self._unwanted:
+                self._enter(slot, now)
+        order = {slot_key(candidate): place for place, candidate in reversed(list(enumerate(candidates)))}
+        self.slots.sort(key=lambda slot: (slot.entry, order.get(slot.key, -1)))
+        self._announce_all()
+        self._assign_roles(now)
+
+    def _absent(self, slot: Slot, reason: str, now: float) -> None:
+        slot.absent = reason
+        slot.attempted = True
+        slot.retry_at = slot.unanswered_since = None
+        for candidate in slot.candidates:
+            self._race.skip(candidate)
+        for connection, candidate in list(slot.attempts.items()):
+            self._effects.append(CancelDial(connection))
+            self._attempt_over(slot, connection, candidate, reason, now, answered=False)
+        if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
+            self._fail_handover(reason)
+
+    def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
+        appeared, changed = bool(slot.absent), candidates != slot.candidates
+        known, slot.candidates, slot.absent = slot.candidates, candidates, ""
+        if not appeared and not changed:
+            return
+        if not self._established:
+            for candidate in known:
+                if candidate not in candidates:
+                    self._race.skip(candidate)
+            self._race.add([c for c in candidates if appeared or c not in known], now)
+            return
+        for connection, candidate in list(slot.attempts.items()):
+            if candidate not in candidates:
+                self._cancel(slot, connection, now)
+        if appeared or not slot.attempts:
+            slot.next_candidate = 0
+            slot.dial_soon(now)
+
+    def _enter(self, slot: Slot, now: float) -> None:
+        slot.parked = self._leaves_others_parked()
+        self.slots.append(slot)
+        if self._established:
+            slot.retry_at = now
+        else:
+            self._race.add(slot.candidates, now)
+
+    def _leaves_others_parked(self) -> bool:
+        """After a handover new networks are as little wanted as those that were left."""
+        return any(slot.parked or slot.recalled for slot in self.slots)
+
+    def signal_changed(self, interface: str, fading: bool, now: float) -> None:
+        """The radio of an interface is about to lose its network, or is good again."""
+        if fading:
+            self._fading.add(interface)
+            self._recall(now)
+        else:
+            self._fading.discard(interface)
+            self._plan_dismissal(now)
+        self._assign_roles(now)
+
+    # --- inputs: what the application wants  ---
 
     def add(self, candidates: Sequence[Candidate], now: float) -> list[Slot]:
         """Want more connections, from now on."""
-        added = _slots(candidates)
+        added = slots_of(candidates)
         self.slots += added
         for slot in added:
             slot.retry_at = now
@@ -182,8 +307,9 @@ class PathManager:
                 for attempt in list(slot.attempts):
                     self._cancel(slot, attempt, now)
                 if slot.connection is not None:
-                    self._drain(slot.connection)
+                    self._session.drain(slot.connection)
                 self.slots.remove(slot)
+                self._unwanted.add(slot.key)
         self._check_handover()
 
     def remove(self, connection: ConnectionId) -> None:
@@ -193,18 +319,34 @@ class PathManager:
                 for attempt in slot.attempts:
                     self._effects.append(CancelDial(attempt))
                 self.slots.remove(slot)
+                self._unwanted.add(slot.key)
         self._check_handover()
+
+    def set_role(self, connection: ConnectionId, role: Role, now: float) -> None:
+        """The application's choice; it outlives the connection."""
+        for slot in self.slots:
+            if slot.connection == connection:
+                slot.role = role
+                self._roles[connection] = role
+        self._assign_roles(now)
 
     def hand_over(self, slots: list[Slot], done: Callable[[str], None], now: float) -> None:
         """Make one of `slots` carry the session and drain all others; `done("")` or `done(reason)` follows."""
+        if self._stopped:
+            done("the session has ended")
+            return
         if self._handover is not None:
             done("another handover is under way")
             return
-        self._handover = _Handover(slots, done)
+        if not self._reachable(slots):
+            done(next((slot.absent for slot in slots if slot.absent), "it is not wanted any more"))
+            return
+        self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT)
         for slot in slots:
             slot.parked = slot.recalled = False
             if slot.connection is None and not slot.attempts:
                 slot.retry_at = now
+        self._notify(HandoverChanged(HandoverState.STARTED, _names(slots), ""))
         self._continue_handover(now)
 
     def cancel_handover(self) -> None:
@@ -233,6 +375,8 @@ class PathManager:
                     reason = f"no answer {within}" if tried else f"not tried {within}"
                     self.failures.append((str(candidate), reason))
 
+    # --- time  ---
+
     def handle_timer(self, now: float) -> None:
         if self._stopped:
             return
@@ -244,35 +388,39 @@ class PathManager:
                 self._racing.add(self._dial(slot, candidate, now))
         for slot in list(self.slots):
             for connection, candidate in list(slot.attempts.items()):
-                if now >= self._deadlines.get(connection, now + 1):
+                if now >= self._started[connection] + ATTEMPT_TIMEOUT:
                     self._effects.append(CancelDial(connection))
-                    self._attempt_over(slot, connection, candidate, f"no answer within {ATTEMPT_TIMEOUT:g} s", now)
+                    reason = f"no answer within {ATTEMPT_TIMEOUT:g} s"
+                    self._attempt_over(slot, connection, candidate, reason, now, answered=False)
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
                 slot.retry_at = None
-                if slot.connection is None:
-                    candidate = slot.candidates[slot.next_candidate % len(slot.candidates)]
-                    self._dial(slot, candidate, now)
-                if len(slot.attempts) > PENDING_DETACHED:
-                    self._cancel(slot, min(slot.attempts), now)
+                for connection in list(slot.attempts)[: max(0, len(slot.attempts) - PENDING_MOST + 1)]:
+                    self._cancel(slot, connection, now)
+                candidate = slot.next_to_dial()
+                self._dial(slot, candidate, now)
+                slot.rotate(candidate)
+        self._watch_trials(now)
+        if self._dismiss_at is not None and now >= self._dismiss_at:
+            self._dismiss(now)
+        if self._handover is not None and now >= self._handover.deadline:
+            self._fail_handover(f"it did not come up within {HANDOVER_TIMEOUT:g} s")
 
     def next_timer(self) -> float | None:
         if self._stopped:
             return None
         due = [t for s in self.slots if (t := self._dial_again_at(s)) is not None]
-        due += [self._deadlines[c] for s in self.slots for c in s.attempts if c in self._deadlines]
-        if (race := self._race.next_timer()) is not None:
-            due.append(race)
+        due += [self._started[c] + ATTEMPT_TIMEOUT for s in self.slots for c in s.attempts]
+        due += [s.trial_until for s in self.slots if s.trial_until is not None and s.healthy]
+        due += [t for t in (self._race.next_timer(), self._ping_at, self._dismiss_at) if t is not None]
+        if self._handover is not None:
+            due.append(self._handover.deadline)
         return min(due, default=None)
 
     def _dial_again_at(self, slot: Slot) -> float | None:
-        """When a slot is dialled again; while nothing is left, also beside attempts that have not been answered."""
-        if slot.parked:
-            return None
-        if self._detached and slot.attempts and slot.connection is None:
-            beside = slot.dialled_at + RETRY_LONGEST_DETACHED
-            return beside if slot.retry_at is None else min(beside, slot.retry_at)
-        return slot.retry_at
+        if not self._established:
+            return None if slot.attempts else slot.retry_at  # the race decides
+        return slot.dial_again_at(detached=self._detached)
 
     def effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -283,6 +431,7 @@ class PathManager:
         """Every candidate has failed, nothing is under way: the session cannot open."""
         return (
             not self._established
+            and not self._expecting
             and self._race.finished
             and not any(s.attempts or s.connection is not None for s in self.slots)
         )
@@ -295,14 +444,28 @@ class PathManager:
                 return slot, slot.attempts[connection]
         return None, None
 
+    def _attempt_delay(self, candidate: Candidate, default: float, now: float) -> float:
+        if self._memory is None:
+            return default
+        return self._memory.attempt_delay(candidate.network, candidate, default, now)
+
     def _dial(self, slot: Slot, candidate: Candidate, now: float) -> ConnectionId:
         connection = ConnectionId(self._next_id)
         self._next_id += 1
         slot.attempts[connection] = candidate
         slot.dialled_at = now
-        self._deadlines[connection] = now + ATTEMPT_TIMEOUT
-        self._effects.append(Dial(connection, candidate))
+        if slot.unanswered_since is None:
+            slot.unanswered_since = now
+        self._started[connection] = now
+        role = slot.role or candidate.role
+        if role is Role.ACTIVE and self._others_carry(slot) and (slot.troubles or self._mode is Mode.SWITCH):
+            role = Role.BACKUP  # until it has proved itself, or is the one to switch to
+        self._roles[connection] = role
+        self._effects.append(Dial(connection, candidate if role is candidate.role else replace(candidate, role=role)))
         return connection
+
+    def _others_carry(self, slot: Slot) -> bool:
+        return any(s is not slot and s.healthy and s.wanted_role is Role.ACTIVE for s in self.slots)
 
     def _leave_race(self, connection: ConnectionId, now: float, *, won: bool) -> None:
         if connection in self._racing:
@@ -312,114 +475,183 @@ class PathManager:
             else:
                 self._race.failed(now)
 
-    def _won(self, slot: Slot, connection: ConnectionId, candidate: Candidate, now: float) -> None:
+    def _forget_attempt(self, slot: Slot, connection: ConnectionId, now: float, *, won: bool) -> float:
+        """Take an attempt off the books; return how long it took."""
         del slot.attempts[connection]
-        self._deadlines.pop(connection, None)
-        self._leave_race(connection, now, won=True)
-        if slot.connection is not None:
-            # An alternative of the group was faster.
-            self._drain(connection)
+        if not won:
+            self._roles.pop(connection, None)
+        self._leave_race(connection, now, won=won)
+        return now - self._started.pop(connection)
+
+    def _won(self, slot: Slot, connection: ConnectionId, candidate: Candidate, now: float) -> None:
+        took = self._forget_attempt(slot, connection, now, won=True)
+        if self._memory is not None:
+            self._memory.succeeded(candidate.network, candidate, took, now)
+        if slot.healthy:
+            # An alternative of the group was faster, or what seemed dead came back first.
+            self._roles.pop(connection, None)
+            self._session.drain(connection)
             return
-        slot.connection, slot.up_since, slot.retry_at = connection, now, None
-        slot.suspect = slot.recalled = False
-        slot.next_candidate = slot.candidates.index(candidate)
-        slot.attempted = True
-        self._roles[connection] = candidate.role
+        if slot.connection is not None:
+            replaced = slot.connection
+            slot.trouble(now)
+            self._roles.pop(replaced, None)
+            slot.emptied()
+            self._session.give_up(replaced, f"silent, and replaced by connection {connection}")
+        slot.filled(connection, candidate, now)
+        slot.start_trial(now, switch=self._mode is Mode.SWITCH)
+        self._ping_at = now if slot.trial_until is not None else self._ping_at
         for other in list(slot.attempts):
             self._cancel(slot, other, now)
         for alternative in slot.candidates:
             self._race.skip(alternative)
         self._announce_all()
         self._continue_handover(now)
-        self._assign_roles()
+        self._assign_roles(now)
 
     def _cancel(self, slot: Slot, connection: ConnectionId, now: float) -> None:
-        del slot.attempts[connection]
-        self._deadlines.pop(connection, None)
-        self._leave_race(connection, now, won=False)
+        self._forget_attempt(slot, connection, now, won=False)
         self._effects.append(CancelDial(connection))
 
     def _attempt_over(
-        self, slot: Slot, connection: ConnectionId, candidate: Candidate, reason: str, now: float
+        self,
+        slot: Slot,
+        connection: ConnectionId,
+        candidate: Candidate,
+        reason: str,
+        now: float,
+        *,
+        answered: bool,
     ) -> None:
-        del slot.attempts[connection]
-        self._deadlines.pop(connection, None)
-        self._notify(AttemptFailed(candidate, reason))
         raced = connection in self._racing
-        self._leave_race(connection, now, won=False)
+        self._forget_attempt(slot, connection, now, won=False)
+        self._notify(AttemptFailed(candidate, reason))
+        if self._memory is not None and not slot.absent:
+            self._memory.failed(candidate.network, candidate, now)
         slot.failures += 1
-        slot.next_candidate = slot.candidates.index(candidate) + 1
+        if answered:
+            slot.refusals += 1
+            slot.unanswered_since = None
+        slot.rotate(candidate)
         if not self._established and not self._given_up:
             self.failures.append((str(candidate), reason))
         if slot.failures >= len(slot.candidates) and not slot.attempts:
             slot.attempted = True
         self._announce_all()
-        if slot.connection is None and not slot.attempts and not slot.parked:
-            if slot.failures >= len(slot.candidates):
-                self._schedule_retry(slot, now)
-            elif not raced:
-                slot.retry_at = now  # the race starts its alternatives itself; here nobody else would
-                return
+        if slot.wants_dial and not slot.attempts and slot.retry_at is None:
+            self._plan_next(slot, now, answered=answered, raced=raced)
         wanted = self._handover.slots if self._handover is not None else []
-        if slot in wanted and slot.attempted and not any(s.attempts or s.connection is not None for s in wanted):
+        if slot in wanted and slot.attempted and not any(s.attempts or s.healthy or s.retry_at == now for s in wanted):
             self._fail_handover(reason)
 
-    def _schedule_retry(self, slot: Slot, now: float) -> None:
-        if not self._established:
-            return  # while the session opens every candidate is tried once, and the caller hears of failure at once
-        longest = RETRY_LONGEST_DETACHED if self._detached else RETRY_LONGEST
-        delay = min(longest, RETRY_FIRST * 2 ** min(slot.failures, 8))
-        slot.failures += 1
-        slot.retry_at = now + delay * (1 + RETRY_JITTER * (self._jitter() - 1))
+    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool) -> None:
+        if slot.failures % len(slot.candidates):
+            if not raced:
+                slot.retry_at = now  # the next alternative at once; the race starts those of its own itself
+        elif not self._established:
+            pass  # while the session opens every candidate is tried once, and the caller hears of failure at once
+        elif answered:
+            slot.schedule_retry(now, self._jitter(), detached=self._detached)
+        else:
+            slot.schedule_again(now, detached=self._detached)
 
     def retry_unfilled(self, now: float) -> None:
         """Once the session is established, what failed while it opened is tried again in the background."""
         for slot in self.slots:
-            if slot.connection is None and not slot.attempts and slot.retry_at is None and slot.attempted:
-                self._schedule_retry(slot, now)
+            if slot.wants_dial and not slot.attempts and slot.retry_at is None and slot.attempted:
+                slot.schedule_retry(now, self._jitter(), detached=self._detached)
 
     def _announce_all(self) -> None:
-        if not self._announced_all and all(s.attempted for s in self.slots):
+        if not self._announced_all and not self._expecting and all(s.attempted for s in self.slots):
             self._announced_all = True
             self._effects.append(AllAttempted())
 
     def _notify(self, event: Event) -> None:
         self._effects.append(Notify(event))
 
-    # --- roles and handover  ---
+    # --- roles  ---
 
-    def _assign_roles(self) -> None:
-        """In `switch` mode the best slot that is up carries the data, the others stand by."""
-        if self._mode is not Mode.SWITCH:
-            return
-        up = [s.connection for s in self.slots if s.connection is not None and not s.parked]
-        for connection in up:
-            role = Role.ACTIVE if connection == up[0] else Role.BACKUP
-            if self._roles.get(connection) is not role:
-                self._roles[connection] = role
-                self._set_role(connection, role)
+    def _assign_roles(self, now: float) -> None:
+        """Say on which connections data shall be sent: not on what must prove itself, in `switch` mode on one only."""
+        up = [slot for slot in self.slots if slot.connection is not None and not slot.parked]
+        if self._mode is Mode.SWITCH:
+            self._carrier = self._best(up, now)
+        for slot in up:
+            if self._mode is Mode.SWITCH and slot.role is None:
+                best = self._carrier
+                role = Role.ACTIVE if slot is best else Role.BACKUP
+                reason = "it carries the session" if slot is best else "another carries the session"
+            elif slot.wanted_role is Role.ACTIVE and self._on_trial(slot, now) and self._others_carry(slot):
+                role, reason = Role.BACKUP, "it must prove itself first"
+            else:
+                role, reason = slot.wanted_role, "as configured" if slot.role is None else "as the application wants"
+            self._give_role(slot, role, reason)
+
+    def _give_role(self, slot: Slot, role: Role, reason: str) -> None:
+        connection = slot.connection
+        if connection is not None and self._roles.get(connection) is not role:
+            self._roles[connection] = role
+            self._session.set_role(connection, role, reason)
+
+    def _best(self, up: Sequence[Slot], now: float) -> Slot | None:
+        """The slot to carry a `switch` session: the first in order that can be relied on."""
+        sound = [slot for slot in up if slot.healthy]
+        proven = [slot for slot in sound if not self._on_trial(slot, now)]
+        lasting = [slot for slot in proven if not self._fades(slot)]
+        return next(iter(lasting or proven or sound or up), None)
+
+    @staticmethod
+    def _on_trial(slot: Slot, now: float) -> bool:
+        return slot.trial_until is not None and now < slot.trial_until
+
+    def _fades(self, slot: Slot) -> bool:
+        return slot.source is not None and slot.source.interface in self._fading
+
+    def _watch_trials(self, now: float) -> None:
+        """Ask those on trial for signs of life; who has answered to the end carries the stream."""
+        trials = [slot for slot in self.slots if slot.trial_until is not None and slot.healthy]
+        for slot in trials:
+            assert slot.connection is not None
+            if not self._on_trial(slot, now):
+                slot.trial_until = None
+            elif self._ping_at is not None and now >= self._ping_at:
+                self._session.ping(slot.connection)
+        if not any(slot.trial_until is not None for slot in trials):
+            self._ping_at = None
+        elif self._ping_at is None or now >= self._ping_at:
+            self._ping_at = now + TRIAL_PING
+        if trials:
+            self._assign_roles(now)
+
+    # --- handover  ---
+
+    def _reachable(self, slots: Sequence[Slot]) -> bool:
+        return any(slot in self.slots and (slot.healthy or not slot.absent) for slot in slots)
 
     def _continue_handover(self, now: float) -> None:
         handover = self._handover
         if handover is None:
             return
         # One that may be dead must prove itself first: breaking for it would leave nothing.
-        target = next((s for s in handover.slots if s.connection is not None and not s.suspect), None)
-        if target is None or target.connection is None:
+        target = next((slot for slot in handover.slots if slot.healthy), None)
+        if target is None:
             return
         self._handover = None
-        if self._roles.get(target.connection) is not Role.ACTIVE:
-            self._roles[target.connection] = Role.ACTIVE
-            self._set_role(target.connection, Role.ACTIVE)
+        target.trial_until = None
+        self._give_role(target, Role.ACTIVE, "handed over to")
         for slot in self.slots:
-            if slot in handover.slots:
-                continue
-            slot.parked, slot.recalled, slot.retry_at = True, False, None
-            for attempt in list(slot.attempts):
-                self._cancel(slot, attempt, now)
-            if slot.connection is not None:
-                self._drain(slot.connection)
+            if slot not in handover.slots:
+                self._park(slot, now)
+        self._notify(HandoverChanged(HandoverState.DONE, _names([target]), ""))
         handover.done("")
+
+    def _park(self, slot: Slot, now: float) -> None:
+        """Not wanted for now."""
+        slot.parked, slot.recalled, slot.retry_at = True, False, None
+        for attempt in list(slot.attempts):
+            self._cancel(slot, attempt, now)
+        if slot.connection is not None:
+            self._session.drain(slot.connection)
 
     def _check_handover(self) -> None:
         if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
@@ -428,44 +660,44 @@ class PathManager:
     def _fail_handover(self, reason: str) -> None:
         handover, self._handover = self._handover, None
         if handover is not None:
+            self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), reason))
             handover.done(reason)
 
     def _recall(self, now: float) -> None:
-        """What was handed over to may be dead: dial what was left for it before that is certain."""
-        if any(s.connection is not None and not s.suspect for s in self.slots):
+        """What was handed over to may be dead or about to be: dial what was left for it before that is certain."""
+        if any(slot.healthy and not self._fades(slot) for slot in self.slots):
             return
+        self._dismiss_at = None
         for slot in self.slots:
             if slot.parked and slot.connection is None:
-                slot.parked, slot.recalled, slot.retry_at = False, True, now
+                slot.parked, slot.recalled = False, True
+                slot.dial_soon(now)
+
+    def _plan_dismissal(self, now: float) -> None:
+        """It lives: what has not come up meanwhile is not wanted after all, the rest not after a while."""
+        if not any(slot.healthy and not slot.recalled and not self._fades(slot) for slot in self.slots):
+            return
+        for slot in self.slots:
+            if slot.recalled and slot.connection is None:
+                self._park(slot, now)
+        self._dismiss_at = now + DISMISS_AFTER if any(slot.recalled for slot in self.slots) else None
 
     def _dismiss(self, now: float) -> None:
-        """It lives: what has not come up meanwhile is not wanted after all."""
+        self._dismiss_at = None
         for slot in self.slots:
             if slot.recalled:
-                slot.parked, slot.recalled, slot.retry_at = True, False, None
-                for attempt in list(slot.attempts):
-                    self._cancel(slot, attempt, now)
+                self._park(slot, now)
 
     def _unpark(self, now: float) -> None:
         """Nothing is left: everything is wanted again."""
+        self._dismiss_at = None
         for slot in self.slots:
             slot.recalled = False
             if slot.parked:
                 slot.parked = False
-                if slot.connection is None:
-                    slot.retry_at = now
+                slot.dial_soon(now)
 
 
-def _slots(candidates: Iterable[Candidate]) -> list[Slot]:
-    """Candidates of one group are alternatives for one slot; the slot stands where its first candidate stands."""
-    slots: list[Slot] = []
-    groups: dict[str, Slot] = {}
-    for candidate in candidates:
-        if candidate.group and candidate.group in groups:
-            groups[candidate.group].candidates.append(candidate)
-            continue
-        slot = Slot([candidate])
-        slots.append(slot)
-        if candidate.group:
-            groups[candidate.group] = slot
-    return slots
+def _names(slots: Sequence[Slot]) -> str:
+    """What the slots lead over, for people."""
+    return ", ".join(dict.fromkeys(c.interface or c.local_address or "any" for s in slots for c in s.candidates))

@@ -6,7 +6,7 @@ its outcome, is the manager's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from multi.core.facts import Candidate
@@ -26,8 +26,16 @@ class Connect(Enum):
 class Race:
     """The candidates not yet tried, and when the next may start."""
 
-    def __init__(self, candidates: Sequence[Candidate], mode: Connect, now: float) -> None:
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        mode: Connect,
+        now: float,
+        delay: Callable[[Candidate, float, float], float] = lambda candidate, default, now: default,
+    ) -> None:
+        """`delay(candidate, default, now)`: seconds `candidate` has before the next is tried beside it."""
         self._queue = list(candidates)
+        self._delay = delay
         self._mode = mode
         self._next_at = now
         self._pending = 0
@@ -42,16 +50,23 @@ class Race:
         """Return the candidates to start now, in order."""
         started: list[Candidate] = []
         while self._queue and (now >= self._next_at or self._mode is Connect.PARALLEL):
-            started.append(self._queue.pop(0))
+            candidate = self._queue.pop(0)
+            started.append(candidate)
             self._pending += 1
             match self._mode:
                 case Connect.SEQUENTIAL:
                     self._next_at = now + SEQUENTIAL_TIMEOUT
                 case Connect.STAGGERED if not self._won:
-                    self._next_at = now + ATTEMPT_DELAY
+                    self._next_at = now + self._delay(candidate, ATTEMPT_DELAY, now)
                 case _:
                     pass
         return started
+
+    def add(self, candidates: Sequence[Candidate], now: float) -> None:
+        """More have become known: their turn comes after the others'."""
+        if not self._queue and not self._pending:
+            self._next_at = now
+        self._queue += [candidate for candidate in candidates if candidate not in self._queue]
 
     def skip(self, candidate: Candidate) -> None:
         """Never start `candidate`: an alternative of its group has won."""

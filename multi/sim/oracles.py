@@ -21,6 +21,8 @@ TIMER_WINDOW = 0.1
 CONTROL_ROOM = 64 * 1024  # acknowledgements and control may exceed a full buffer; more would be a leak
 
 EXPECTED_REASONS = (
+    "the peer lost it",
+    "silent, and replaced",
     "another connection",
     "aborted",
     "drained",
@@ -32,6 +34,7 @@ EXPECTED_REASONS = (
     "reset",
     "silent for too long",
     "the client never confirmed",
+    "the address was removed",
     "the network went away",
     "the peer closed",
     "the peer does not speak MULTI (no answer",

@@ -182,6 +182,8 @@ class Pair:
             peer_verified=route.peer_verified,
             channel_binding=b"certificate" if route.secure else b"",
             interface=candidate.interface,
+            local=f"10.0.{candidate.entry}.2:40000",
+            remote=f"{candidate.remote_address}:{candidate.remote_port}",
             role=candidate.role,
             weight=candidate.weight,
             max_rate=candidate.max_rate,

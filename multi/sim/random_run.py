@@ -15,6 +15,7 @@ from multiprocessing import Pool, cpu_count
 from random import Random
 from time import perf_counter
 
+from multi.core.facts import Candidate
 from multi.core.ids import STREAM_ZERO, Role, StreamId
 from multi.core.payloads import Policy
 from multi.core.settings import Protect, SessionSettings
@@ -116,6 +117,11 @@ class RandomRun:
             (2, self._set_scheduler),
             (2, self._hand_over),
             (2, self._network_changed),
+            (3, self._networks_come_and_go),
+            (1, self._lose_address),
+            (1, self._sleep),
+            (1, self._change_signal),
+            (1, self._announce),
             (1, self._add_connection),
         ]
         if plan.ends_early:
@@ -150,6 +156,7 @@ class RandomRun:
             end.read_all()
         for index in range(len(pair.routes)):
             pair.client.change_network(f"if{index}", True)
+        self._update(pair.candidates)
         patience_ends = pair.clock.now + SETTLE
         while not (self._ended or self._arrived) and pair.clock.now < patience_ends:
             pair.run(SETTLE_STEP)
@@ -315,7 +322,9 @@ class RandomRun:
     def _add_connection(self) -> None:
         index = self._route()
         self._log(f"client adds a connection on route {index}")
-        self.pair.client.engine.add_candidates([self.pair.candidate(index)], now=self.pair.clock.now)
+        candidate = self.pair.candidate(index, group=f"added {len(self.pair.candidates)}")
+        self.pair.candidates.append(candidate)
+        self.pair.client.engine.add_candidates([candidate], now=self.pair.clock.now)
         self.pair.client.pump()
 
     def _set_role(self) -> None:
@@ -342,6 +351,42 @@ class RandomRun:
         index, usable = self._route(), self._random.random() < 0.6
         self._log(f"network if{index} usable={usable}")
         self.pair.client.change_network(f"if{index}", usable)
+
+    def _networks_come_and_go(self) -> None:
+        """Some candidates can be dialled now, the others cannot."""
+        self._update([c for c in self.pair.candidates if self._random.random() < 0.6])
+
+    def _update(self, there: list[Candidate]) -> None:
+        client = self.pair.client
+        self._log(f"networks {[c.entry for c in there]}")
+        client.engine.update_candidates(there, reason=lambda entry: "no carrier", expecting=False, now=client.now)
+        client.pump()
+
+    def _lose_address(self) -> None:
+        client, index = self.pair.client, self._route()
+        self._log(f"address of if{index} removed")
+        client.engine.network_changed(
+            f"if{index}", False, address=f"10.0.{index}.2", reason="the address was removed", now=client.now
+        )
+        client.pump()
+
+    def _sleep(self) -> None:
+        client = self.pair.client
+        self._log("client slept")
+        client.engine.slept(100.0, now=client.now)
+        client.pump()
+
+    def _change_signal(self) -> None:
+        client, index, fading = self.pair.client, self._route(), self._random.random() < 0.6
+        self._log(f"signal of if{index} fading={fading}")
+        client.engine.signal_changed(f"if{index}", fading, -80.0, now=client.now)
+        client.pump()
+
+    def _announce(self) -> None:
+        if self.pair.server is not None:
+            self._log("server announces addresses")
+            self.pair.server.engine.announce([("192.0.2.1", 7788)], now=self.pair.clock.now)
+            self.pair.server.pump()
 
     def _close(self) -> None:
         end = self._end()

@@ -1,0 +1,173 @@
+"""Slots: the connections a session wants, each with the candidates that may fill it. Pure.
+
+A slot decides when it may be dialled (again) and how long what comes back in it must prove itself. Which slots there
+are, and what happens to the outcome of a dial, is decided by the manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from multi.core.facts import Candidate
+from multi.core.ids import ConnectionId, Role
+
+RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
+RETRY_LONGEST = 30.0  # where somebody answers with a refusal again and again
+RETRY_LONGEST_DETACHED = 0.5  # design 7: at least every 0.5 s while nothing is left
+RETRY_JITTER = 0.2  # share of the delay, so that many clients do not come back in step
+BESIDE_FIRST = 0.5  # seconds after which a dial that nobody has answered gets another beside it
+BESIDE_LONGEST = 15.0
+BESIDE_LONGEST_NEVER_UP = 30.0
+DIAL_APART = 0.1  # seconds between two dials of one slot, however often its network is said to be usable
+STABLE_AFTER = 20.0  # seconds a connection must live before its next loss counts as a first one
+TRIAL_FIRST = 0.2  # seconds what comes back after a loss must answer before it carries the stream
+TRIAL_LONGEST = 0.6
+TRIAL_FIRST_SWITCH = 1.0  # moving a whole session back and forth costs more than adding a connection
+TRIAL_LONGEST_SWITCH = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One wanted connection: one candidate, or alternatives of which the first that works is kept."""
+
+    key: str
+    candidates: list[Candidate]
+    absent: str = ""
+    """Why none of its candidates can be dialled now; empty = one can."""
+    attempts: dict[ConnectionId, Candidate] = field(default_factory=dict)
+    connection: ConnectionId | None = None
+    """The connection that fills it, once authenticated."""
+    source: Candidate | None = None
+    """The candidate that led to `connection`."""
+    suspect: bool = False
+    """That connection may be dead."""
+    role: Role | None = None
+    """What the application wants, when it differs from the configuration."""
+    attempted: bool = False
+    """It has been up or has failed completely once."""
+    retry_at: float | None = None
+    failures: int = 0
+    """Attempts in a row that led to nothing."""
+    refusals: int = 0
+    """Attempts in a row that somebody answered with a failure."""
+    unanswered_since: float | None = None
+    """When the oldest attempt of a row without any answer was made."""
+    dialled_at: float = 0.0
+    next_candidate: int = 0
+    up_since: float = 0.0
+    been_up: bool = False
+    troubles: int = 0
+    """Losses that followed each other closely."""
+    trial_until: float | None = None
+    """What fills it must prove itself until then; None = it has."""
+    parked: bool = False
+    """Not wanted now: handed over to another."""
+    recalled: bool = False
+    """Wanted again only because that other one may be dead or fading."""
+
+    @property
+    def entry(self) -> int:
+        return self.candidates[0].entry
+
+    @property
+    def wanted_role(self) -> Role:
+        return self.role or (self.source or self.candidates[0]).role
+
+    @property
+    def healthy(self) -> bool:
+        return self.connection is not None and not self.suspect
+
+    @property
+    def wants_dial(self) -> bool:
+        """A new connection would be of use: there is none, or the one there is may be dead."""
+        return not self.parked and not self.absent and not self.healthy
+
+    def dial_again_at(self, *, detached: bool) -> float | None:
+        """When to dial next; beside attempts that nobody has answered too."""
+        if not self.wants_dial:
+            return None
+        if not self.attempts:
+            return self.retry_at
+        beside = self.dialled_at + self._beside(detached)
+        return beside if self.retry_at is None else min(beside, self.retry_at)
+
+    def _beside(self, detached: bool) -> float:
+        """Where packets vanish, nothing tells when they get through again but another attempt.
+
+        Often at first, then ever more rarely: a share of the time it has been like this.
+        """
+        if detached:
+            return RETRY_LONGEST_DETACHED
+        silent = self.dialled_at - (self.unanswered_since if self.unanswered_since is not None else self.dialled_at)
+        if self.been_up:
+            return min(max(BESIDE_FIRST, silent / 60), BESIDE_LONGEST)
+        return min(max(2 * BESIDE_FIRST, silent / 6), BESIDE_LONGEST_NEVER_UP)
+
+    def schedule_retry(self, now: float, jitter: float, *, detached: bool) -> None:
+        """Dial again after a while that grows with every refusal; `jitter` in [0, 1)."""
+        longest = RETRY_LONGEST_DETACHED if detached else RETRY_LONGEST
+        delay = min(longest, RETRY_FIRST * 2 ** min(self.refusals, 8))
+        self.retry_at = now + delay * (1 + RETRY_JITTER * (jitter - 1))
+
+    def schedule_again(self, now: float, *, detached: bool) -> None:
+        """Nobody has answered: dial again in the rhythm of those whose attempts are still under way."""
+        self.retry_at = max(now + DIAL_APART, self.dialled_at + self._beside(detached))
+
+    def dial_soon(self, now: float) -> None:
+        """Something says that it may work now."""
+        # A dial under way may have been sent into the void, and would be repeated only after seconds.
+        if self.wants_dial and (not self.attempts or now >= self.dialled_at + DIAL_APART):
+            self.failures = self.refusals = 0
+            self.retry_at, self.unanswered_since = now, None
+
+    def next_to_dial(self) -> Candidate:
+        return self.candidates[self.next_candidate % len(self.candidates)]
+
+    def rotate(self, tried: Candidate) -> None:
+        """`tried` did not answer: the next alternative's turn."""
+        if tried in self.candidates:
+            self.next_candidate = self.candidates.index(tried) + 1
+
+    def filled(self, connection: ConnectionId, candidate: Candidate, now: float) -> None:
+        self.connection, self.source, self.up_since = connection, candidate, now
+        self.suspect = False
+        self.attempted = self.been_up = True
+        self.retry_at = self.unanswered_since = None
+        self.failures = self.refusals = 0
+        if candidate in self.candidates:
+            self.next_candidate = self.candidates.index(candidate)
+
+    def emptied(self) -> None:
+        self.connection = self.source = self.trial_until = None
+        self.suspect = False
+
+    def trouble(self, now: float) -> None:
+        """Its connection failed."""
+        self.troubles = 1 if now - self.up_since >= STABLE_AFTER else self.troubles + 1
+
+    def start_trial(self, now: float, *, switch: bool) -> None:
+        """What came back after troubles answers for a while before it carries the stream."""
+        if not self.troubles:
+            self.trial_until = None
+            return
+        first, longest = (TRIAL_FIRST_SWITCH, TRIAL_LONGEST_SWITCH) if switch else (TRIAL_FIRST, TRIAL_LONGEST)
+        self.trial_until = now + min(longest, first * 2 ** min(self.troubles - 1, 8))
+
+
+def slots_of(candidates: Iterable[Candidate]) -> list[Slot]:
+    """Candidates of one group are alternatives for one slot; the slot stands where its first candidate stands."""
+    slots: dict[str, Slot] = {}
+    for candidate in candidates:
+        key = slot_key(candidate)
+        if key in slots:
+            slots[key].candidates.append(candidate)
+        else:
+            slots[key] = Slot(key, [candidate])
+    return list(slots.values())
+
+
+def slot_key(candidate: Candidate) -> str:
+    """What stays the same of a wanted connection while addresses change."""
+    source = candidate.interface or candidate.local_address
+    return candidate.group or f"entry {candidate.entry}, {candidate.transport} {source} {candidate.remote_address}"
