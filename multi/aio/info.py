@@ -44,9 +44,15 @@ class ConnectionInfo:
     """The session seals the segments on it."""
     detail: str
     """One line for people: MPTCP fallback, subflows, cipher."""
+    subflows: int = 0
+    """Of an MPTCP connection, established now; 0 for other transports."""
+    fell_back: bool = False
+    """MPTCP was asked for and it is plain TCP."""
 
 
-def connection_info(connection: Connection, detail: str = "") -> ConnectionInfo:
+def connection_info(
+    connection: Connection, detail: str = "", *, subflows: int = 0, fell_back: bool = False
+) -> ConnectionInfo:
     facts = connection.facts
     return ConnectionInfo(
         id=connection.id,
@@ -70,4 +76,6 @@ def connection_info(connection: Connection, detail: str = "") -> ConnectionInfo:
         secure=facts.secure,
         sealed=connection.opens,
         detail=detail or facts.detail,
+        subflows=subflows,
+        fell_back=fell_back,
     )

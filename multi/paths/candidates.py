@@ -15,7 +15,7 @@ Two rules of the system are built in:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -28,11 +28,11 @@ from ipaddress import (
 from itertools import chain, zip_longest
 from typing import Protocol
 
-from multi.core.facts import Candidate
+from multi.core.facts import Candidate, Source
 from multi.core.ids import Family, Role
 from multi.paths.links import Interface, InterfaceAddress, Kind
 
-__all__ = ["ANY", "Entry", "EntrySpec", "Rejection", "candidates"]
+__all__ = ["ANY", "Entry", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
@@ -170,6 +170,31 @@ def candidates(
     return found, rejected
 
 
+def one_per_interface(candidate: Candidate) -> list[Candidate]:
+    """What stands in for an MPTCP connection whose subflows cannot be made: one connection for each interface.
+
+    The first is the candidate itself without further interfaces. The others are wanted besides it, not instead of
+    it, so they leave its group for one of their interface's own, where those of its alternatives join them. For a
+    connection that is open but fell back to TCP, all but the first are what is missing.
+    """
+    alone = replace(candidate, more_interfaces=(), more_sources=())
+    known = {source.interface: source for source in candidate.more_sources}
+    further = [known.get(name, Source(name)) for name in candidate.more_interfaces]
+    return [
+        alone,
+        *(
+            replace(
+                alone,
+                interface=source.interface,
+                local_address=source.address,
+                kind=source.kind,
+                group=f"{candidate.group}, {source.interface}" if candidate.group else "",
+            )
+            for source in further
+        ),
+    ]
+
+
 def _expand(
     index: int,
     entry: Entry,
@@ -218,13 +243,14 @@ def _one_over_all(
 ) -> list[Candidate]:
     """One connection over all sources that reach a remote: the first opens it, the rest add subflows."""
     primary: dict[_Address, tuple[_Source, _Binding]] = {}
-    more: dict[_Address, list[str]] = {}
+    more: dict[_Address, list[Source]] = {}
     for source, bindings in usable:
         for remote, binding in bindings:
             first = primary.setdefault(remote, (source, binding))[1]
-            names = more.setdefault(remote, [])
-            if binding.interface not in ("", first.interface, *names):
-                names.append(binding.interface)
+            further = more.setdefault(remote, [])
+            if binding.interface not in ("", first.interface, *(known.interface for known in further)):
+                kind = source.interface.kind.value if source.interface else ""
+                further.append(Source(binding.interface, binding.address, kind))
     group = _group(index, entry, "mptcp", groups) if len(primary) > 1 else entry.group
     return [
         _candidate(index, entry, *primary[remote], remote, group, tuple(more[remote]))
@@ -239,7 +265,7 @@ def _candidate(
     binding: _Binding,
     remote: _Address,
     group: str,
-    more: tuple[str, ...] = (),
+    more: tuple[Source, ...] = (),
 ) -> Candidate:
     return Candidate(
         transport=entry.transport,
@@ -249,7 +275,8 @@ def _candidate(
         remote_port=entry.remote_port,
         interface=binding.interface,
         local_address=binding.address,
-        more_interfaces=more,
+        more_interfaces=tuple(further.interface for further in more),
+        more_sources=more,
         kind=source.interface.kind.value if source.interface else "",
         entry=index,
         role=entry.role,

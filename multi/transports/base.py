@@ -90,7 +90,7 @@ class ChannelSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChannelInfo:
-    """Facts about an open channel, fixed when it opens except for `detail`."""
+    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`."""
 
     transport: str
     family: Family
@@ -108,6 +108,10 @@ class ChannelInfo:
     rtt: float = 0.0
     """Measured while connecting; 0 = unknown."""
     detail: str = ""
+    subflows: int = 0
+    """Established now; 0 = this transport has none, or MPTCP has lost all."""
+    fell_back: bool = False
+    """MPTCP was asked for and it is plain TCP: known when a dial returns, in rare cases only later."""
 
 
 class Channel(Protocol):

@@ -1,6 +1,7 @@
 """The `mptcp` transport: one Multipath TCP connection (RFC 8684) per channel.
 
-The kernel spreads the bytes over subflows by itself; which subflows it makes is the path manager's business.
+The kernel spreads the bytes over subflows by itself; which subflows there are is decided in
+`multi.transports.mptcp_subflows`, as far as the host's path manager lets us.
 Where the peer does not speak MPTCP the kernel falls back to TCP: the channel is kept and says so.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import sys
 from dataclasses import replace
 
 from multi.core.facts import Candidate, TransportSample
@@ -21,7 +23,7 @@ from multi.transports.base import (
     TransportSettings,
     register_transport,
 )
-from multi.transports.mptcp_info import IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
+from multi.transports.mptcp_info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
 from multi.transports.sockets import listening_socket, tune_stream
 from multi.transports.stream_channel import StreamChannel, StreamIo
 from multi.transports.stream_listener import StreamListener
@@ -29,26 +31,30 @@ from multi.transports.stream_reception import MakeChannel, StreamReception
 from multi.transports.tcp import dial_stream
 from multi.transports.tcp_info import TcpInfo
 
+if sys.platform == "linux":
+    from multi.net.mptcp_endpoints import EndpointLease
+    from multi.transports.mptcp_subflows import SubflowKeeper, lease_acceptance, lease_subflows, release_subflows
+
 logger = logging.getLogger("multi.transports")
 
 FELL_BACK = "fell back to TCP: the peer or a middlebox does not speak MPTCP"
 NO_MPTCP = "this kernel has no MPTCP (Linux 5.6 or later with net.mptcp.enabled=1 is needed)"
 
+_DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
 _NOT_SUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
 
 
 class MptcpChannel(StreamChannel):
-    """A stream channel that knows about subflows. `info.detail` follows the last `sample`."""
+    """A stream channel that knows about subflows. `info` follows the last `sample`, and further subflows' comings."""
 
     def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
         super().__init__(sock, info, secured)
         self._cipher = info.detail  # what TLS said; empty without it
         self._token = 0
-        self._subflows = 1
         self._bytes_acked = 0
         self._base = 0
+        self._keeper: SubflowKeeper | None = None
         kernel = read_mptcp_info(sock)
-        self._fell_back = kernel is None
         if kernel is not None:
             self._base = kernel.bytes_acked
             self._token = kernel.token
@@ -57,27 +63,47 @@ class MptcpChannel(StreamChannel):
     @property
     def fell_back(self) -> bool:
         """Plain TCP underneath, as of the last `sample`."""
-        return self._fell_back
+        return self._info.fell_back
 
     @property
     def subflows(self) -> int:
-        """Live subflows, as of the last `sample`."""
-        return self._subflows
+        """Established subflows, as of the last `sample`; 0 after a fallback."""
+        return self._info.subflows
 
     @property
     def token(self) -> int:
         """The kernel's name for this connection on this host, for its path manager; 0 after a fallback."""
         return self._token
 
+    def keep_subflows(self, candidate: Candidate, lease: EndpointLease | None, reason: str) -> None:
+        """Make subflows over the candidate's further interfaces and keep them; takes over the lease."""
+        self._keeper = SubflowKeeper(candidate, lease, reason, self._read)
+        self._read()
+
+    def refresh_subflows(self) -> None:
+        """The network has changed: what is missing is tried again now and not within the next quarter of a second."""
+        if self._keeper is not None:
+            self._keeper.refresh()
+
+    def _read(self) -> MptcpInfo | None:
+        """How the connection is; None: it is no MPTCP connection, or closed."""
+        if self._is_released() or self._info.fell_back:
+            return None
+        kernel = read_mptcp_info(self._sock)
+        self._describe(kernel)
+        return kernel
+
+    def _release(self) -> None:
+        super()._release()
+        if self._keeper is not None:
+            self._keeper.stop()
+
     def sample(self) -> TransportSample:
-        kernel = None if self._fell_back else read_mptcp_info(self._sock)
-        if kernel is None or not kernel.subflows:
-            sample = super().sample()
-        else:
-            sample = self._sample_of(kernel)
+        kernel = self._read()
+        flows = tuple(flow for flow in kernel.subflows if flow.state in CARRYING) if kernel else ()
+        sample = self._sample_of(kernel, flows) if kernel and flows else super().sample()
         if self._is_released():
             return sample
-        self._describe(kernel)
         if kernel is not None:
             sample = replace(
                 sample,
@@ -88,34 +114,40 @@ class MptcpChannel(StreamChannel):
         self._bytes_acked = max(self._bytes_acked, sample.bytes_acked)
         return replace(sample, bytes_acked=self._bytes_acked)
 
-    def _sample_of(self, kernel: MptcpInfo) -> TransportSample:
-        flows = kernel.subflows
-        busy = [flow for flow in flows if flow.unacked]
+    def _sample_of(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> TransportSample:
+        # What a subflow measured before its network died says nothing about the others, which go on.
+        alive = tuple(flow for flow in flows if flow.retransmits < _DEAD_RETRANSMITS) or flows
+        busy = [flow for flow in alive if flow.unacked]
         # Bytes in flight arrive in order only when the slowest subflow that carries some has delivered.
-        rtt_of = max(busy, key=_rtt) if busy else min(flows, key=_rtt)
+        rtt_of = max(busy, key=_rtt) if busy else min(alive, key=_rtt)
         in_flight = sum(flow.unacked for flow in flows)
-        rate = sum(flow.rate for flow in flows)
+        rate = sum(flow.rate for flow in alive)
         if rate:
             self._adapt(rate)
         return TransportSample(
             rtt=rtt_of.rtt,
             rtt_variation=rtt_of.rtt_variation,
-            min_rtt=min(flow.min_rtt for flow in flows),
+            min_rtt=min(flow.min_rtt for flow in alive),
             rate=rate,
-            rate_is_lower_bound=any(flow.app_limited for flow in flows),
-            congestion_window=sum(flow.congestion_window for flow in flows),
+            rate_is_lower_bound=any(flow.app_limited for flow in alive),
+            congestion_window=sum(flow.congestion_window for flow in alive),
             not_sent=max(0, kernel.unacked - in_flight) + self._queued,
             retransmits=min(flow.retransmits for flow in flows),
         )
 
     def _describe(self, kernel: MptcpInfo | None) -> None:
-        count = 1 if kernel is None else kernel.subflow_count
-        detail = FELL_BACK if kernel is None else f"{count} subflow{'' if count == 1 else 's'}"
+        if kernel is None:
+            count, detail = 0, FELL_BACK
+        else:
+            count = kernel.subflow_count
+            detail = f"{count} subflow{'' if count == 1 else 's'}"
+            if self._keeper is not None:
+                detail += f" ({self._keeper.describe(kernel)})"
         if self._cipher:
             detail = f"{self._cipher}; {detail}"
-        self._fell_back, self._subflows = kernel is None, count
-        if detail != self._info.detail:
-            self._info = replace(self._info, detail=detail)
+        info = self._info
+        if (detail, count, kernel is None) != (info.detail, info.subflows, info.fell_back):
+            self._info = replace(info, detail=detail, subflows=count, fell_back=kernel is None)
 
 
 def _rtt(flow: TcpInfo) -> float:
@@ -129,6 +161,27 @@ class Mptcp:
     name = "mptcp"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
+        """With `more_interfaces`: subflows over them follow once data has gone through.
+
+        Where they cannot be made the connection has one, and `info.detail` says why.
+        """
+        lease, reason = None, ""
+        if candidate.more_interfaces and sys.platform == "linux":
+            lease, reason = await lease_subflows(candidate)
+            if reason:
+                logger.warning("%s has no further subflows: %s", candidate, reason)
+        try:
+            channel = await self._connect(candidate, settings)
+            assert isinstance(channel, MptcpChannel)
+            if candidate.more_interfaces and not channel.fell_back:
+                channel.keep_subflows(candidate, lease, reason)
+                lease = None
+        finally:
+            if lease is not None:
+                release_subflows(lease)
+        return channel
+
+    async def _connect(self, candidate: Candidate, settings: TransportSettings) -> StreamChannel:
         try:
             return await dial_stream(candidate, settings.mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
         except TransportError as error:
@@ -145,7 +198,25 @@ class Mptcp:
             return "mptcp", MptcpChannel
 
         reception = StreamReception(settings.tls, accept, prepare)
-        return StreamListener(listening_socket(host, port, _open_listener), reception)
+        return _MptcpListener(listening_socket(host, port, _open_listener), reception)
+
+
+class _MptcpListener(StreamListener):
+    """Sees that the host accepts further subflows while it listens, and says so where it will not."""
+
+    def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
+        super().__init__(sock, reception)
+        self._lease: EndpointLease | None = None
+        if sys.platform == "linux" and sock.proto == IPPROTO_MPTCP:
+            self._lease, reason = lease_acceptance()
+            if reason:
+                logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
+
+    def close(self) -> None:
+        super().close()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            release_subflows(lease)
 
 
 def mptcp_available() -> bool:

@@ -31,6 +31,8 @@ class TcpInfo(NamedTuple):
     rate: float
     """Delivery rate, 0 until enough was acknowledged to trust it."""
     app_limited: bool
+    state: int = 1
+    """As in include/net/tcp_states.h: 1 = established, 2 = SYN sent."""
 
 
 def read_tcp_info(sock: socket.socket) -> TcpInfo | None:
@@ -64,4 +66,5 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         not_sent=values[38],
         rate=float(values[42]) if bytes_acked > _GARBAGE_BELOW else 0.0,
         app_limited=bool(values[7] & _APP_LIMITED),
+        state=values[0],
     )
