@@ -14,11 +14,11 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench lock clean
+.PHONY: help setup test lint format demo bench bench-roaming lock clean
 
 help:  ## show the targets
-	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## */\1|/' | while IFS='|' read -r target text; do \
-		printf '  make %-8s %s\n' "$$target" "$$text"; done
+	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
+		printf '  make %-13s %s\n' "$$target" "$$text"; done
 
 setup: $(STAMP)  ## create .venv and install everything, once
 
@@ -39,6 +39,9 @@ demo: $(STAMP)  ## run the roaming demo
 
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; goes on where it was interrupted
+	$(BIN)/python -m benchmarks.roaming $(ARGS)
 
 clean:  ## remove what runs have left behind; .venv stays
 	rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

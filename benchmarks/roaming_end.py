@@ -17,6 +17,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -317,7 +318,9 @@ async def _run(assignment: Assignment, record: EndRecord) -> None:
             order = await orders.next()
             if order is not None and order.do == "open":
                 await _client(assignment, orders, record)
-    except (multi.MultiError, OSError) as error:
+    except Exception as error:  # a bug of what is measured is a result too: what was seen until then is kept
+        if not isinstance(error, multi.MultiError | OSError):
+            traceback.print_exception(error)
         record.error = f"{type(error).__name__}: {error}"
     except asyncio.CancelledError:
         record.error = record.error or "the session did not come to an end and was given up"

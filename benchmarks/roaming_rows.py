@@ -6,6 +6,7 @@ A row is data and two functions: `play` does it to a `Stage`, `judge` turns what
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import statistics
 import time
@@ -13,7 +14,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, Self
 
 from benchmarks.roaming_end import Traffic
 from benchmarks.roaming_figures import (
@@ -40,11 +41,11 @@ BASE = Variant()
 
 FULL = Timing(
     settle=1.5, undisturbed=5.0, spread=2.0, after=6.0, baseline_skip=2.0, baseline=6.0,
-    absence=3.0, loss=20.0, flap=60.0, nothing=60.0, opens=3,
+    absence=3.0, loss=20.0, flap=60.0, nothing=60.0, opens=3, patience=25.0,
 )  # fmt: skip
 SHORT = Timing(
     settle=0.7, undisturbed=2.0, spread=0.4, after=1.7, baseline_skip=0.8, baseline=1.5,
-    absence=1.5, loss=5.0, flap=10.0, nothing=10.0, opens=1,
+    absence=1.5, loss=5.0, flap=10.0, nothing=10.0, opens=1, patience=10.0,
 )  # fmt: skip
 
 GAP_WINDOW = 3.0  # seconds after an event in which a gap is the event's
@@ -82,10 +83,18 @@ class Row:
     known: str = ""
     """What others do, for the report; says where it is from."""
     only_tcp: bool = False
+    one_mptcp: bool = False
+    """Reported for one MPTCP connection over both networks too."""
     quick: bool = True
     """Measured by quick runs too."""
     real_addresses: bool = False
     """IPv6 addresses are tentative when they appear."""
+
+    def takes(self, variant: Variant) -> bool:
+        """Whether this row is about such sessions."""
+        if variant.transport == "one-mptcp":
+            return self.one_mptcp
+        return variant.transport == "tcp" or not self.only_tcp
 
 
 @dataclass(slots=True)
@@ -93,8 +102,10 @@ class Outcome:
     """What one run of a row came to; this is stored."""
 
     row: str
-    variant: dict[str, Any]
-    round: int
+    variant: str
+    number: int
+    revision: str = ""
+    """Of the project, when this was measured."""
     figures: list[Figure] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     """Bytes missing, doubled or changed, sessions that broke: these fail a run whatever its figures."""
@@ -103,6 +114,14 @@ class Outcome:
     suspicions: list[str] = field(default_factory=list)
     line: list[float] = field(default_factory=list)
     """Mbit/s of every 0.1 s, from 1 s before the first event on."""
+
+    def encoded(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def decoded(cls, text: str) -> Self:
+        content = json.loads(text)
+        return cls(**{**content, "figures": [Figure(**figure) for figure in content["figures"]]})
 
     @property
     def held(self) -> bool:
@@ -201,7 +220,8 @@ async def _first_is_dead(stage: Stage, how: Literal["blackhole", "swallowed"]) -
 async def _nothing(stage: Stage, traffic: Traffic) -> None:
     await stage.start(traffic=traffic)
     stage.do("nothing", lambda: None)
-    await asyncio.sleep(stage.timing.nothing)
+    # What has passed since the opening was undisturbed too.
+    await asyncio.sleep(stage.timing.nothing - stage.timing.undisturbed)
     await stage.stop()
 
 
@@ -316,6 +336,7 @@ ROWS: tuple[Row, ...] = (
         partial(_wifi_lost, how="blackhole"),
         _judge_silent_death,
         MPTCP_DEATH,
+        one_mptcp=True,
     ),
     Row("carrier-lost", "WiFi loses its carrier", _KNOWN_LOSS, partial(_wifi_lost, how="carrier"), _judge_known_loss),
     Row("address-gone", "WiFi loses its address", _KNOWN_LOSS, partial(_wifi_lost, how="address"), _judge_known_loss),
@@ -363,7 +384,14 @@ ROWS: tuple[Row, ...] = (
     ),
     Row("all-lost-silent", "both silent for 20 s", _RESUME, partial(_all_lost, how="blackhole"), _judge_resumed),
     Row("flap-silent", "WiFi 2 s up, 2 s silent for 60 s", _FLAP, partial(_flap, how="blackhole"), _judge_flap),
-    Row("flap-carrier", "WiFi 2 s up, 2 s without carrier for 60 s", _FLAP, partial(_flap, how="carrier"), _judge_flap),
+    Row(
+        "flap-carrier",
+        "WiFi 2 s up, 2 s without carrier for 60 s",
+        _FLAP,
+        partial(_flap, how="carrier"),
+        _judge_flap,
+        quick=False,
+    ),
     Row(
         "address-changes",
         "the address of the only connection changes",
@@ -406,9 +434,9 @@ async def measure(row: Row, variant: Variant, timing: Timing, number: int) -> Ou
 
     Raises TestbedNotAllowed where there can be no testbed.
     """
-    outcome = Outcome(row.key, asdict(variant), number)
+    outcome = Outcome(row.key, str(variant), number)
     seed = zlib.crc32(f"{row.key} {variant} {number}".encode())
-    load = os.getloadavg()[0]
+    load, (busy, whole) = os.getloadavg()[0], _processor_time()
     async with stage(variant, timing, seed, real_addresses=row.real_addresses) as running:
         seen = running.seen
         try:
@@ -425,11 +453,21 @@ async def measure(row: Row, variant: Variant, timing: Timing, number: int) -> Ou
         # One MPTCP connection over both networks is the kernel's doing: reported, not promised.
         unbound = variant.transport == "one-mptcp"
         outcome.figures = [Figure(f.name, f.value, f.unit) if unbound else f for f in figures]
-    outcome.facts = {"load average": load, **_facts(seen)}
+    now_busy, now_whole = _processor_time()
+    share = (now_busy - busy) / max(1, now_whole - whole)
+    outcome.facts = {"machine: load before": round(load, 2), "machine: busy share": round(share, 3), **_facts(seen)}
     if seen.run is not None and seen.marks:
         outcome.suspicions = suspicions(seen.run)
         outcome.line = goodput_line(seen.run.receiving, seen.marks[0].before - 1.0, seen.run.stopped)
     return outcome
+
+
+def _processor_time() -> tuple[int, int]:
+    """What all processors of the machine have worked, whoever for, and what they could have; in ticks."""
+    with open("/proc/stat", encoding="ascii") as file:
+        ticks = [int(word) for word in file.readline().split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, sum(ticks)
 
 
 def _facts(seen: Measurement) -> dict[str, float]:

@@ -37,7 +37,6 @@ LINKS = {"wifi": "wifi", "5g": "cellular"}
 
 START_TIMEOUT = 30.0  # seconds; two Python processes on a busy machine
 OPEN_TIMEOUT = 20.0  # seconds
-END_TIMEOUT = 25.0  # seconds from `stop` until everything written has to be there: 16 MiB at 35 Mbit/s are 4 of them
 ABANDON_TIMEOUT = 3.0  # seconds
 USABLE_TIMEOUT = 10.0  # seconds a link may take to be usable after it was given back
 PROBE_INTERVAL = 0.004  # seconds between two datagrams that ask whether a link is usable
@@ -83,12 +82,15 @@ class Timing:
     """Watched after the last event."""
     baseline_skip: float
     baseline: float
+    """Of the session over 5G alone; 0 for none."""
     absence: float
     """How long carrier or address of WiFi are gone."""
     loss: float
     flap: float
     nothing: float
     opens: int
+    patience: float
+    """From the end of the sending until everything has to be there; 16 MiB at 35 Mbit/s take 4 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +149,13 @@ class _End:
         code = "import sys; from benchmarks.roaming_end import main; sys.exit(main())"
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._record = Path(assignment.record)
+        self._complaints = self._record.with_suffix(".errors")
         self._name = host.name
         self._process: subprocess.Popen[str] = host.popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._complaints.open("w"),
             text=True,
             env=os.environ | {"PYTHONPATH": paths},
             start_new_session=True,  # an interruption at the terminal is for us
@@ -185,15 +189,20 @@ class _End:
                 while key not in (answer := await self._answers.get()):
                     if "over" in answer or "done" in answer:
                         self._answers.put_nowait(answer)
-                        raise TestbedError(f"the {self._name}'s end is over: {answer.get('error') or 'no reason'}")
+                        raise TestbedError(f"the {self._name}'s end is over: {answer.get('error') or self.complaint()}")
         except TimeoutError:
             raise TestbedError(f"the {self._name}'s end did not say {key!r} within {timeout:g} s") from None
         return answer
 
+    def complaint(self) -> str:
+        """The last line of its standard error."""
+        lines = self._complaints.read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), "no reason given")
+
     def record(self) -> EndRecord:
         """What it kept; empty when it did not come to that."""
         if not self._record.exists():
-            return EndRecord(error=f"the {self._name}'s end did not come to an end")
+            return EndRecord(error=f"the {self._name}'s end has left no record: {self.complaint()}")
         loaded = pickle.loads(self._record.read_bytes())
         assert isinstance(loaded, EndRecord)
         return loaded
@@ -211,8 +220,8 @@ class _End:
 class _Session:
     """A session between two ends that wait for orders."""
 
-    def __init__(self, server: _End, client: _End, sender: Literal["client", "server"]) -> None:
-        self.server, self.client, self.sender = server, client, sender
+    def __init__(self, server: _End, client: _End, sender: Literal["client", "server"], patience: float) -> None:
+        self.server, self.client, self.sender, self._patience = server, client, sender, patience
 
     @property
     def sending(self) -> _End:
@@ -224,7 +233,7 @@ class _Session:
         self.sending.order(Order("stop"))
         ends = (self.client, self.server)
         try:
-            for end, timeout in zip(ends, (END_TIMEOUT, ABANDON_TIMEOUT), strict=True):
+            for end, timeout in zip(ends, (self._patience, ABANDON_TIMEOUT), strict=True):
                 await end.answer("done", timeout)
         except TestbedError:
             for end in ends:
@@ -299,7 +308,7 @@ class Stage:
     def _pair(self, config: dict[str, Any], traffic: Traffic, name: str, port: int) -> _Session:
         server = self._end(self.testbed.server, self._server_config(port), traffic, name, serves=True)
         client = self._end(self.testbed.client, config, traffic, name, serves=False)
-        return _Session(server, client, "server" if self.variant.way == "down" else "client")
+        return _Session(server, client, "server" if self.variant.way == "down" else "client", self.timing.patience)
 
     async def start(
         self,
@@ -310,6 +319,7 @@ class Stage:
         **multi_config: object,
     ) -> None:
         """Open the session, let it run undisturbed, and return at a random moment."""
+        baseline = baseline and self.timing.baseline > 0
         config = self.config([self.entry(link) for link in links], multi_config)
         session = self._pair(config, traffic, "session", PORT)
         pairs = [session]

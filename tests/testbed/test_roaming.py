@@ -1,0 +1,83 @@
+"""What happens to a session when networks come, go and die: the rows of `benchmarks.roaming`, shortened.
+
+Every byte has to be what was sent. Times are asserted loosely, because machines that run tests are shared and slow;
+what was measured is printed next to what is promised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.roaming_figures import Figure
+from benchmarks.roaming_report import figure_in_words
+from benchmarks.roaming_rows import BASE, ROWS, SHORT, Outcome, measure, row
+from benchmarks.roaming_stage import Timing, Variant
+from multi.testbed import load_profile
+from multi.testbed.pytest_plugin import started
+
+LOOSE_TIME = 2.5  # times what is promised; two shared processors carry both ends and the networks
+LOOSE_SHARE = 0.5  # of the promised share of a goodput
+UNWATCHED = ("nothing-idle", "nothing-limited")  # next to no load: these run side by side
+
+GAP_ONLY: Timing = replace(SHORT, baseline=0.0)
+"""Without a figure for 5G alone: the variants of a row are about the gap and the bytes."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _allowed() -> None:
+    """Skips everything where there can be no testbed."""
+    with started(load_profile("wifi_and_5g")):
+        pass
+
+
+def loosely(figure: Figure) -> bool:
+    """Whether a figure is at least in sight of what is promised."""
+    if figure.bound is None:
+        return True
+    if figure.value is None:
+        return False
+    return figure.value <= figure.bound * LOOSE_TIME if figure.at_most else figure.value >= figure.bound * LOOSE_SHARE
+
+
+def check(outcome: Outcome, capsys: pytest.CaptureFixture[str], *, names: tuple[str, ...] = ()) -> None:
+    figures = [figure for figure in outcome.figures if not names or figure.name in names]
+    with capsys.disabled():
+        words = [*map(figure_in_words, figures), *outcome.faults]
+        waited = outcome.facts.get("afterwards: ends kept waiting by the machine, ms", 0.0)
+        before = outcome.facts.get("undisturbed: longest gap, ms", 0.0)
+        print(f"\n  {outcome.row} {outcome.variant}: {'; '.join(words)}", end="")
+        print(f" [undisturbed gap {before:.0f} ms, ends kept waiting {waited:.0f} ms] ", end="")
+    assert not outcome.faults
+    assert figures
+    for figure in figures:
+        assert loosely(figure), f"{figure_in_words(figure)}; {outcome.suspicions}"
+
+
+@pytest.mark.parametrize("key", [r.key for r in ROWS if r.quick and r.key not in UNWATCHED])
+async def test_a_session_over_tcp_lives_through(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    check(await measure(row(key), BASE, SHORT, 1), capsys)
+
+
+async def test_a_quiet_session_suspects_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    for outcome in await asyncio.gather(*(measure(row(key), BASE, SHORT, 1) for key in UNWATCHED)):
+        check(outcome, capsys)
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        replace(BASE, transport="quic"),
+        replace(BASE, transport="mptcp"),
+        replace(BASE, transport="mixed"),
+        replace(BASE, version=6),
+        replace(BASE, way="up"),
+    ],
+    ids=str,
+)
+async def test_a_session_lives_through_the_silent_death_of_wifi(
+    variant: Variant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(await measure(row("silent-death"), variant, GAP_ONLY, 1), capsys, names=("gap",))
