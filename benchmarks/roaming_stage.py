@@ -320,7 +320,10 @@ class Stage:
     ) -> None:
         """Open the session, let it run undisturbed, and return at a random moment."""
         baseline = baseline and self.timing.baseline > 0
-        config = self.config([self.entry(link) for link in links], multi_config)
+        entries = [self.entry(link) for link in links]
+        if self.variant.transport == "one-mptcp":
+            entries = [{**entries[0], "interface": [LINKS[link] for link in links]}]
+        config = self.config(entries, multi_config)
         session = self._pair(config, traffic, "session", PORT)
         pairs = [session]
         if baseline:
@@ -462,7 +465,6 @@ async def stage(variant: Variant, timing: Timing, seed: int, *, real_addresses: 
     testbed = Testbed(
         load_profile("wifi_and_5g"),
         congestion=variant.congestion,
-        mptcp=variant.transport == "one-mptcp",
         detect_duplicates=real_addresses and variant.version == 6,
         seed=seed,
     )
