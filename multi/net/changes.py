@@ -102,6 +102,7 @@ class _Link:
 @dataclass(frozen=True, slots=True)
 class _Address:
     usable: bool
+    duplicate: bool
     deprecated: bool
     created: int
     """Changes when an address is removed and added again."""
@@ -170,15 +171,9 @@ class Known:
         self._links[index] = now
         if self._mentioned is not None:
             self._mentioned.add(index)
-        if before is not None and before.connected:
-            if not now.up:
-                heard.losses.append(Loss(before.name, "", WENT_DOWN))
-                return
-            counted = NO_COUNT not in (before.carrier_downs, now.carrier_downs)
-            if not now.connected or (counted and now.carrier_downs != before.carrier_downs):
-                heard.losses.append(Loss(before.name, "", CARRIER_LOST))
-                return
-        if before is None or replace(before, carrier_downs=now.carrier_downs) != now:
+        if before is not None and (_carrier_went(before, now) or (before.connected and not now.connected)):
+            heard.losses.append(Loss(before.name, "", CARRIER_LOST if now.up else WENT_DOWN))
+        elif before is None or replace(before, carrier_downs=now.carrier_downs) != now:
             heard.changed = True
 
     def _link_gone(self, index: int, heard: Heard) -> None:
@@ -204,8 +199,11 @@ class Known:
             return
         flags = _number(attributes, IFA_FLAGS, short_flags)
         created = attributes.get(IFA_CACHEINFO, memoryview(b""))
+        duplicate = bool(flags & IFA_F_DADFAILED)
+        tentative = flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC
         now = _Address(
-            usable=not flags & IFA_F_DADFAILED and not (flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC),
+            usable=not duplicate and not tentative,
+            duplicate=duplicate,
             deprecated=bool(flags & IFA_F_DEPRECATED),
             created=NUMBER.unpack_from(created, CREATED_OFFSET)[0] if len(created) >= CREATED_OFFSET + 4 else 0,
         )
@@ -217,7 +215,7 @@ class Known:
             return
         heard.changed = True
         if before is not None and before.usable:
-            if flags & IFA_F_DADFAILED:
+            if duplicate:
                 self._lose(key, f"the address {key[1]} is a duplicate", heard)
             elif before.created != now.created:
                 self._lose(key, _removed(key[1]), heard)
@@ -293,6 +291,11 @@ def _link(flags: int, attributes: Mapping[int, memoryview], before: _Link | None
         operstate=_byte(attributes, IFLA_OPERSTATE, before.operstate),
         carrier_downs=_number(attributes, IFLA_CARRIER_DOWN_COUNT, before.carrier_downs),
     )
+
+
+def _carrier_went(before: _Link, now: _Link) -> bool:
+    """Whether it was lost at least once since, even if it is back, or had come back before and nobody heard of it."""
+    return NO_COUNT not in (before.carrier_downs, now.carrier_downs) and before.carrier_downs != now.carrier_downs
 
 
 def _byte(attributes: Mapping[int, Collection[int]], kind: int, otherwise: int) -> int:

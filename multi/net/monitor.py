@@ -163,6 +163,7 @@ class NetworkMonitor:
     def _resync_if_due(self, events: _Events, heard: Heard, now: float) -> None:
         """Read everything anew after messages were lost; again and again while they are, but not all the time."""
         if events.overflowed and now >= events.resynced + RESYNC_PAUSE:
+            log.debug("messages about the network were lost: reading everything anew")
             events.resynced = now
             events.resync(heard)
             heard.changed = True
@@ -189,11 +190,14 @@ class NetworkMonitor:
         self._told.append(loop.time())
         heard = Heard()
         if self._events is not None:
-            self._events.listen_to_routes()  # before the subscribers look, so that nothing falls in between
             with contextlib.suppress(OSError):  # the reader meets it again, and deals with it
                 self._resync_if_due(self._events, heard, loop.time())
             if self._events.overflowed:
                 self._changed(loop)
+            else:
+                # Before the subscribers look, so that nothing falls in between; not sooner, because the routes may
+                # be what fills the buffer.
+                self._events.listen_to_routes()
         self._tell(heard.collapsed())
 
     def polled(self, losses: tuple[Loss, ...]) -> None:
@@ -254,7 +258,8 @@ class _Events:
             if not self._receive(heard):
                 break
         self._routes += heard.routes
-        if self._routes > STORM and not self._deaf_to_routes:
+        # Messages that were lost were most likely about routes: while they come, the rest would be lost as well.
+        if (self._routes > STORM or self.overflowed) and not self._deaf_to_routes:
             self._membership(NETLINK_DROP_MEMBERSHIP, ROUTE_GROUPS)
             self._deaf_to_routes = True
             heard.changed = True  # so that they are heard again
