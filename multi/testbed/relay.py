@@ -112,8 +112,9 @@ class Relay:
         for descriptor in readable:
             if descriptor in self._roads:
                 self._take_in(self._roads[descriptor])
-            elif descriptor == self._owner or not self._serve():
+            elif descriptor == self._owner or (descriptor == self._control.fileno() and not self._serve()):
                 return False
+            # Anything else is of an interface that has vanished in this round.
         return True
 
     def _patience(self, wake: float) -> float | None:

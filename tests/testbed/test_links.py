@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -117,6 +119,37 @@ def test_an_interface_vanishes_and_reappears(testbed: Testbed) -> None:
     link.reappear()
     assert reaches(testbed, link.interface)
     assert reaches(testbed, link.interface, 6)
+
+
+def test_an_interface_that_vanishes_under_load_leaves_the_others_alone(testbed: Testbed) -> None:
+    def load(sender: socket.socket, stop: threading.Event) -> None:
+        with contextlib.suppress(OSError):
+            while not stop.is_set():
+                sender.sendto(bytes(100), (testbed.server.address(), 9))
+
+    for _ in range(5):
+        # All sockets are made before: asking the relay for one would wake it up.
+        with (
+            testbed.server.socket(kind=socket.SOCK_DGRAM) as receiver,
+            testbed.client.socket(kind=socket.SOCK_DGRAM) as probe,
+            testbed.client.socket(kind=socket.SOCK_DGRAM) as sender,
+        ):
+            receiver.bind((testbed.server.address(), 0))
+            receiver.settimeout(0.5)
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
+            sender.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"wlan0")
+            stop = threading.Event()
+            loading = threading.Thread(target=load, args=(sender, stop))
+            loading.start()
+            time.sleep(0.05)
+            try:
+                testbed.links["two"].vanish()
+                probe.sendto(b"hello", receiver.getsockname())
+                assert receiver.recv(100) == b"hello"
+            finally:
+                stop.set()
+                loading.join()
+        testbed.links["two"].reappear()
 
 
 def test_addresses_go_and_come_back_by_version(testbed: Testbed) -> None:
