@@ -12,6 +12,7 @@ from benchmarks.roaming_stage import SessionRun
 
 __all__ = [
     "Figure",
+    "carried",
     "carries_again",
     "continues",
     "faults",

@@ -495,6 +495,7 @@ def _facts(seen: Measurement) -> dict[str, float]:
         "processor, server": run.server.cpu,
     }
     for link in ("wifi", "5g"):
+        facts[f"undisturbed: over {link}, Mbit/s"] = carried(receiving, link, begin, event.before)
         rtt = round_trip(run.sending, link, begin, event.before)
         facts[f"undisturbed: RTT of {link}, ms"] = None if rtt is None else rtt * 1e3
     for link, at in seen.usable.items():
