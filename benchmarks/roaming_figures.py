@@ -157,11 +157,11 @@ def reinjected(record: EndRecord, start: float, end: float) -> int:
 
 
 def suspicions(run: SessionRun, start: float = 0.0) -> list[str]:
-    """Every time an end thought a connection had fallen silent, in words."""
+    """Every time an end thought a connection had fallen silent before the sender was stopped, in words."""
     found = []
     for name, record in (("client", run.client), ("server", run.server)):
         for happening in record.happenings:
-            if happening.state == "suspect" and happening.at >= start:
+            if happening.state == "suspect" and start <= happening.at <= run.stopped:
                 since = happening.at - run.client.opened
                 which = f"connection {happening.connection} ({happening.local} - {happening.remote})"
                 found.append(f"{name} at {since:.2f} s: {which}: {happening.text}")
