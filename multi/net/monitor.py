@@ -46,7 +46,9 @@ ROUTE_GROUPS = (RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE)
 GROUPS = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
 RTM_GETLINK, RTM_GETADDR = 18, 22
 NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
-SO_RCVBUFFORCE = 33
+NETLINK_NO_ENOBUFS = 5
+SO_RCVBUFFORCE, SO_MEMINFO = 33, 55
+SK_MEMINFO = struct.Struct("=9I")  # the last one: SK_MEMINFO_DROPS, messages that found the buffer full
 # struct ifinfomsg and IFLA_EXT_MASK: RTEXT_FILTER_SKIP_STATS; struct ifaddrmsg
 LINK_REQUEST = bytes(16) + struct.pack("=HHI", 8, 29, 8)
 ADDRESS_REQUEST = bytes(8)
@@ -172,7 +174,9 @@ class NetworkMonitor:
         now = loop.time()
         if self._timer is None:
             self._first = now
-        self._due = min(now + QUIET, self._first + PATIENCE)
+        self._due = self._first + PATIENCE
+        if self._events is None or not self._events.deaf_to_routes:  # else it is quiet because nobody listens
+            self._due = min(now + QUIET, self._due)
         if len(self._told) == PER_SECOND:
             self._due = max(self._due, self._told[0] + 1.0)
         if self._timer is None:
@@ -227,11 +231,14 @@ class _Events:
         """Messages were lost and not yet made up for."""
         self.resynced = float("-inf")
         """When everything was last read because of that."""
+        self.deaf_to_routes = False
+        """There were so many that they are not listened to."""
         self._known = Known()
         self._buffer = memoryview(bytearray(DATAGRAM))
         self._sequence = 0
         self._routes = 0
-        self._deaf_to_routes = False
+        self._counts_drops = False
+        self._dropped = 0
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
         try:
             self._socket.setblocking(False)
@@ -239,6 +246,11 @@ class _Events:
             with contextlib.suppress(OSError):  # needs a privilege; else the system's limit holds
                 self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, receive_buffer)
             self._socket.bind((0, 0))
+            with contextlib.suppress(OSError, struct.error):
+                # An error on the socket would make libuv, and uvloop with it, stop listening for good.
+                self._dropped = self._drops()
+                self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
+                self._counts_drops = True
             self._membership(NETLINK_ADD_MEMBERSHIP, GROUPS)
             self.resync(Heard())
         except OSError:
@@ -257,26 +269,30 @@ class _Events:
         for _datagram in range(DATAGRAMS_AT_ONCE):
             if not self._receive(heard):
                 break
+        self._look_for_drops()
         self._routes += heard.routes
         # Messages that were lost were most likely about routes: while they come, the rest would be lost as well.
-        if (self._routes > STORM or self.overflowed) and not self._deaf_to_routes:
+        if (self._routes > STORM or self.overflowed) and not self.deaf_to_routes:
             self._membership(NETLINK_DROP_MEMBERSHIP, ROUTE_GROUPS)
-            self._deaf_to_routes = True
+            self.deaf_to_routes = True
             heard.changed = True  # so that they are heard again
 
     def listen_to_routes(self) -> None:
         """Hear the routes again, if there were too many."""
         self._routes = 0
-        if self._deaf_to_routes:
+        if self.deaf_to_routes:
             self._membership(NETLINK_ADD_MEMBERSHIP, ROUTE_GROUPS)
-            self._deaf_to_routes = False
+            self.deaf_to_routes = False
 
     def resync(self, heard: Heard) -> None:
         """Learn all links and addresses. If this does not succeed, `overflowed` stays, or becomes, true."""
         for _attempt in range(DUMP_ATTEMPTS):
-            self.overflowed = heard.interrupted = False
+            heard.interrupted = False
+            self._look_for_drops()  # what was lost until now the answers will tell
+            self.overflowed = False
             self._known.begin_dump()
             answered = self._ask(RTM_GETLINK, LINK_REQUEST, heard) and self._ask(RTM_GETADDR, ADDRESS_REQUEST, heard)
+            self._look_for_drops()
             if answered and not (self.overflowed or heard.interrupted):
                 self._known.end_dump(heard)
                 return
@@ -309,6 +325,15 @@ class _Events:
             return True
         self._known.hear(self._buffer[:size], heard)
         return True
+
+    def _look_for_drops(self) -> None:
+        if self._counts_drops and self._dropped != (drops := self._drops()):
+            self._dropped = drops
+            self.overflowed = True
+
+    def _drops(self) -> int:
+        told = self._socket.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, SK_MEMINFO.size)
+        return int(SK_MEMINFO.unpack(told)[-1])
 
     def _membership(self, change: int, groups: tuple[int, ...]) -> None:
         for group in groups:
