@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from multi.aio.driver import SessionDriver
-from multi.aio.resolve import Resolver
+from multi.aio.networks import Networks
+from multi.aio.resolve import JUST_READ, Found, Resolver, outcomes
 from multi.aio.session import Session
-from multi.aio.settings import limitations, local_scheduler, session_settings
+from multi.aio.settings import local_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
-from multi.core.events import Notify, Warned
 from multi.core.ids import Side
 from multi.core.session import Session as CoreSession
 from multi.engine import Engine
@@ -78,39 +78,36 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     loop = asyncio.get_running_loop()
     started = loop.time()
-    settings = session_settings(config)
-    resolver = Resolver(config)
     timeout = config.multi_config.open_timeout
-    try:
-        async with asyncio.timeout(timeout):
-            candidates, rejected = await resolver.candidates()
-    except TimeoutError:
-        raise NoUsableConnection(f"names were not resolved within {timeout:g} s") from None
-    if not candidates:
-        raise NoUsableConnection("no candidate is usable on this machine", rejected)
     core = CoreSession(
         Side.CLIENT,
         config.session_id_bytes(os.urandom),
-        settings,
+        session_settings(config),
         entropy=os.urandom,
         make_scheduler=local_scheduler,
-        now=loop.time(),
+        now=started,
     )
-    engine = Engine(core, now=loop.time())
+    engine = Engine(core, now=started)
     driver = SessionDriver(engine, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
-    driver.attempts = rejected
+    resolver = Resolver(config, lambda: networks.look())
+    networks = Networks(driver, resolver, config)
+    driver.on_closed = lambda _: networks.close()
     session = Session(driver, resolver, limit=limit, owns_close=owns_close)
-    for warning in limitations(config) + resolver.warnings:
-        core.emit(Notify(Warned(warning)))
-    engine.open(
-        candidates,
-        connect=Connect(config.multi_config.connect),
-        mode=Mode(config.multi_config.mode),
-        open_timeout=max(0.001, timeout - (loop.time() - started)),
-        jitter=random.random,
-        now=loop.time(),
-    )
     try:
+        found = await _find(resolver, timeout)
+        driver.attempts = found.rejected
+        networks.started(found)
+        engine.open(
+            found.candidates,
+            connect=Connect(config.multi_config.connect),
+            mode=Mode(config.multi_config.mode),
+            open_timeout=max(0.001, timeout - (loop.time() - started)),
+            jitter=random.random,
+            memory=outcomes,
+            race_order=outcomes.order(found.candidates, lambda c: c.network, loop.time(), random.random()),
+            expecting=found.expecting,
+            now=loop.time(),
+        )
         driver.pump()
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":
@@ -129,6 +126,18 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         await driver.settle()
         raise
     return session
+
+
+async def _find(resolver: Resolver, timeout: float) -> Found:
+    """What can be dialled; raises NoUsableConnection when there is nothing, or names are not resolved in time."""
+    try:
+        async with asyncio.timeout(timeout):
+            found = await resolver.find(max_age=JUST_READ)
+    except TimeoutError:
+        raise NoUsableConnection(f"names were not resolved within {timeout:g} s") from None
+    if not found.candidates:
+        raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
+    return found
 
 
 __all__ = ["ConfigLike", "connect", "open_connection"]

@@ -7,15 +7,18 @@ about the session itself. Callbacks in, effects out; no task or queue per connec
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
 from multi.aio.events import Subscription
 from multi.aio.info import ConnectionInfo, connection_info
 from multi.aio.lifeline import Lifeline
+from multi.core.connection import Connection
 from multi.core.events import (
     AllAttempted,
     CancelDial,
@@ -38,12 +41,23 @@ from multi.core.facts import Candidate, ConnectionFacts
 from multi.core.ids import ConnectionId, ConnectionState, StreamId
 from multi.engine import Engine
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
-from multi.transports.base import Channel, TransportSettings, transport
+from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
 
 logger = logging.getLogger("multi.session")
 
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
+UNANSWERED = frozenset(
+    (
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ETIMEDOUT,
+        errno.EADDRNOTAVAIL,
+        errno.ENODEV,
+        errno.ENOBUFS,
+    )
+)  # a dial that failed so has met no server: what is tried next may work as soon as the network does
 REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
@@ -105,13 +119,16 @@ class SessionDriver:
         self._settings = settings
         self.send_buffer = send_buffer
         self._on_opened = on_opened
-        self._on_closed = on_closed
+        self.on_closed = on_closed
+        self.on_event: Callable[[Event], None] | None = None
+        self.on_dialled: Callable[[Candidate, ChannelInfo], None] | None = None
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
         self._dial_tasks: set[asyncio.Task[None]] = set()
         self._leaving: set[_Link] = set()
         """Channels that say goodbye; their sockets are still open."""
         self._left: asyncio.Event = asyncio.Event()
+        self._finishing: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._sampler: asyncio.TimerHandle | None = None
@@ -289,7 +306,8 @@ class SessionDriver:
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)
-            self.engine.attempt_failed(connection, str(error) or repr(error), now=self.loop.time())
+            answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
+            self.engine.attempt_failed(connection, str(error) or repr(error), answered=answered, now=self.loop.time())
             self.pump()
             return
         finally:
@@ -307,6 +325,7 @@ class SessionDriver:
             family=info.family,
             interface=info.interface or candidate.interface,
             kind=candidate.kind,
+            more_interfaces=() if info.fell_back else candidate.more_interfaces,
             local=info.local,
             remote=info.remote,
             role=candidate.role,
@@ -317,6 +336,8 @@ class SessionDriver:
             detail=info.detail,
         )
         self.adopt(connection, channel, facts)
+        if self.on_dialled is not None:
+            self.on_dialled(candidate, info)
         self.pump()
 
     def _cancel_dial(self, effect: CancelDial) -> None:
@@ -477,12 +498,19 @@ class SessionDriver:
         self._wake_stream_waiter()
         for subscription in list(self._subscriptions):
             subscription.end()
-        if self._on_closed is not None:
-            self._on_closed(self)
+        if self.on_closed is not None:
+            self.on_closed(self)
         self._let_go()
+
+    def finish_in_thread(self, work: Callable[[], None]) -> None:
+        """Do what blocks and belongs to the end of the session; `settle` waits for it."""
+        with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
+            self._finishing.append(self.loop.run_in_executor(None, work))
 
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
+        if self._finishing:
+            await asyncio.wait(self._finishing)
         while self._dial_tasks:
             await asyncio.wait(self._dial_tasks)
         while self._leaving:
@@ -514,13 +542,15 @@ class SessionDriver:
                 self.confirmed.set_result(None)
         for subscription in list(self._subscriptions):
             subscription.put(event)
+        if self.on_event is not None:
+            self.on_event(event)
 
     def _remember(self, connection: ConnectionId) -> None:
         ended = self.engine.session.connections.get(connection)
         if ended is None:
             return
         link = self.links.get(connection)
-        self._ended[connection] = connection_info(ended, link.channel.info.detail if link else "")
+        self._ended[connection] = _info(ended, link)
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
         self.engine.session.forget_connection(connection)
@@ -543,11 +573,18 @@ class SessionDriver:
         for connection in self.engine.session.connections.values():
             if connection.id not in infos:
                 link = self.links.get(connection.id)
-                infos[connection.id] = connection_info(connection, link.channel.info.detail if link else "")
+                infos[connection.id] = _info(connection, link)
         yield from (infos[key] for key in sorted(infos))
 
     def __repr__(self) -> str:
         return f"<SessionDriver {self.engine.session.session_id.hex()[:8]} {self.engine.session.state.value}>"
+
+
+def _info(connection: Connection, link: _Link | None) -> ConnectionInfo:
+    if link is None:
+        return connection_info(connection)
+    told = link.channel.info
+    return connection_info(connection, told.detail, subflows=told.subflows, fell_back=told.fell_back)
 
 
 _PERFORM: dict[type, Callable[[SessionDriver, Any], None]] = {

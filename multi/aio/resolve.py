@@ -4,51 +4,176 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from multi.aio.names import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
 from multi.core.facts import Candidate
 from multi.net import interfaces_async, routed
-from multi.paths.candidates import EntrySpec, candidates
+from multi.net.mptcp_pm import why_no_subflows
+from multi.net.networks import network_ids
+from multi.net.policy_routes import PolicyRoutes
+from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
+from multi.paths.links import Interface, Kind
+from multi.paths.outcomes import Outcomes
 
 JUST_READ = 0.2  # seconds the interfaces read for one session may serve another one that opens
+MOST_REASONS = 3  # why an entry has no candidate, in one line
 
-Rejected = list[tuple[str, str]]
+outcomes = Outcomes()
+"""What all sessions of this process have seen of networks and servers."""
+
+Addresses = dict[tuple[str, int], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What can be dialled now, in order of preference."""
+
+    candidates: list[Candidate]
+    rejected: list[tuple[str, str]]
+    """(what, why not) for the rest."""
+    rejections: list[Rejection]
+    interfaces: tuple[Interface, ...]
+    expecting: bool
+    """Names may still give more."""
+
+    def reason(self, entry: int) -> str:
+        """Why an entry leads nowhere now."""
+        reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
+        return "; ".join(list(reasons)[:MOST_REASONS]) or "its network is not there"
 
 
 class Resolver:
-    """Remembers the configuration; everything else is read anew each time, because networks change."""
+    """Remembers the entries and what names they have; everything else is read anew, because networks change.
 
-    def __init__(self, config: Config) -> None:
+    `on_more` is called when a name has got an answer that `find` did not wait for.
+    """
+
+    def __init__(self, config: Config, on_more: Callable[[], None], *, may_change: bool = True) -> None:
+        """`may_change`: routes may be installed, where the configuration wants it."""
         self._config = config
-        self.warnings: list[str] = []
+        self._names = Names(on_more)
+        self._specs: list[EntrySpec] = [self._spec(entry) for entry in config.connection_priority]
+        self._configured = len(self._specs)
+        self._withdrawn: set[int] = set()
+        self._fallen_back: set[int] = set()
+        self._announced: tuple[tuple[str, int], ...] = ()
+        self._routes = PolicyRoutes() if config.manage_routes and may_change else None
+        self._warned: set[str] = set()
+        self._warnings: list[str] = []
+        self.last: Found | None = None
+        """What `find` has found last."""
 
-    async def candidates(self, entries: Sequence[Entry] | None = None) -> tuple[list[Candidate], Rejected]:
-        """Return what can be dialled now and, for the rest, (what, why not)."""
+    def add(self, entry: Entry) -> int:
+        """Want one more entry; return its index."""
+        self._specs.append(self._spec(entry))
+        return len(self._specs) - 1
+
+    def withdraw(self, entry: int) -> None:
+        """Want an entry no more."""
+        self._withdrawn.add(entry)
+
+    def fell_back(self, entry: int) -> None:
+        """An MPTCP connection of this entry is plain TCP: its further interfaces need connections of their own."""
+        self._fallen_back.add(entry)
+
+    def announced(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """The server can be reached at these addresses too: alternatives to those its name has."""
+        self._announced = tuple(addresses)
+
+    def close(self) -> None:
+        """Put back what was changed on this machine. Blocks for some milliseconds."""
+        self._names.close()
+        if self._routes is not None:
+            self._routes.remove()
+
+    async def find(self, *, max_age: float = 0.0) -> Found:
+        """Look which connections are possible now; `max_age`: seconds since somebody else may have looked."""
         config = self._config
-        wanted = config.connection_priority if entries is None else entries
-        specs = [self._spec(entry) for entry in wanted]
-        remotes = sorted({(spec.remote_host, spec.remote_port) for spec in specs})
-        kinds = config.interfaces.model_dump()
-        # Opening may rely on what another session has just read; later questions are about changes.
-        found = await interfaces_async(
-            {kind: names for kind, names in kinds.items() if names}, max_age=JUST_READ if entries is None else 0.0
-        )
-        resolved = await asyncio.gather(*(self._resolve(host, port) for host, port in remotes))
-        addresses: dict[tuple[str, int], Sequence[str]] = {}
-        rejected: Rejected = []
-        for remote, (literal, error) in zip(remotes, resolved, strict=True):
-            addresses[remote] = literal
-            if error:
-                rejected.append((remote[0], error))
-        every_remote = {address for literal in addresses.values() for address in literal}
-        elsewhere = {address for address in every_remote if not ipaddress.ip_address(address).is_loopback}
-        routes = await asyncio.to_thread(routed, found, elsewhere) if elsewhere else frozenset()
-        usable, rejections = candidates(specs, found, addresses, routes)
+        kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
+        resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in self._specs)
+        interfaces, _ = await asyncio.gather(interfaces_async(kinds, max_age=max_age), resolving)
+        addresses = self._addresses()
+        elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
+        routes, networks = await asyncio.to_thread(self._look_closer, interfaces, elsewhere)
+        usable, rejections = self._expand(interfaces, addresses, routes)
+        rejected = [(host, error) for host, error in self._names.errors.items() if error != NO_ANSWER_YET]
         rejected += [(f"entry {r.entry} ({r.what})", r.reason) for r in rejections]
-        return self._without_subflows(usable), rejected
+        self.last = Found(
+            [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
+            rejected,
+            rejections,
+            interfaces,
+            self._names.pending,
+        )
+        return self.last
+
+    def _look_closer(
+        self, interfaces: Sequence[Interface], remotes: set[str]
+    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
+        """In a thread: make routes where that is wanted; then ask which there are, and for names of the networks."""
+        if not remotes:
+            return frozenset(), {}
+        if self._routes is not None:
+            used = [interface for interface in interfaces if self._may_use(interface)]
+            for problem in self._routes.install(used, remotes=remotes):
+                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
+        return routed(interfaces, remotes), network_ids(interfaces)
+
+    def _may_use(self, interface: Interface) -> bool:
+        """An entry names it, its kind or one of its addresses."""
+        names = {interface.name, interface.kind.value, *(a.address for a in interface.addresses)}
+        if interface.kind not in (Kind.LOOPBACK, Kind.VIRTUAL):
+            names.add(ANY)
+        return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs)
+
+    def _expand(
+        self, interfaces: Sequence[Interface], addresses: Addresses, routes: frozenset[tuple[str, str]]
+    ) -> tuple[list[Candidate], list[Rejection]]:
+        """The configured entries together, so that none is wanted twice; every added one by itself."""
+        groups = [(0, self._specs[: self._configured])]
+        groups += [(index, [self._specs[index]]) for index in range(self._configured, len(self._specs))]
+        usable: list[Candidate] = []
+        rejections: list[Rejection] = []
+        for first, specs in groups:
+            found, rejected = candidates(specs, interfaces, addresses, routes, first_entry=first)
+            usable += found
+            rejections += rejected
+        wanted = [candidate for candidate in usable if candidate.entry not in self._withdrawn]
+        return [single for candidate in wanted for single in self._over_interfaces(candidate)], rejections
+
+    def _over_interfaces(self, candidate: Candidate) -> list[Candidate]:
+        """An MPTCP connection over several interfaces, or one for each where that cannot be."""
+        if not candidate.more_interfaces:
+            return [candidate]
+        reason = why_no_subflows(candidate)
+        if candidate.entry in self._fallen_back:
+            reason = "it fell back to TCP"
+        if not reason:
+            return [candidate]
+        names = ", ".join((candidate.interface, *candidate.more_interfaces))
+        self.warn(f"MPTCP over {names}: {reason}; one connection per interface is opened instead")
+        return one_per_interface(candidate)
+
+    def _addresses(self) -> Addresses:
+        """Addresses by (host, port): those of the name first, then those the server has announced."""
+        known: Addresses = {remote: list(found) for remote, found in self._names.addresses.items()}
+        for (_, port), found in known.items():
+            found += [address for address, its_port in self._announced if its_port == port and address not in found]
+        return known
+
+    def warn(self, message: str) -> None:
+        """Say something once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self._warnings.append(message)
+
+    def take_warnings(self) -> list[str]:
+        """What cannot be as configured, in words, each once: what is new since the last call."""
+        taken, self._warnings = self._warnings, []
+        return taken
 
     def _spec(self, entry: Entry) -> EntrySpec:
         host, port = self._config.remote_of(entry)
@@ -65,42 +190,6 @@ class Resolver:
             remote_port=port,
         )
 
-    def _without_subflows(self, usable: list[Candidate]) -> list[Candidate]:
-        """Give MPTCP entries over several interfaces one connection per interface, and say so."""
-        expanded: list[Candidate] = []
-        for candidate in usable:
-            if not candidate.more_interfaces:
-                expanded.append(candidate)
-                continue
-            names = (candidate.interface, *candidate.more_interfaces)
-            self.warnings.append(
-                f"MPTCP over {', '.join(names)}: subflows on several interfaces need the host's MPTCP path manager; "
-                "one MPTCP connection per interface is opened instead"
-            )
-            expanded += [
-                replace(
-                    candidate,
-                    interface=name,
-                    local_address=candidate.local_address if name == candidate.interface else "",
-                    more_interfaces=(),
-                    group="",
-                )
-                for name in names
-            ]
-        return expanded
 
-    @staticmethod
-    async def _resolve(host: str, port: int) -> tuple[list[str], str]:
-        """Return (addresses in resolver order, error)."""
-        try:
-            ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:
-            pass
-        else:
-            return [host], ""
-        try:
-            infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            return [], f"cannot resolve {host}: {reason}"
-        return list(dict.fromkeys(str(info[4][0]) for info in infos)), ""
+def _is_loopback(literal: str) -> bool:
+    return ipaddress.ip_address(literal).is_loopback

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NoReturn
 
 from multi.aio.driver import SessionDriver
 from multi.aio.info import ConnectionInfo
@@ -18,7 +18,7 @@ from multi.core.scheduler import Scheduler
 from multi.core.state import SessionState
 from multi.core.streams import DEFAULT_PRIORITY
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
-from multi.paths.manager import Slot
+from multi.paths.slots import Slot
 
 
 class Session:
@@ -137,9 +137,22 @@ class Session:
             or any(to and to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
         ]
         if not found:
-            known = sorted({name for s in paths.slots for c in s.candidates for name in (c.kind, c.interface) if name})
-            raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(known) or 'none'}")
+            self._explain_missing(to)
         return found
+
+    def _explain_missing(self, to: str | int) -> NoReturn:
+        """Nothing is known that leads over `to`: say why, or what is known."""
+        last = self._resolver.last if self._resolver is not None else None
+        if last is not None:
+            kinds = {i.name: i.kind.value for i in last.interfaces}
+            names = {to} | {name for name, kind in kinds.items() if kind == to}
+            named = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
+            if named:
+                raise TransportError(f"handover to {to} failed: {'; '.join(sorted(named))}")
+        paths = self._driver.engine.paths
+        slots = paths.slots if paths is not None else []
+        known = sorted({name for s in slots for c in s.candidates for name in (c.kind, c.interface) if name})
+        raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(known) or 'none'}")
 
     async def add_connection(self, entry: object) -> list[ConnectionId]:
         """Open what one more `connection_priority` entry asks for; return the ids of the new connections.
@@ -147,18 +160,23 @@ class Session:
         Raises ConfigError for a malformed entry, NoUsableConnection when none of its candidates works.
         """
         self._check_open()
-        if self._resolver is None:
+        resolver, driver = self._resolver, self._driver
+        if resolver is None:
             raise LocalProtocolError("only the client opens connections")
-        candidates, rejected = await self._resolver.candidates([load_entry(entry)])
-        if not candidates:
-            raise NoUsableConnection("the entry leads to no connection", rejected)
-        driver = self._driver
-        subscription = driver.subscribe()
-        slots = driver.engine.add_candidates(candidates, now=driver.now())
-        driver.engine.handle_timer(now=driver.now())
-        driver.pump()
+        index = resolver.add(load_entry(entry))
+        slots: list[Slot] = []
         opened: list[ConnectionId] = []
         try:
+            found = await resolver.find()
+            candidates = [candidate for candidate in found.candidates if candidate.entry == index]
+            rejected = [(r.what, r.reason) for r in found.rejections if r.entry == index]
+            if not candidates:
+                raise NoUsableConnection("the entry leads to no connection", rejected)
+            self._check_open()
+            subscription = driver.subscribe()
+            slots = driver.engine.add_candidates(candidates, now=driver.now())
+            driver.engine.handle_timer(now=driver.now())
+            driver.pump()
             while not all(s.connection is not None or s.attempted for s in slots):
                 event = await subscription.next()
                 if event is None:
@@ -168,6 +186,7 @@ class Session:
             opened = [slot.connection for slot in slots if slot.connection is not None]
         finally:
             if not opened:  # what failed or was given up shall not come up later
+                resolver.withdraw(index)
                 driver.engine.withdraw_candidates(slots, now=driver.now())
                 driver.pump()
         if not opened:

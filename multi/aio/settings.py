@@ -55,16 +55,6 @@ def session_settings(config: Config) -> SessionSettings:
     )
 
 
-def limitations(config: Config) -> list[str]:
-    """What the configuration asks for and this version does not do, in words: said, never passed over in silence."""
-    missing = []
-    if config.wifi_config.power_savings is not None:
-        missing.append("wifi_config.power_savings has no effect yet: the power saving of WiFi is left as it is")
-    if config.manage_routes:
-        missing.append("manage_routes has no effect yet: routes are left as they are")
-    return missing
-
-
 def _client_key(config: Config) -> tuple[bytes, bytes]:
     assert config.psk_path is not None
     assert config.auth is not None

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from multi.aio.keys import load_keys
 from multi.aio.resolve import Resolver
-from multi.aio.settings import limitations
 from multi.cli.file_protocol import printable
 from multi.config import Config, Entry, load_config
 from multi.core.facts import Candidate
 from multi.errors import ConfigError, TransportError
+from multi.net.permission import may_administer
+from multi.paths.links import Kind
 from multi.transports.base import TlsSettings
 from multi.transports.mptcp import NO_MPTCP, mptcp_available
 from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
@@ -44,8 +45,10 @@ def run_check(path: str) -> int:
 
 
 async def _client(config: Config) -> bool:
-    resolver = Resolver(config)
-    candidates, rejected = await resolver.candidates()
+    resolver = Resolver(config, lambda: None, may_change=False)
+    found = await resolver.find()
+    resolver.close()
+    candidates, rejected = found.candidates, found.rejected
     tls = config.transport_settings().tls
     blocked = {transport: _client_obstacle(config, tls, transport) for transport in ("tcp", "mptcp", "quic")}
     key_missing = _key_obstacle(config)
@@ -58,15 +61,28 @@ async def _client(config: Config) -> bool:
     for host, reason in rejected:
         if not host.startswith("entry "):
             print(f"{printable(host)}: {printable(reason)}")
-    for warning in resolver.warnings:
+    for warning in resolver.take_warnings():
         print(f"warning: {warning}")
     multi = config.multi_config
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
     _show_files(config)
     _show_kernel(config, {entry.transport for entry in config.connection_priority})
-    for text in limitations(config):
+    for text in _not_permitted(config):
         print(f"warning: {text}")
+    if config.wifi_config.power_savings is not None and not any(c.kind == Kind.WIFI.value for c in candidates):
+        print("warning: wifi_config.power_savings: no WiFi interface is in use")
     return usable
+
+
+def _not_permitted(config: Config) -> list[str]:
+    """What the configuration wants changed on this machine and this process may not change."""
+    if may_administer():
+        return []
+    wanted = {
+        "manage_routes": config.manage_routes,
+        "wifi_config.power_savings": config.wifi_config.power_savings is not None,
+    }
+    return [f"{name}: needs CAP_NET_ADMIN, which this process does not have" for name, asked in wanted.items() if asked]
 
 
 def _show_entry(

@@ -24,16 +24,21 @@ from multi.aio.session import Session
 from multi.cli.file_client import Copied, Transfer, place_of
 from multi.cli.file_protocol import printable
 from multi.core.events import (
+    AddressesAnnounced,
     AttemptFailed,
     ConnectionChanged,
     Event,
     EventsDropped,
+    HandoverChanged,
+    HandoverState,
+    NetworkChanged,
     RoleChanged,
     SchedulerChanged,
     SessionConfirmed,
     SessionDetached,
     SessionEnded,
     SessionResumed,
+    SignalChanged,
     Warned,
 )
 from multi.core.ids import ConnectionId, ConnectionState, Role
@@ -241,7 +246,7 @@ def in_words(event: Event | EventsDropped, seen: dict[ConnectionId, ConnectionSt
             return _change_in_words(name, before, state, printable(reason))
         case AttemptFailed(candidate, reason):
             return f"{candidate} failed: {printable(reason)}"
-        case RoleChanged(connection, role, _):
+        case RoleChanged(connection, role):
             return f"connection {connection} is {'a backup' if role is Role.BACKUP else 'active'} now"
         case SessionDetached(resume_timeout):
             return f"no connection is left; waiting up to {resume_timeout:g} s for a network"
@@ -253,8 +258,23 @@ def in_words(event: Event | EventsDropped, seen: dict[ConnectionId, ConnectionSt
             return f"the scheduler is {scheduler}: {printable(reason)}" if reason else ""
         case EventsDropped(count):
             return f"({count} events were not shown)"
+        case HandoverChanged(state, to, reason):
+            because = f": {printable(reason)}" if reason else ""
+            return f"handover to {to} {_HANDOVER[state]}{because}"
+        case NetworkChanged(interface, usable, reason):
+            name = interface or "every network"
+            return f"{name} is usable" if usable else f"{name}: {printable(reason)}"
+        case SignalChanged(interface, fading, dbm):
+            return f"the signal of {interface} is {'fading' if fading else 'good again'} ({dbm:.0f} dBm)"
+        case AddressesAnnounced(addresses):
+            return (
+                f"the server can also be reached at {', '.join(address for address, _ in addresses) or 'nowhere else'}"
+            )
         case SessionConfirmed() | SessionEnded():
             return ""
+
+
+_HANDOVER = {HandoverState.STARTED: "begins", HandoverState.DONE: "is done", HandoverState.FAILED: "failed"}
 
 
 def _change_in_words(name: str, before: ConnectionState | None, state: ConnectionState, reason: str) -> str:

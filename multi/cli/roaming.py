@@ -29,7 +29,7 @@ from multi.cli.roaming_trace import Outcome, Recorder, summary_lines, write_trac
 from multi.cli.roaming_view import View
 from multi.core.events import ConnectionChanged
 from multi.core.ids import ConnectionId, ConnectionState
-from multi.errors import MultiError, NoUsableConnection, SessionLost
+from multi.errors import MultiError, SessionLost
 from multi.testbed import Link, Testbed, TestbedError, load_profile
 
 __all__ = ["STORY", "Step", "run_roaming_demo", "write_results"]
@@ -40,8 +40,6 @@ PORT = 7788
 T = TypeVar("T")
 
 SAMPLE = 0.1  # seconds between samples of the trace
-IN_RANGE_TIMEOUT = 3.0  # seconds an interface may take to have carrier and address
-IN_RANGE_RETRY = 0.05  # seconds
 NETWORKS = {"wwan0": "5G", "wlan0": "WiFi"}
 """Interfaces as the story calls them, in the order they are shown in."""
 
@@ -75,16 +73,6 @@ async def _nothing(_: _Stage) -> None:
 
 async def _in_range(stage: _Stage) -> None:
     stage.wifi.carrier(True)
-    deadline = asyncio.get_running_loop().time() + IN_RANGE_TIMEOUT
-    while True:
-        try:
-            await stage.session.add_connection({"transport": "tcp", "ip": "ipv4", "interface": "wifi"})
-            return
-        except NoUsableConnection:
-            # The kernel tells of carrier a moment after it is there.
-            if asyncio.get_running_loop().time() > deadline:
-                raise
-        await asyncio.sleep(IN_RANGE_RETRY)
 
 
 async def _dies(stage: _Stage) -> None:
@@ -93,7 +81,6 @@ async def _dies(stage: _Stage) -> None:
 
 async def _back(stage: _Stage) -> None:
     stage.wifi.blackhole(False)
-    stage.session.network_changed(stage.wifi.interface, usable=True)
 
 
 async def _hand_over(stage: _Stage) -> None:
@@ -111,14 +98,13 @@ async def _nothing_left(stage: _Stage) -> None:
 async def _resume(stage: _Stage) -> None:
     stage.wifi.blackhole(False)
     stage.cellular.blackhole(False)
-    stage.session.network_changed(usable=True)
 
 
 STORY = (
     Step("start", 0, "5G only", "out and about: only 5G is there", _nothing),
     Step("wifi_in_range", 6, "WiFi in range", "WiFi comes into range: both networks carry the file", _in_range),
     Step("wifi_dies", 14, "WiFi dies silently", "walking out: WiFi loses every packet, and nobody is told", _dies),
-    Step("wifi_back", 20, "WiFi is back", "back again: WiFi works, and the session is told so", _back),
+    Step("wifi_back", 20, "WiFi is back", "back again: WiFi works, and nobody says so", _back),
     Step("handover", 26, "handover to WiFi", "handover to WiFi, planned: 5G finishes what it has and goes", _hand_over),
     Step("total_loss", 32, "no network", "in the lift: no network at all", _nothing_left),
     Step("resume", 35, "networks are back", "out of the lift: both networks are back, the file goes on", _resume),

@@ -138,6 +138,8 @@ def candidates(
     interfaces: Sequence[Interface],
     addresses: Mapping[tuple[str, int], Sequence[str]],
     routed: Collection[tuple[str, str]] = (),
+    *,
+    first_entry: int = 0,
 ) -> tuple[list[Candidate], list[Rejection]]:
     """Expand entries into candidates, in the order in which they should be tried.
 
@@ -147,15 +149,15 @@ def candidates(
 
     tcp and quic give one connection per interface, mptcp one over all. Where more than one remote address
     could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305
-    section 4): they share the entry's `group`, or a generated one. A candidate that an earlier one covers is
-    left out.
+    section 4). Alternatives share the entry's `group`, or a generated one that stays the same while addresses
+    change. A candidate that an earlier one covers is left out. `first_entry`: index of the first of `entries`.
     """
     machine = _Machine(interfaces, routed)
     found: list[Candidate] = []
     rejected: list[Rejection] = []
     groups = {entry.group for entry in entries}
     covered: dict[_Slot, int] = {}
-    for index, entry in enumerate(entries):
+    for index, entry in enumerate(entries, first_entry):
         wanted, reasons = _expand(index, entry, machine, addresses, groups)
         fresh: dict[_Slot, Candidate] = {}
         for candidate in wanted:
@@ -232,8 +234,8 @@ def _one_each(
     """One connection per source: the remote addresses are alternatives of each other, the sources are not."""
     found: list[Candidate] = []
     for source, bindings in usable:
-        name = source.interface.name if source.interface else source.address or ANY
-        group = _group(index, entry, name, groups) if len(bindings) > 1 else entry.group
+        name = " ".join(filter(None, (source.interface.name if source.interface else "", source.address))) or ANY
+        group = _group(index, entry, name, groups)
         found += [_candidate(index, entry, source, binding, remote, group) for remote, binding in bindings]
     return found
 
@@ -251,7 +253,7 @@ def _one_over_all(
             if binding.interface not in ("", first.interface, *(known.interface for known in further)):
                 kind = source.interface.kind.value if source.interface else ""
                 further.append(Source(binding.interface, binding.address, kind))
-    group = _group(index, entry, "mptcp", groups) if len(primary) > 1 else entry.group
+    group = _group(index, entry, "mptcp", groups)
     return [
         _candidate(index, entry, *primary[remote], remote, group, tuple(more[remote]))
         for remote in _interleaved(list(primary))

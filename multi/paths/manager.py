@@ -207,7 +207,7 @@ class PathManager:
             for connection, candidate in list(slot.attempts.items()):
                 if interface in ("", candidate.interface):
                     self._effects.append(CancelDial(connection))
-                    self._attempt_over(slot, connection, candidate, reason, now, answered=False)
+                    self._attempt_over(slot, connection, candidate, reason, now, answered=False, blame=False)
 
     def update(
         self,
@@ -246,7 +246,7 @@ class PathManager:
             self._race.skip(candidate)
         for connection, candidate in list(slot.attempts.items()):
             self._effects.append(CancelDial(connection))
-            self._attempt_over(slot, connection, candidate, reason, now, answered=False)
+            self._attempt_over(slot, connection, candidate, reason, now, answered=False, blame=False)
         if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
             self._fail_handover(reason)
 
@@ -294,10 +294,12 @@ class PathManager:
 
     def add(self, candidates: Sequence[Candidate], now: float) -> list[Slot]:
         """Want more connections, from now on."""
-        added = slots_of(candidates)
-        self.slots += added
+        known = {slot.key: slot for slot in self.slots}
+        added = [known.get(slot.key, slot) for slot in slots_of(candidates)]
         for slot in added:
-            slot.retry_at = now
+            if slot.key not in known:
+                self.slots.append(slot)
+                slot.retry_at = now
         return added
 
     def withdraw(self, slots: Sequence[Slot], now: float) -> None:
@@ -522,11 +524,13 @@ class PathManager:
         now: float,
         *,
         answered: bool,
+        blame: bool = True,
     ) -> None:
+        """`blame`: it is the candidate's fault, to be remembered, and not that the network went away."""
         raced = connection in self._racing
         self._forget_attempt(slot, connection, now, won=False)
         self._notify(AttemptFailed(candidate, reason))
-        if self._memory is not None and not slot.absent:
+        if self._memory is not None and blame:
             self._memory.failed(candidate.network, candidate, now)
         slot.failures += 1
         if answered:

@@ -52,7 +52,7 @@ async def test_a_setting_without_effect_is_a_warning_in_the_log_and_an_event(
                 if isinstance(event, multi.Warned):
                     break
     assert isinstance(seen[0], multi.ConnectionChanged)
-    assert "power_savings has no effect" in seen[-1].message
-    assert "power_savings has no effect" in caplog.text
+    assert "power_savings: no WiFi interface" in seen[-1].message
+    assert "power_savings: no WiFi interface" in caplog.text
     server.close()
     await server.wait_closed()

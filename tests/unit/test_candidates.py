@@ -237,9 +237,9 @@ def test_two_entries_over_one_interface_have_different_alternatives() -> None:
     assert len({c.group for c in found}) == 2
 
 
-def test_a_single_address_needs_no_group() -> None:
+def test_the_group_of_a_single_address_stays_when_there_are_more() -> None:
     found, _ = expand(spec(ip="any", interfaces=("eth0",)), remotes=(SIX,))
-    assert [c.group for c in found] == [""]
+    assert [c.group for c in found] == ["entry 0, eth0"]
 
 
 def test_the_group_of_the_entry_is_kept() -> None:
@@ -256,7 +256,7 @@ def test_a_generated_group_never_meets_one_of_the_user() -> None:
 
 def test_ip_any_over_an_interface_with_one_family_is_no_rejection() -> None:
     found, rejected = expand(spec(ip="any", interfaces=("cellular",)))
-    assert [(c.remote_address, c.group) for c in found] == [(FOUR, "")]
+    assert [(c.remote_address, c.group) for c in found] == [(FOUR, "entry 0, wwan0")]
     assert rejected == []
 
 
