@@ -26,7 +26,7 @@ from multi.testbed import TestbedNotAllowed
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 10  # of the sessions promises are made for
-VARIANT_ROUNDS = 3  # at most, of each other kind of session
+VARIANT_ROUNDS = 3  # at most, of each other kind of session unless it is the only one
 
 EACH: tuple[Variant, ...] = (
     BASE,
@@ -112,9 +112,10 @@ def _variants(chosen: argparse.Namespace) -> tuple[Variant, ...]:
 
 def _cells(rows: Sequence[Row], variants: Sequence[Variant], rounds: int) -> Iterator[tuple[Row, Variant, int]]:
     """Round by round, so that an early end leaves something of everything."""
+    limit = VARIANT_ROUNDS if len(variants) > 1 else rounds
     for number in range(1, rounds + 1):
         for variant in variants:
-            if variant == BASE or number <= VARIANT_ROUNDS:
+            if variant == BASE or number <= limit:
                 yield from ((row, variant, number) for row in rows if row.takes(variant))
 
 
