@@ -73,6 +73,8 @@ class Heard:
     losses: list[Loss] = field(default_factory=list)
     changed: bool = False
     """Something else that may matter is different now."""
+    carrier: bool = False
+    """A known interface was connected or disconnected."""
     routes: int = 0
     """How many messages were about routes, relevant or not."""
     answers: list[DumpAnswer] = field(default_factory=list)
@@ -171,6 +173,8 @@ class Known:
         self._links[index] = now
         if self._mentioned is not None:
             self._mentioned.add(index)
+        if before is not None and before.connected != now.connected:
+            heard.carrier = True
         if before is not None and (_carrier_went(before, now) or (before.connected and not now.connected)):
             heard.losses.append(Loss(before.name, "", CARRIER_LOST if now.up else WENT_DOWN))
         elif before is None or replace(before, carrier_downs=now.carrier_downs) != now:

@@ -32,6 +32,8 @@ QUIET = 0.050  # seconds without a message after which a burst of changes is ove
 PATIENCE = 0.200  # seconds after the first change of a burst that does not end
 PER_SECOND = 5  # calls about changes; reading all interfaces takes milliseconds
 STORM = 200  # messages about routes since the last call; more of them would tell nothing new
+CARRIER_PAUSE = 1.1  # seconds after telling of a carrier in which the kernel may keep the next change to itself
+CARRIER_INTERVAL = 0.050  # seconds between two looks in that time; a look takes a fraction of a millisecond
 RESYNC_PAUSE = 0.200  # seconds between two readings of everything while messages get lost
 POLL_INTERVAL = 2.0  # seconds; reading the interfaces takes milliseconds
 RECEIVE_BUFFER = 4 << 20  # bytes; what the kernel may keep while the event loop is busy
@@ -83,6 +85,8 @@ class NetworkMonitor:
         self._events: _Events | None = None
         self._poller: _Poller | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._carrier_timer: asyncio.TimerHandle | None = None
+        self._carrier_until = 0.0
         self._first = 0.0
         self._due = 0.0
         self._told: deque[float] = deque(maxlen=PER_SECOND)
@@ -128,6 +132,9 @@ class NetworkMonitor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._carrier_timer is not None:
+            self._carrier_timer.cancel()
+            self._carrier_timer = None
         if self._events is not None:
             if loop is not None and not loop.is_closed():
                 loop.remove_reader(self._events.descriptor)
@@ -157,6 +164,26 @@ class NetworkMonitor:
             self._stop()
             self._poll(loop)
             heard.changed = True
+        if heard.carrier and self._events is not None:
+            self._carrier_until = loop.time() + CARRIER_PAUSE
+            if self._carrier_timer is None:
+                self._carrier_timer = loop.call_later(CARRIER_INTERVAL, self._look_for_carriers)
+        if heard.changed or events.overflowed:
+            self._changed(loop)
+        if heard.losses:
+            self._tell(heard.collapsed())
+
+    def _look_for_carriers(self) -> None:
+        """The kernel tells of carriers once a second at most, so one lost soon after it came is asked for."""
+        events, loop = self._events, self._loop()
+        self._carrier_timer = None
+        if events is None or loop is None:
+            return
+        heard = Heard()
+        with contextlib.suppress(OSError):  # the reader meets it again, and deals with it
+            events.resync(heard)
+        if loop.time() < self._carrier_until:
+            self._carrier_timer = loop.call_later(CARRIER_INTERVAL, self._look_for_carriers)
         if heard.changed or events.overflowed:
             self._changed(loop)
         if heard.losses:

@@ -176,6 +176,24 @@ def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
     assert statistics.median(latencies) < LATENCY
 
 
+def test_a_carrier_lost_soon_after_it_came_is_told_before_the_kernel_does(
+    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def story(client: Client) -> None:
+        await asyncio.sleep(KERNEL_PAUSE)
+        await act(lambda: client.one.carrier(False))
+        await client.heard.lost("eth0", "", "carrier lost")
+        await act(lambda: client.one.carrier(True))
+        await asyncio.sleep(SETTLED / 2)
+        client.heard.calls.clear()
+        begun = await act(lambda: client.one.carrier(False))
+        told = await client.heard.lost("eth0", "", "carrier lost")
+        show(capsys, f"carrier lost soon after it came: {1e3 * (told - begun):.1f} ms")
+        assert told - begun < 4 * LATENCY
+
+    on_client(testbed, new_loop, story)
+
+
 def test_a_carrier_that_flaps_is_told_as_lost(testbed: Testbed, new_loop: NewLoop) -> None:
     async def story(client: Client) -> None:
         client.one.carrier(False)  # both before the event loop gets its turn
