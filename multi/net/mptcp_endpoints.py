@@ -242,17 +242,34 @@ def _quietly_remove(manager: PathManager, endpoint: Endpoint) -> None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[_Book]:
     """The book, ours alone meanwhile; what was changed in it is written at the end, whatever happens."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    descriptor = _locked(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         book = _parsed(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         try:
             yield book
         finally:
-            written = json.dumps(asdict(book)).encode() if book.endpoints or book.limits else b""
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, written, 0)
+            if book.endpoints or book.limits:
+                written = json.dumps(asdict(book)).encode()
+                os.pwrite(descriptor, written, 0)
+                os.ftruncate(descriptor, len(written))
+            else:
+                path.unlink(missing_ok=True)
     finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Who had it before us may have removed the file between our two calls.
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)
 
 

@@ -99,6 +99,8 @@ def lease_acceptance() -> tuple[EndpointLease | None, str]:
         if error.errno in (errno.EPERM, errno.EACCES):
             what = "hearing the userspace path manager's events" if manager == USERSPACE else "raising the limit"
             return None, f"{what} needs CAP_NET_ADMIN"
+        if error.errno == errno.ENOENT:  # a kernel without path managers to talk to; it does as it likes
+            return None, ""
         return None, error.strerror or str(error)
     return lease, ""
 
