@@ -80,8 +80,12 @@ class Resolver:
         self._fallen_back.add(entry)
 
     def announced(self, addresses: Sequence[tuple[str, int]]) -> None:
-        """The server can be reached at these addresses too: alternatives to those its name has."""
-        self._announced = tuple(addresses)
+        """The server says that it can be reached at these addresses too: alternatives to those its name has.
+
+        Only addresses that a server elsewhere can have: nobody is sent to dial services of this machine or link.
+        """
+        here = any(_is_loopback(known) for found in self._names.addresses.values() for known in found)
+        self._announced = tuple((a, port) for a, port in addresses if _is_elsewhere(a) or (here and _is_loopback(a)))
 
     def close(self) -> None:
         """Put back what was changed on this machine. Blocks for some milliseconds."""
@@ -193,3 +197,11 @@ class Resolver:
 
 def _is_loopback(literal: str) -> bool:
     return ipaddress.ip_address(literal).is_loopback
+
+
+def _is_elsewhere(literal: str) -> bool:
+    address = ipaddress.ip_address(literal)
+    mapped = getattr(address, "ipv4_mapped", None)
+    return mapped is None and not (
+        address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local
+    )

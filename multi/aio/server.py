@@ -335,7 +335,15 @@ class Server:
         most = self._config.limits.max_memory
         return f"sessions keep {self._memory} of {most} bytes" if self._memory >= most else ""
 
+    def _announce(self, driver: SessionDriver) -> None:
+        """Tell the client where else it can reach this server."""
+        listen = self._config.listen
+        if listen is not None and listen.announce:
+            addresses = [(address, self.port) for address in listen.announce]
+            driver.engine.announce(addresses, now=driver.now())
+
     def _session_opened(self, driver: SessionDriver) -> None:
+        self._announce(driver)
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
         try:

@@ -226,6 +226,17 @@ class Session:
         self._driver.engine.handle_timer(now=self._driver.now())
         self._driver.pump()
 
+    def announce(self, *addresses: str, port: int = 0) -> None:
+        """Server: tell the client further IP addresses of this server (at most 8); replaces what was told before.
+
+        The client uses them as alternatives to those the server's name has. `port` 0 = the one it came to.
+        """
+        if self._resolver is not None:
+            raise LocalProtocolError("only the server announces addresses")
+        wanted = port or next((split_address(c.local)[1] for c in self.connections), 0)
+        self._driver.engine.announce([(address, wanted) for address in addresses], now=self._driver.now())
+        self._driver.pump_soon()
+
     # --- events ---
 
     def events(self) -> AsyncIterator[Event | EventsDropped]:

@@ -7,6 +7,7 @@ texts.
 
 from __future__ import annotations
 
+from ipaddress import ip_address
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -210,6 +211,9 @@ class Auth(Section):
     Default null: the key has no name."""
 
 
+MAX_ANNOUNCED = 8  # addresses; the wire format takes no more
+
+
 class Listen(Section):
     """Where a server takes sessions. Its presence makes the configuration one for a server."""
 
@@ -225,6 +229,21 @@ class Listen(Section):
     )
     """Transports to accept. Default all three, so that clients can choose; without `ssl_config` only tcp and
     mptcp, because QUIC cannot work without a certificate."""
+    announce: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_ANNOUNCED)] = ()
+    """Further IP addresses of this server, told to clients that have proved themselves: they use them as
+    alternatives to those its name has, with the same port. Default none: the name's addresses are all."""
+
+    @field_validator("announce")
+    @classmethod
+    def _announced_are_addresses(cls, announced: tuple[str, ...]) -> tuple[str, ...]:
+        for literal in announced:
+            try:
+                address = ip_address(literal)
+            except ValueError:
+                raise refusal(f"found {shown(literal)}; allowed: IP addresses") from None
+            if address.is_unspecified or address.is_multicast or address.is_link_local:
+                raise refusal(f"found {shown(literal)}; allowed: addresses that clients elsewhere can reach")
+        return announced
 
     @field_validator("transports")
     @classmethod

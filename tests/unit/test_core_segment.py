@@ -19,6 +19,7 @@ from multi.core.payloads import (
     Policy,
     StreamAck,
     encode_ack,
+    encode_addresses,
     encode_close,
     encode_keepalive,
     encode_policy,
@@ -90,7 +91,9 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.DRAIN: encode(SegmentType.DRAIN, SESSION, encode_unsigned((5, 4), (1, 1)), sequence=5),
     SegmentType.ROLE: encode(SegmentType.ROLE, SESSION, encode_role(5, Role.BACKUP), sequence=6),
     SegmentType.POLICY: encode(SegmentType.POLICY, SESSION, encode_policy(_POLICY), sequence=7),
-    SegmentType.ADDRESS: encode(SegmentType.ADDRESS, SESSION, b"", sequence=8),
+    SegmentType.ADDRESS: encode(
+        SegmentType.ADDRESS, SESSION, encode_addresses([("192.0.2.7", 7788), ("2001:db8::7", 7788)]), sequence=8
+    ),
 }
 
 
