@@ -1,0 +1,308 @@
+"""Networks come, go, lie and come back: what the path manager makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.core.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
+from multi.core.ids import ConnectionId, ConnectionState, Role
+from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
+from multi.paths.slots import BESIDE_FIRST, TRIAL_FIRST, TRIAL_LONGEST
+from multi.sim.pair import Pair
+from tests.sim.worlds import FAST, SLOW, data, opened, transfer
+
+pytestmark = pytest.mark.simulation
+
+GONE = "no carrier"
+
+
+def paths_of(pair: Pair) -> PathManager:
+    paths = pair.client.engine.paths
+    assert paths is not None
+    return paths
+
+
+def networks(pair: Pair, *there: int) -> None:
+    """These routes can be dialled now, no others."""
+    present = [pair.candidates[index] for index in there]
+    client = pair.client
+    client.engine.update_candidates(present, reason=lambda entry: GONE, expecting=False, now=client.now)
+    client.pump()
+
+
+def busy(pair: Pair, size: int = 50_000_000) -> None:
+    """The server has more to send than any test waits for."""
+    pair.peer.write(data(pair, size))
+
+
+def role_of(pair: Pair, connection: ConnectionId) -> Role:
+    return pair.peer.session.connections[connection].role
+
+
+def newest(pair: Pair) -> ConnectionId:
+    return max(pair.client.session.connections)
+
+
+def test_a_network_that_is_not_there_is_not_dialled_and_is_as_soon_as_it_is() -> None:
+    pair = opened(FAST, SLOW)
+    networks(pair, 1)
+    pair.cut(0, notice=0.01)
+    pair.run(5.0)
+    dials = [index for _, index in pair.dials]
+    assert dials.count(0) == 1
+    networks(pair, 0, 1)
+    back = pair.clock.now
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
+    assert pair.clock.now - back < 0.2
+
+
+def test_a_new_network_is_taken_up_by_itself() -> None:
+    pair = opened(FAST)
+    pair.routes.append(SLOW)
+    pair.candidates.append(pair.candidate(1))
+    networks(pair, 0, 1)
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
+
+
+def test_a_connection_that_may_be_dead_gets_another_beside_it_that_replaces_it() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.run(0.5)
+    pair.cut(0, notice=None)  # silence, but what is dialled now gets through
+    assert pair.until(lambda: len(pair.client.active) == 2 and 0 not in pair.client.active, 1.5)
+    assert pair.client.state_of(0) is None
+    lost = [e for e in pair.client.changes(ConnectionState.LOST) if e.connection == 0]
+    assert "replaced by connection" in lost[0].reason
+    assert pair.until(lambda: pair.peer.state_of(0) is None, 0.5), "the server is told"
+
+
+def test_a_connection_that_recovers_first_stays() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.run(0.5)
+    pair.stall(0)
+    assert pair.until(lambda: pair.peer.state_of(0) is ConnectionState.SUSPECT, 1.0)
+    pair.run(0.1)
+    pair.restore(0)
+    pair.run(1.0)
+    assert pair.client.active == [0, 1]
+
+
+def test_what_comes_back_must_prove_itself_before_it_carries_the_stream() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.run(0.5)
+    pair.cut(0, notice=0.01)
+    assert pair.until(lambda: newest(pair) > 1 and len(pair.client.active) == 2, 1.5)
+    back, came = newest(pair), pair.clock.now
+    assert pair.until(lambda: back in pair.peer.active, 0.2)
+    assert role_of(pair, back) is Role.BACKUP
+    carried = pair.peer.session.connections[back].bytes_sent
+    assert pair.until(lambda: role_of(pair, back) is Role.ACTIVE, 1.0)
+    assert pair.clock.now - came >= TRIAL_FIRST
+    assert pair.peer.session.connections[back].bytes_sent == carried == 0
+    pair.run(0.5)
+    assert pair.peer.session.connections[back].bytes_sent > 0
+
+
+def test_who_fails_again_and_again_is_tried_longer_but_not_for_ever() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    waits = []
+    for _ in range(4):
+        pair.run(0.3)
+        pair.cut(0, notice=0.01)
+        before = newest(pair)
+        assert pair.until(lambda before=before: newest(pair) > before and len(pair.client.active) == 2, 5.0)  # type: ignore[misc]
+        back, came = newest(pair), pair.clock.now
+        assert pair.until(lambda back=back: back in pair.peer.active and role_of(pair, back) is Role.ACTIVE, 5.0)  # type: ignore[misc]
+        waits.append(round(pair.clock.now - came, 3))
+    assert waits == sorted(waits)
+    assert waits[0] < 2 * TRIAL_FIRST
+    assert TRIAL_LONGEST <= waits[-1] < TRIAL_LONGEST + 0.2
+
+
+def test_the_only_connection_needs_no_proof() -> None:
+    pair = opened(FAST)
+    pair.cut(0, notice=0.01)
+    assert pair.until(lambda: bool(pair.client.active), 1.0)
+    assert transfer(pair, pair.client, 50_000) < 0.5
+
+
+def test_the_server_hears_of_a_lost_network_over_the_other_one() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.run(1.0)
+    pair.stall(0)
+    pair.client.change_network("if0", False)
+    told = pair.clock.now
+    assert pair.until(lambda: pair.peer.state_of(0) is ConnectionState.SUSPECT, 1.0)
+    assert pair.clock.now - told < SLOW.round_trip
+    assert pair.peer.changes(ConnectionState.SUSPECT)[-1].reason == "the peer's network went away"
+
+
+def test_a_lost_address_ends_its_connection_on_both_sides() -> None:
+    pair = opened(FAST, SLOW)
+    pair.stall(0)
+    pair.client.engine.network_changed(
+        "if0", False, address="10.0.0.2", reason="the address was removed", now=pair.clock.now
+    )
+    pair.client.pump()
+    assert pair.client.state_of(0) is None
+    assert pair.until(lambda: pair.peer.state_of(0) is None, 1.0)
+    other = opened(FAST, SLOW)
+    other.client.engine.network_changed(
+        "if0", False, address="10.9.9.9", reason="the address was removed", now=other.clock.now
+    )
+    other.client.pump()
+    assert other.client.active == [0, 1], "another address of the interface"
+
+
+def test_a_silent_network_is_tried_often_at_first_and_then_ever_more_rarely() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.stall(0)
+    pair.cut(0, notice=0.01, down=True)
+    started = pair.clock.now
+    pair.run(30.0)
+    early = sum(1 for at, index in pair.dials if index == 0 and at > started)
+    assert 30.0 / BESIDE_FIRST * 0.8 <= early <= 30.0 / BESIDE_FIRST + 2
+    pair.run(600.0)
+    before = len(pair.dials)
+    pair.run(60.0)
+    assert len(pair.dials) - before <= 10
+
+
+def test_switching_back_takes_longer_than_switching_away() -> None:
+    pair = opened(FAST, SLOW, mode=Mode.SWITCH)
+    busy(pair)
+    pair.run(0.5)
+    assert [role_of(pair, ConnectionId(i)) for i in (0, 1)] == [Role.ACTIVE, Role.BACKUP]
+    pair.cut(0, notice=0.01)
+    assert pair.until(lambda: role_of(pair, ConnectionId(1)) is Role.ACTIVE, 0.5)
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
+    back, came = newest(pair), pair.clock.now
+    assert pair.until(lambda: back in pair.peer.active and role_of(pair, back) is Role.ACTIVE, 5.0)
+    assert pair.clock.now - came >= 1.0
+    assert role_of(pair, ConnectionId(1)) is Role.BACKUP
+
+
+def test_a_fading_signal_moves_a_switching_session_before_its_network_is_gone() -> None:
+    pair = opened(FAST, SLOW, mode=Mode.SWITCH)
+    pair.run(0.5)
+    pair.client.engine.signal_changed("if0", True, -80.0, now=pair.clock.now)
+    pair.client.pump()
+    assert pair.until(lambda: role_of(pair, ConnectionId(1)) is Role.ACTIVE, 0.5)
+    pair.client.engine.signal_changed("if0", False, -60.0, now=pair.clock.now)
+    pair.client.pump()
+    assert pair.until(lambda: role_of(pair, ConnectionId(0)) is Role.ACTIVE, 0.5)
+    assert not pair.client.changes(ConnectionState.SUSPECT)
+
+
+def handed_over(pair: Pair, index: int) -> list[str]:
+    done: list[str] = []
+    pair.client.engine.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
+    pair.client.pump()
+    return done
+
+
+def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
+    pair = opened(SLOW, FAST)
+    assert handed_over(pair, 1) == [""]
+    pair.run(1.0)
+    assert pair.client.active == [1]
+    pair.client.engine.signal_changed("if1", True, -80.0, now=pair.clock.now)
+    pair.client.pump()
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
+    pair.client.engine.signal_changed("if1", False, -60.0, now=pair.clock.now)
+    pair.client.pump()
+    pair.run(DISMISS_AFTER - 0.5)
+    assert len(pair.client.active) == 2
+    assert pair.until(lambda: pair.client.active == [1], 2.0)
+
+
+def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on() -> None:
+    pair = opened(SLOW, FAST)
+    assert handed_over(pair, 1) == [""]
+    pair.run(1.0)
+    busy(pair)
+    pair.run(0.3)
+    pair.stall(1)
+    assert pair.until(lambda: len(pair.client.active) == 1 and pair.client.active != [1], 2.0)
+    pair.restore(1)
+    assert pair.until(lambda: len(pair.client.active) == 2, 3.0)
+    assert pair.until(lambda: len(pair.client.active) == 1, 2 * DISMISS_AFTER)
+    assert pair.candidates[1].interface == pair.client.session.connections[pair.client.active[0]].interface
+
+
+def test_a_handover_to_a_network_that_is_not_there_fails_at_once_and_says_why() -> None:
+    pair = opened(FAST, SLOW)
+    pair.cut(1, notice=0.01)
+    networks(pair, 0)
+    pair.run(0.2)
+    assert handed_over(pair, 1) == [GONE]
+    assert pair.client.active == [0]
+
+
+def test_a_handover_to_a_network_that_swallows_everything_ends() -> None:
+    pair = opened(FAST, SLOW)
+    pair.cut(1, notice=0.01, down=True)
+    pair.run(0.2)
+    done = handed_over(pair, 1)
+    started = pair.clock.now
+    assert pair.until(lambda: bool(done), 2 * HANDOVER_TIMEOUT)
+    assert pair.clock.now - started == pytest.approx(HANDOVER_TIMEOUT, abs=0.1)
+    assert pair.client.active == [0]
+    states = [e.state for e in pair.client.events if isinstance(e, HandoverChanged)]
+    assert states == [HandoverState.STARTED, HandoverState.FAILED]
+
+
+def test_after_a_sleep_nothing_is_taken_for_granted() -> None:
+    pair = opened(FAST, SLOW)
+    pair.cut(0, notice=None)
+    pair.cut(1, notice=None)
+    pair.client.engine.slept(3600.0, now=pair.clock.now)
+    pair.client.pump()
+    assert [e.reason for e in pair.client.changes(ConnectionState.SUSPECT)] == ["the machine slept for 3600 s"] * 2
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
+    assert transfer(pair, pair.client, 50_000) < 0.5
+
+
+def test_the_role_the_application_gave_outlives_the_connection() -> None:
+    pair = opened(FAST, SLOW)
+    pair.client.set_role(ConnectionId(1), Role.BACKUP)
+    pair.cut(1, notice=0.01)
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
+    pair.run(2.0)
+    assert role_of(pair, newest(pair)) is Role.BACKUP
+
+
+def test_what_was_removed_is_not_brought_back_by_its_network() -> None:
+    pair = opened(FAST, SLOW)
+    pair.client.remove_connection(ConnectionId(1))
+    assert pair.until(lambda: pair.client.state_of(1) is None, 2.0)
+    networks(pair, 0)
+    networks(pair, 0, 1)
+    pair.run(2.0)
+    assert pair.client.active == [0]
+
+
+def test_a_client_hears_of_further_addresses_and_the_newest_word_counts() -> None:
+    pair = opened(FAST)
+    for addresses in ([("192.0.2.1", 7788)], [("192.0.2.2", 7788), ("2001:db8::2", 7789)]):
+        pair.peer.engine.announce(addresses, now=pair.clock.now)
+    pair.peer.pump()
+    pair.run(0.2)
+    told = [e.addresses for e in pair.client.events if isinstance(e, AddressesAnnounced)]
+    assert told[-1] == (("192.0.2.2", 7788), ("2001:db8::2", 7789))
+
+
+def test_a_change_of_role_says_why() -> None:
+    pair = opened(FAST, SLOW)
+    busy(pair)
+    pair.run(0.3)
+    pair.cut(0, notice=0.01)
+    assert pair.until(lambda: len(pair.client.active) == 2, 1.5)
+    pair.run(1.0)
+    reasons = [e.reason for e in pair.client.events if isinstance(e, RoleChanged)]
+    assert reasons[-1] == "as configured"
