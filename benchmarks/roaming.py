@@ -74,6 +74,8 @@ def main() -> int:
 
 
 def _benchmark(chosen: argparse.Namespace) -> int:
+    # A shell that starts this in the background has it ignore interruptions, and SIGTERM is made one of them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     quick: bool = chosen.quick
     store = RESULTS / ("roaming-quick" if quick else "roaming")
     if chosen.fresh:

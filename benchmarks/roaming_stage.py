@@ -430,11 +430,15 @@ class Stage:
         version = self.variant.version
         old = link.client_address(version)
         new = old[:-1] + "77"
-        before, after = await self.testbed.client.run_python(
-            replace_address, link.interface, version, old, new, link.server_address(version)
-        )
-        self.seen.marks.append(Mark(name, before, after))
-        await self.usable(link, address=new)
+        # Asked all the time: the session may be faster than the process that changes the address is at its end.
+        usable = asyncio.ensure_future(self.usable(link, address=new))
+        try:
+            before, after = await self.testbed.client.run_python(
+                replace_address, link.interface, version, old, new, link.server_address(version)
+            )
+            self.seen.marks.append(Mark(name, before, after))
+        finally:
+            await usable
 
     def kill_ends(self) -> None:
         for end in self._ends:
