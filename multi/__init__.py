@@ -20,16 +20,21 @@ if TYPE_CHECKING:
     from multi.aio.streams import SessionReader, SessionWriter
     from multi.config import Config, load_config
     from multi.core.events import (
+        AddressesAnnounced,
         AttemptFailed,
         ConnectionChanged,
         Event,
         EventsDropped,
+        HandoverChanged,
+        HandoverState,
+        NetworkChanged,
         RoleChanged,
         SchedulerChanged,
         SessionConfirmed,
         SessionDetached,
         SessionEnded,
         SessionResumed,
+        SignalChanged,
         Warned,
     )
     from multi.core.ids import ConnectionState, Role
@@ -51,7 +56,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "WAIT",
+    "AddressesAnnounced",
     "AttemptFailed",
     "Config",
     "ConfigError",
@@ -61,8 +66,11 @@ __all__ = [
     "ConnectionView",
     "Event",
     "EventsDropped",
+    "HandoverChanged",
+    "HandoverState",
     "LocalProtocolError",
     "MultiError",
+    "NetworkChanged",
     "NoUsableConnection",
     "RemoteProtocolError",
     "Role",
@@ -80,8 +88,10 @@ __all__ = [
     "SessionRefused",
     "SessionResumed",
     "SessionWriter",
+    "SignalChanged",
     "StreamReset",
     "TransportError",
+    "WAIT",
     "Warned",
     "__version__",
     "connect",
@@ -112,16 +122,21 @@ _HOMES = {
         "load_config",
     ),
     "multi.core.events": (
+        "AddressesAnnounced",
         "AttemptFailed",
         "ConnectionChanged",
         "Event",
         "EventsDropped",
+        "HandoverChanged",
+        "HandoverState",
+        "NetworkChanged",
         "RoleChanged",
         "SchedulerChanged",
         "SessionConfirmed",
         "SessionDetached",
         "SessionEnded",
         "SessionResumed",
+        "SignalChanged",
         "Warned",
     ),
     "multi.core.ids": (
