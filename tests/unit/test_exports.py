@@ -10,6 +10,7 @@ from multi.aio.driver import handled_effects, known_effects
 
 EXPORTS = [
     "WAIT",
+    "AddressesAnnounced",
     "AttemptFailed",
     "Config",
     "ConfigError",
@@ -19,8 +20,11 @@ EXPORTS = [
     "ConnectionView",
     "Event",
     "EventsDropped",
+    "HandoverChanged",
+    "HandoverState",
     "LocalProtocolError",
     "MultiError",
+    "NetworkChanged",
     "NoUsableConnection",
     "RemoteProtocolError",
     "Role",
@@ -38,6 +42,7 @@ EXPORTS = [
     "SessionRefused",
     "SessionResumed",
     "SessionWriter",
+    "SignalChanged",
     "StreamReset",
     "TransportError",
     "Warned",
