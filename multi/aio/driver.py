@@ -180,6 +180,7 @@ class SessionDriver:
     def _run(self) -> None:
         engine, touched = self.engine, self._touched
         engine.advance(now=self.loop.time())
+        engine.session.sender.held_back = bool(self._writers)
         for _ in range(ROUNDS_PER_PUMP):
             for effect in engine.effects():
                 _PERFORM[type(effect)](self, effect)

@@ -25,6 +25,7 @@ REINJECT_MAX_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 REINJECT_ALLOWANCE = 256 * 1024
 MAX_COPIES = 3  # connections that may carry the same range
+RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
 
 
 class Sender:
@@ -42,6 +43,11 @@ class Sender:
         """Bytes sent again, for whatever reason."""
         self._copied_freely = 0
         self._backlog = 0
+        self.held_back = False
+        """A writer waits until there is room: more bytes are to come than can be seen."""
+        self._run = 0
+        """Bytes sent for the first time since writing last paused."""
+        self._run_at = 0.0
         self._turn: dict[int, StreamId] = {}
         self.hold_until: float | None = None
         """When a waiting scheduler is asked again."""
@@ -192,7 +198,12 @@ class Sender:
 
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
+        if now > self._run_at + RUN_GAP:
+            self._run = 0
         self._backlog = self.unsent
+        if self.held_back:
+            # What a writer still has, nobody knows; the best guess is as much as it has written so far.
+            self._backlog = max(self._backlog, self._run)
         while True:
             room = self.window_left
             stream = self._next_stream() if room > 0 else None
@@ -212,6 +223,8 @@ class Sender:
             carriers = tuple(c.id for c in picked)
             start, buffers = stream.take(size, carriers, now)
             self.used += size
+            self._run += size
+            self._run_at = now
             self._backlog -= size
             for connection in picked:
                 self._put(connection, stream.id, start, buffers, size, now)
