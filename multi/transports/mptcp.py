@@ -51,7 +51,7 @@ class MptcpChannel(StreamChannel):
         super().__init__(sock, info, secured)
         self._cipher = info.detail  # what TLS said; empty without it
         self._token = 0
-        self._bytes_acked = 0
+        self._bytes_acked = self._subflows_acked = 0
         self._base = 0
         self._keeper: SubflowKeeper | None = None
         kernel = read_mptcp_info(sock)
@@ -107,12 +107,25 @@ class MptcpChannel(StreamChannel):
         if kernel is not None:
             sample = replace(
                 sample,
-                bytes_acked=kernel.bytes_acked - self._base,
+                bytes_acked=self._acknowledged(kernel, flows),
                 unacked=kernel.unacked + self._queued,
             )
         # A late fallback changes where the counter comes from; progress must not run backwards.
         self._bytes_acked = max(self._bytes_acked, sample.bytes_acked)
         return replace(sample, bytes_acked=self._bytes_acked)
+
+    def _acknowledged(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> int:
+        """What grows while anything gets through.
+
+        MPTCP acknowledges in order: while one subflow is slow nothing seems to move, although the others deliver.
+        """
+        if not flows:
+            return kernel.bytes_acked - self._base
+        acked = sum(flow.bytes_acked for flow in flows)
+        # Less: a subflow is gone, and its count with it.
+        progress = self._bytes_acked + max(0, acked - self._subflows_acked)
+        self._subflows_acked = acked
+        return progress
 
     def _sample_of(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> TransportSample:
         # What a subflow measured before its network died says nothing about the others, which go on.
