@@ -8,7 +8,8 @@ import random
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 import multi
+from multi.aio import names
+from multi.core.ids import Family
 from tests.integration.aio_support import (
     HOST,
     LOOPS,
@@ -174,19 +177,29 @@ def test_cancelled_open_of_a_silent_server_leaves_nothing(
     run(scenario(), loop)
 
 
-def test_open_cancelled_while_a_name_is_resolved_leaves_nothing(development_certificates: Path) -> None:
+@pytest.fixture
+def dead_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Names get no answer as long as a test runs; the event says that somebody has asked."""
+    asked, over = threading.Event(), threading.Event()
+
+    def lookup(host: str, family: Family) -> list[str]:
+        asked.set()
+        over.wait(10.0)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(names, "system_lookup", lookup)
+    yield asked
+    over.set()
+
+
+def test_open_cancelled_while_a_name_is_resolved_leaves_nothing(
+    development_certificates: Path, dead_resolver: threading.Event
+) -> None:
     async def scenario() -> None:
-        asked = asyncio.Event()
-
-        async def getaddrinfo(*_: object, **__: object) -> list[Any]:
-            asked.set()
-            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never answers
-
-        asyncio.get_running_loop().getaddrinfo = getaddrinfo  # type: ignore[method-assign]
         config = Way(development_certificates).client(1, remote_host="nowhere.example")
         before = set(sockets_open())
         opening = asyncio.ensure_future(multi.open_connection(config))
-        await asked.wait()
+        await until(dead_resolver.is_set)
         await cancelled(opening)
         assert set(sockets_open()) <= before
         assert nothing_but_us()
@@ -194,12 +207,10 @@ def test_open_cancelled_while_a_name_is_resolved_leaves_nothing(development_cert
     run(scenario())
 
 
-def test_names_that_resolve_too_slowly_end_with_the_open_timeout(development_certificates: Path) -> None:
+def test_names_that_resolve_too_slowly_end_with_the_open_timeout(
+    development_certificates: Path, dead_resolver: threading.Event
+) -> None:
     async def scenario() -> None:
-        async def getaddrinfo(*_: object, **__: object) -> list[Any]:
-            return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]  # never answers
-
-        asyncio.get_running_loop().getaddrinfo = getaddrinfo  # type: ignore[method-assign]
         config = Way(development_certificates).client(
             1, remote_host="nowhere.example", multi_config={"open_timeout": 0.2}
         )
