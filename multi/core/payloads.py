@@ -24,6 +24,7 @@ MAX_NAME = 255  # bytes of a scheduler's name
 MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload
 MAX_PARAMETER_NAME = 64  # bytes
 MAX_ADDRESSES = 8  # a server may announce
+MAX_PORT = 65535
 
 Range = tuple[int, int]
 """Half-open [start, end)."""
@@ -324,12 +325,17 @@ Address = tuple[str, int]
 
 
 def encode_addresses(addresses: Sequence[Address]) -> bytes:
-    """The addresses a server announces; at most MAX_ADDRESSES."""
+    """The addresses a server announces; at most MAX_ADDRESSES. Raises LocalProtocolError for what is no address."""
     if len(addresses) > MAX_ADDRESSES:
         raise LocalProtocolError(f"{len(addresses)} addresses; at most {MAX_ADDRESSES} can be announced")
     parts = [bytes([len(addresses)])]
     for literal, port in addresses:
-        address = ip_address(literal)
+        try:
+            address = ip_address(literal)
+        except ValueError:
+            raise LocalProtocolError(f"{literal!r} is no IP address") from None
+        if not 0 < port <= MAX_PORT:
+            raise LocalProtocolError(f"port {port} of {literal}")  # the peer would take it for a violation
         parts.append(bytes([address.version]) + port.to_bytes(2, "big") + address.packed)
     return b"".join(parts)
 

@@ -34,6 +34,7 @@ from multi.core.payloads import (
     decode_role,
     decode_unsigned,
     encode_ack,
+    encode_addresses,
     encode_close,
     encode_keepalive,
     encode_policy,
@@ -375,3 +376,9 @@ def test_a_refusal_says_in_words_what_the_matter_is() -> None:
     assert "protect" in str(Refuse(3))
     assert "limit" in str(Refuse(4))
     assert "99" in str(Refuse(99))
+
+
+@pytest.mark.parametrize("address", [("server", 7788), ("192.0.2.1", 0), ("192.0.2.1", 65536), ("", 7788)])
+def test_what_a_client_would_take_for_a_violation_is_not_announced(address: tuple[str, int]) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_addresses([address])
