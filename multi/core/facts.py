@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from multi.core.ids import Family, Role
 
@@ -46,8 +46,9 @@ class Candidate:
     """Bytes per second in each direction; 0 = no cap."""
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
-    network: str = ""
-    """What identifies the network the interface is on, as long as it is known."""
+    network: str = field(default="", compare=False)
+    """What identifies the network the interface is on, as long as it is known. It may become known only by dialling
+    (the router's hardware address does), so it makes no other candidate."""
 
     def __str__(self) -> str:
         source = self.interface or self.local_address or "any interface"
