@@ -163,6 +163,7 @@ class PathManager:
             self._cancel(slot, attempt, now)
         if slot.trial_until is not None or (self._mode is Mode.SWITCH and slot.troubles):
             slot.start_trial(now, switch=self._mode is Mode.SWITCH)
+            self._ping_at = now
         self._plan_dismissal(now)
         self._continue_handover(now)
 
@@ -171,7 +172,7 @@ class PathManager:
         self._roles.pop(slot.connection, None)
         if failed:
             slot.trouble(now)
-        slot.emptied()
+        slot.emptied(now)
         if not slot.parked and not slot.attempts:
             slot.schedule_retry(now, self._jitter(), detached=self._detached)
         if not any(s.connection is not None for s in self.slots):
@@ -300,6 +301,9 @@ class PathManager:
             if slot.key not in known:
                 self.slots.append(slot)
                 slot.retry_at = now
+            elif slot.parked or slot.recalled:  # left by a handover, and now asked for
+                slot.parked = slot.recalled = False
+                slot.dial_soon(now)
         return added
 
     def withdraw(self, slots: Sequence[Slot], now: float) -> None:
@@ -352,8 +356,10 @@ class PathManager:
         self._continue_handover(now)
 
     def cancel_handover(self) -> None:
-        """Forget a handover under way; the old connections stay."""
-        self._handover = None
+        """Forget a handover under way; the old connections stay, and nobody waits for its `done`."""
+        handover, self._handover = self._handover, None
+        if handover is not None:
+            self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), "it was cancelled"))
 
     def stop(self) -> None:
         """The session is over: no more attempts."""
@@ -384,8 +390,8 @@ class PathManager:
             return
         for candidate in self._race.due(now):
             slot = next((s for s in self.slots if candidate in s.candidates), None)
-            if slot is None:
-                self._race.failed(now)  # removed before its turn came
+            if slot is None or not slot.wants_dial:
+                self._race.failed(now)  # removed, or not wanted any more, before its turn came
             else:
                 self._racing.add(self._dial(slot, candidate, now))
         for slot in list(self.slots):
@@ -498,7 +504,7 @@ class PathManager:
             replaced = slot.connection
             slot.trouble(now)
             self._roles.pop(replaced, None)
-            slot.emptied()
+            slot.emptied(now)
             self._session.give_up(replaced, f"silent, and replaced by connection {connection}")
         slot.filled(connection, candidate, now)
         slot.start_trial(now, switch=self._mode is Mode.SWITCH)
@@ -508,6 +514,7 @@ class PathManager:
         for alternative in slot.candidates:
             self._race.skip(alternative)
         self._announce_all()
+        self._plan_dismissal(now)
         self._continue_handover(now)
         self._assign_roles(now)
 
@@ -550,7 +557,7 @@ class PathManager:
 
     def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool) -> None:
         if slot.failures % len(slot.candidates):
-            if not raced:
+            if not raced or not self._in_race(slot):
                 slot.retry_at = now  # the next alternative at once; the race starts those of its own itself
         elif not self._established:
             pass  # while the session opens every candidate is tried once, and the caller hears of failure at once
@@ -562,8 +569,12 @@ class PathManager:
     def retry_unfilled(self, now: float) -> None:
         """Once the session is established, what failed while it opened is tried again in the background."""
         for slot in self.slots:
-            if slot.wants_dial and not slot.attempts and slot.retry_at is None and slot.attempted:
+            if slot.wants_dial and not slot.attempts and slot.retry_at is None and not self._in_race(slot):
                 slot.schedule_retry(now, self._jitter(), detached=self._detached)
+
+    def _in_race(self, slot: Slot) -> bool:
+        """The race will still start one of its candidates."""
+        return any(self._race.holds(candidate) for candidate in slot.candidates)
 
     def _announce_all(self) -> None:
         if not self._announced_all and not self._expecting and all(s.attempted for s in self.slots):
@@ -679,15 +690,21 @@ class PathManager:
 
     def _plan_dismissal(self, now: float) -> None:
         """It lives: what has not come up meanwhile is not wanted after all, the rest not after a while."""
-        if not any(slot.healthy and not slot.recalled and not self._fades(slot) for slot in self.slots):
+        if not self._target_lives():
             return
         for slot in self.slots:
             if slot.recalled and slot.connection is None:
                 self._park(slot, now)
         self._dismiss_at = now + DISMISS_AFTER if any(slot.recalled for slot in self.slots) else None
 
+    def _target_lives(self) -> bool:
+        """Something can be relied on that was not recalled."""
+        return any(slot.healthy and not slot.recalled and not self._fades(slot) for slot in self.slots)
+
     def _dismiss(self, now: float) -> None:
         self._dismiss_at = None
+        if not self._target_lives():
+            return  # in trouble again since; its next recovery plans anew
         for slot in self.slots:
             if slot.recalled:
                 self._park(slot, now)

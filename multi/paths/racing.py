@@ -73,6 +73,10 @@ class Race:
         if candidate in self._queue:
             self._queue.remove(candidate)
 
+    def holds(self, candidate: Candidate) -> bool:
+        """`candidate` has not been started and will be."""
+        return candidate in self._queue
+
     def next_timer(self) -> float | None:
         return self._next_at if self._queue else None
 

@@ -20,6 +20,7 @@ BESIDE_FIRST = 0.5  # seconds after which a dial that nobody has answered gets a
 BESIDE_LONGEST = 15.0
 BESIDE_LONGEST_NEVER_UP = 30.0
 DIAL_APART = 0.1  # seconds between two dials of one slot, however often its network is said to be usable
+SHORT_LIFE = 1.0  # seconds; a connection that ends sooner counts as refused: somebody accepts and thinks better of it
 STABLE_AFTER = 20.0  # seconds a connection must live before its next loss counts as a first one
 TRIAL_FIRST = 0.2  # seconds what comes back after a loss must answer before it carries the stream
 TRIAL_LONGEST = 0.6
@@ -50,7 +51,7 @@ class Slot:
     failures: int = 0
     """Attempts in a row that led to nothing."""
     refusals: int = 0
-    """Attempts in a row that somebody answered with a failure."""
+    """Attempts in a row that somebody answered with a failure, or led to what did not last."""
     unanswered_since: float | None = None
     """When the oldest attempt of a row without any answer was made."""
     dialled_at: float = 0.0
@@ -134,11 +135,12 @@ class Slot:
         self.suspect = False
         self.attempted = self.been_up = True
         self.retry_at = self.unanswered_since = None
-        self.failures = self.refusals = 0
+        self.failures = 0
         if candidate in self.candidates:
             self.next_candidate = self.candidates.index(candidate)
 
-    def emptied(self) -> None:
+    def emptied(self, now: float) -> None:
+        self.refusals = self.refusals + 1 if now - self.up_since < SHORT_LIFE else 0
         self.connection = self.source = self.trial_until = None
         self.suspect = False
 

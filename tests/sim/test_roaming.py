@@ -235,6 +235,40 @@ def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on()
     assert pair.candidates[1].interface == pair.client.session.connections[pair.client.active[0]].interface
 
 
+def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
+    pair = opened(SLOW, FAST)
+    assert handed_over(pair, 1) == [""]
+    pair.run(1.0)
+    busy(pair)
+    pair.run(0.3)
+    pair.stall(1)
+    assert pair.until(lambda: len(pair.client.active) == 1 and pair.client.active != [1], 2.0)
+    recalled = pair.client.active[0]
+    pair.restore(1)
+    assert pair.until(lambda: len(pair.client.active) == 2, 3.0)
+    pair.run(0.6 * DISMISS_AFTER)
+    pair.stall(1)
+    pair.run(DISMISS_AFTER)
+    assert pair.client.state_of(recalled) is ConnectionState.ACTIVE
+
+
+def test_what_was_recalled_goes_also_when_the_target_had_to_be_dialled_again() -> None:
+    pair = opened(SLOW, FAST)
+    assert handed_over(pair, 1) == [""]
+    pair.run(1.0)
+    busy(pair)
+    pair.run(0.3)
+    pair.cut(1, notice=None)
+    pair.down.add(1)
+    assert pair.until(lambda: pair.client.state_of(1) is None and len(pair.client.active) == 1, 10.0)
+    pair.down.clear()
+    assert pair.until(lambda: len(pair.client.active) == 2, 5.0)
+    pair.run(0.8 * DISMISS_AFTER)
+    assert len(pair.client.active) == 2
+    assert pair.until(lambda: len(pair.client.active) == 1, DISMISS_AFTER)
+    assert pair.candidates[1].interface == pair.client.session.connections[pair.client.active[0]].interface
+
+
 def test_a_handover_to_a_network_that_is_not_there_fails_at_once_and_says_why() -> None:
     pair = opened(FAST, SLOW)
     pair.cut(1, notice=0.01)

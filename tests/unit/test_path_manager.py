@@ -1,0 +1,216 @@
+"""Decisions of the path manager for which the order of events matters more than what a network does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from multi.core.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
+from multi.core.facts import Candidate
+from multi.core.ids import ConnectionId, ConnectionState, Family, Role
+from multi.paths.manager import Mode, PathManager
+from multi.paths.racing import Connect
+from multi.paths.slots import RETRY_LONGEST, SHORT_LIFE
+
+ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
+SETUP = 0.02  # seconds
+
+
+class Connections:
+    """Notes what the path manager does to connections."""
+
+    def __init__(self) -> None:
+        self.drained: list[int] = []
+        self.pinged: list[int] = []
+
+    def drain(self, connection: ConnectionId) -> None:
+        self.drained.append(connection)
+
+    def give_up(self, connection: ConnectionId, reason: str) -> None:
+        pass
+
+    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
+        pass
+
+    def ping(self, connection: ConnectionId) -> None:
+        self.pinged.append(connection)
+
+
+class World:
+    """A path manager, its clock, and what it has dialled."""
+
+    def __init__(
+        self,
+        *candidates: Candidate,
+        connect: Connect = Connect.STAGGERED,
+        mode: Mode = Mode.AGGREGATE,
+        race_order: list[Candidate] | None = None,
+    ) -> None:
+        self.now = 0.0
+        self.connections = Connections()
+        self.paths = PathManager(
+            candidates,
+            connect=connect,
+            mode=mode,
+            session=self.connections,
+            jitter=lambda: 0.5,
+            now=0.0,
+            race_order=race_order,
+        )
+        self.dials: list[tuple[ConnectionId, Candidate]] = []
+        self.cancelled: list[ConnectionId] = []
+        self.events: list[object] = []
+        self.all_attempted = False
+        self.turn()
+
+    def turn(self) -> None:
+        self.paths.handle_timer(self.now)
+        self.collect()
+
+    def collect(self) -> None:
+        for effect in self.paths.effects():
+            match effect:
+                case Dial(connection, candidate):
+                    self.dials.append((connection, candidate))
+                case CancelDial(connection):
+                    self.cancelled.append(connection)
+                case Notify(event):
+                    self.events.append(event)
+                case AllAttempted():
+                    self.all_attempted = True
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while (due := self.paths.next_timer()) is not None and due <= end:
+            self.now = max(self.now + 1e-4, due)
+            self.turn()
+        self.now = max(self.now, end)
+        self.turn()
+
+    def state(self, connection: int, state: ConnectionState) -> None:
+        if state is ACTIVE:
+            self.paths.established()
+        self.paths.connection_changed(ConnectionId(connection), state, "", self.now)
+        self.paths.retry_unfilled(self.now)
+        self.collect()
+
+
+def candidate(entry: int, address: str = "192.0.2.1", group: str = "") -> Candidate:
+    return Candidate(
+        transport="tcp",
+        family=Family.IPV4,
+        remote_host="server.example",
+        remote_address=address,
+        remote_port=7788,
+        interface=f"if{entry}",
+        entry=entry,
+        group=group,
+    )
+
+
+def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
+    world = World(candidate(0), candidate(1), candidate(2), connect=Connect.SEQUENTIAL)
+    world.paths.established()
+    world.paths.connection_changed(ConnectionId(0), ACTIVE, "", world.now)
+    done: list[str] = []
+    world.paths.hand_over([world.paths.slots[0]], done.append, world.now)
+    world.run(10.0)
+    assert done == [""]
+    assert [c.entry for _, c in world.dials] == [0]
+
+
+def test_an_alternative_that_appears_when_the_others_were_started_is_tried_too() -> None:
+    first, gone, fresh = (candidate(0, f"192.0.2.{number}", "one") for number in (1, 2, 3))
+    other = candidate(1)
+    world = World(first, gone, other, race_order=[other, first, gone])
+    world.run(0.3)
+    assert [c for _, c in world.dials] == [other, first]
+    world.state(0, ACTIVE)
+    world.paths.update([first, fresh, other], world.now)
+    world.turn()
+    world.paths.attempt_failed(ConnectionId(1), "refused", world.now)
+    world.run(0.5)
+    assert fresh in [c for _, c in world.dials]
+
+
+def test_a_server_that_ends_what_it_has_just_accepted_is_dialled_ever_more_rarely() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.run(SETUP)
+    while world.now < 120.0:
+        newest = world.dials[-1][0]
+        world.state(newest, ACTIVE)
+        world.state(newest, LOST)
+        count = len(world.dials)
+        while len(world.dials) == count:
+            due = world.paths.next_timer()
+            assert due is not None
+            assert due <= world.now + RETRY_LONGEST
+            world.run(due - world.now)
+    assert len(world.dials) < 15
+
+
+def test_a_connection_that_lived_is_dialled_again_at_once() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.run(SETUP)
+    for _ in range(5):
+        newest, count = world.dials[-1][0], len(world.dials)
+        world.state(newest, ACTIVE)
+        world.run(2 * SHORT_LIFE)
+        world.state(newest, LOST)
+        world.run(0.25)
+        assert len(world.dials) == count + 1
+
+
+def test_learning_which_network_it_is_interrupts_no_dial() -> None:
+    first, second = candidate(0), candidate(1)
+    world = World(first, second)
+    world.state(0, ACTIVE)
+    world.run(0.3)
+    assert len(world.dials) == 2
+    world.paths.update([first, replace(second, network="wifi 02:00:00:00:00:01")], world.now)
+    world.run(0.3)
+    assert world.cancelled == []
+    assert len(world.dials) == 2
+
+
+def test_what_a_handover_has_left_is_opened_when_the_application_adds_it() -> None:
+    left, target = candidate(0, group="left"), candidate(1)
+    world = World(left, target)
+    world.state(0, ACTIVE)
+    world.run(0.3)
+    world.state(1, ACTIVE)
+    world.paths.hand_over([world.paths.slots[1]], lambda reason: None, world.now)
+    world.state(0, ConnectionState.CLOSED)
+    world.run(5.0)
+    assert len(world.dials) == 2
+    world.paths.add([left], world.now)
+    world.turn()
+    assert [c for _, c in world.dials[2:]] == [left]
+
+
+def test_a_handover_that_is_cancelled_has_an_end() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.turn()
+    done: list[str] = []
+    world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
+    world.paths.cancel_handover()
+    world.turn()
+    assert done == []
+    states = [event.state for event in world.events if isinstance(event, HandoverChanged)]
+    assert states == [HandoverState.STARTED, HandoverState.FAILED]
+
+
+def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_trial() -> None:
+    world = World(candidate(0), candidate(1), mode=Mode.SWITCH)
+    world.state(0, ACTIVE)
+    world.run(0.3)
+    world.state(1, ACTIVE)
+    world.run(5.0)
+    world.state(0, SUSPECT)
+    world.run(0.1)
+    world.connections.pinged.clear()
+    world.state(0, ACTIVE)
+    world.run(0.5)
+    assert world.connections.pinged.count(0) >= 4
