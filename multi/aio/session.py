@@ -164,7 +164,6 @@ class Session:
         if resolver is None:
             raise LocalProtocolError("only the client opens connections")
         index = resolver.add(load_entry(entry))
-        slots: list[Slot] = []
         opened: list[ConnectionId] = []
         try:
             found = await resolver.find()
@@ -187,11 +186,17 @@ class Session:
         finally:
             if not opened:  # what failed or was given up shall not come up later
                 resolver.withdraw(index)
-                driver.engine.withdraw_candidates(slots, now=driver.now())
+                driver.engine.withdraw_candidates(self._slots_of(index), now=driver.now())
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
         return opened
+
+    def _slots_of(self, entry: int) -> list[Slot]:
+        """Those that are there for this entry alone, whoever has found its candidates first."""
+        paths = self._driver.engine.paths
+        slots = paths.slots if paths is not None else []
+        return [slot for slot in slots if all(candidate.entry == entry for candidate in slot.candidates)]
 
     async def remove_connection(self, connection: int) -> None:
         """Drain a connection, then close it; return when it is closed. The last usable one cannot be removed."""
