@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from multi.aio.names import NO_ANSWER_YET, Names
@@ -19,6 +20,7 @@ from multi.paths.links import Interface, Kind
 from multi.paths.outcomes import Outcomes
 
 JUST_READ = 0.2  # seconds the interfaces read for one session may serve another one that opens
+THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MOST_REASONS = 3  # why an entry has no candidate, in one line
 
 outcomes = Outcomes()
@@ -61,6 +63,8 @@ class Resolver:
         self._fallen_back: set[int] = set()
         self._announced: tuple[tuple[str, int], ...] = ()
         self._routes = PolicyRoutes() if config.manage_routes and may_change else None
+        self._routes_lock = threading.Lock()
+        self._closed = False
         self._warned: set[str] = set()
         self._warnings: list[str] = []
         self.last: Found | None = None
@@ -90,8 +94,10 @@ class Resolver:
     def close(self) -> None:
         """Put back what was changed on this machine. Blocks for some milliseconds."""
         self._names.close()
-        if self._routes is not None:
-            self._routes.remove()
+        with self._routes_lock:
+            self._closed = True
+            if self._routes is not None:
+                self._routes.remove()
 
     async def find(self, *, max_age: float = 0.0) -> Found:
         """Look which connections are possible now; `max_age`: seconds since somebody else may have looked."""
@@ -99,10 +105,14 @@ class Resolver:
         kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in self._specs)
         interfaces, _ = await asyncio.gather(interfaces_async(kinds, max_age=max_age), resolving)
-        addresses = self._addresses()
+        addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes, networks = await asyncio.to_thread(self._look_closer, interfaces, elsewhere)
         usable, rejections = self._expand(interfaces, addresses, routes)
+        rejections = [
+            replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if self._names.errors.get(r.what) == NO_ANSWER_YET else r
+            for r in rejections
+        ]
         rejected = [(host, error) for host, error in self._names.errors.items() if error != NO_ANSWER_YET]
         rejected += [(f"entry {r.entry} ({r.what})", r.reason) for r in rejections]
         self.last = Found(
@@ -120,10 +130,12 @@ class Resolver:
         """In a thread: make routes where that is wanted; then ask which there are, and for names of the networks."""
         if not remotes:
             return frozenset(), {}
-        if self._routes is not None:
-            used = [interface for interface in interfaces if self._may_use(interface)]
-            for problem in self._routes.install(used, remotes=remotes):
-                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
+        with self._routes_lock:
+            # This thread goes on when the session is over: what it made then would never be taken away.
+            if self._routes is not None and not self._closed:
+                used = [interface for interface in interfaces if self._may_use(interface)]
+                for problem in self._routes.install(used, remotes=remotes):
+                    self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
         return routed(interfaces, remotes), network_ids(interfaces)
 
     def _may_use(self, interface: Interface) -> bool:
@@ -161,11 +173,15 @@ class Resolver:
         self.warn(f"MPTCP over {names}: {reason}; one connection per interface is opened instead")
         return one_per_interface(candidate)
 
-    def _addresses(self) -> Addresses:
-        """Addresses by (host, port): those of the name first, then those the server has announced."""
+    def _addresses(self, own: Collection[str]) -> Addresses:
+        """Addresses by (host, port): those of the name first, then those the server has announced.
+
+        Never one of this machine's `own`: behind it is no server of theirs, but whatever runs here.
+        """
         known: Addresses = {remote: list(found) for remote, found in self._names.addresses.items()}
+        announced = [(a, port) for a, port in self._announced if a not in own or _is_loopback(a)]
         for (_, port), found in known.items():
-            found += [address for address, its_port in self._announced if its_port == port and address not in found]
+            found += [address for address, its_port in announced if its_port == port and address not in found]
         return known
 
     def warn(self, message: str) -> None:
@@ -201,7 +217,16 @@ def _is_loopback(literal: str) -> bool:
 
 def _is_elsewhere(literal: str) -> bool:
     address = ipaddress.ip_address(literal)
-    mapped = getattr(address, "ipv4_mapped", None)
-    return mapped is None and not (
-        address.is_loopback or address.is_unspecified or address.is_multicast or address.is_link_local
+    if isinstance(address, ipaddress.IPv6Address):
+        # IPv4 in other clothes: a translator or tunnel of this machine may lead anywhere.
+        if address.ipv4_mapped is not None or (address.sixtofour and not _is_elsewhere(str(address.sixtofour))):
+            return False
+    elif address in THIS_NETWORK:
+        return False
+    return not (
+        address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+        or address.is_link_local
+        or address.is_reserved  # also ::/8, where IPv4 is embedded, and the broadcast address
     )
