@@ -94,7 +94,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     driver.on_closed = lambda _: networks.close()
     session = Session(driver, resolver, limit=limit, owns_close=owns_close)
     try:
-        found = await _find(resolver, timeout)
+        found = await _find(resolver, networks, timeout)
         driver.attempts = found.rejected
         networks.started(found)
         engine.open(
@@ -128,13 +128,17 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     return session
 
 
-async def _find(resolver: Resolver, timeout: float) -> Found:
+async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found:
     """What can be dialled; raises NoUsableConnection when there is nothing, or names are not resolved in time."""
     try:
         async with asyncio.timeout(timeout):
             found = await resolver.find(max_age=JUST_READ)
+            while found.expecting and not found.candidates:
+                await networks.change()
+                found = await resolver.find()
     except TimeoutError:
-        raise NoUsableConnection(f"names were not resolved within {timeout:g} s") from None
+        rejected = resolver.last.rejected if resolver.last is not None else []
+        raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
     if not found.candidates:
         raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
     return found

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Iterable
 
 from multi.aio.driver import SessionDriver
 from multi.aio.resolve import Found, Resolver
 from multi.aio.sleep import sleep_watch
 from multi.config import Config
-from multi.core.events import AddressesAnnounced, Event, Notify, Warned
+from multi.core.events import AddressesAnnounced, Event, Notify, SessionDetached, SessionResumed, Warned
 from multi.core.facts import Candidate
 from multi.net.monitor import Loss, monitor
 from multi.net.wifi_power import PowerSaving
@@ -25,6 +26,8 @@ from multi.transports.base import ChannelInfo
 
 logger = logging.getLogger("multi.session")
 
+LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system tells when a name leads elsewhere
+
 
 class Networks:
     """See the module. It lives from the first dial to the end of the session."""
@@ -34,10 +37,15 @@ class Networks:
         self._resolver = resolver
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None
+        self._power_lock = threading.Lock()
         self._signals = SignalWatch(self._signal)
         self._usable: frozenset[str] = frozenset()
         self._task: asyncio.Task[None] | None = None
         self._again = False
+        self._started = False
+        self._changed = asyncio.Event()
+        """Something has changed since the first look began."""
+        self._detached: asyncio.TimerHandle | None = None
         self._closed = False
         self._leave = [monitor().subscribe(self._heard), sleep_watch().subscribe(self._slept)]
         driver.on_event = self._event
@@ -45,13 +53,22 @@ class Networks:
 
     def started(self, found: Found) -> None:
         """The session opens with these candidates."""
+        self._started = True
         self._take(found)
-        if self._power is not None:
+        if self._power is not None or self._changed.is_set():
             self.look()
+
+    async def change(self) -> None:
+        """Before `started`: wait until there is a reason to look again."""
+        await self._changed.wait()
+        self._changed.clear()
 
     def look(self) -> None:
         """Find the candidates anew, soon; changes that come meanwhile are not missed."""
         if self._closed:
+            return
+        if not self._started:
+            self._changed.set()  # whoever opens the session is looking
             return
         if self._task is not None:
             self._again = True
@@ -66,6 +83,7 @@ class Networks:
         for leave in self._leave:
             leave()
         self._signals.close()
+        self._attached()
         if self._task is not None:
             self._task.cancel()
         self._driver.finish_in_thread(self._put_back)
@@ -73,7 +91,8 @@ class Networks:
     def _put_back(self) -> None:
         self._resolver.close()
         if self._power is not None:
-            self._power.release_all()
+            with self._power_lock:
+                self._power.release_all()
 
     # --- what happens  ---
 
@@ -106,6 +125,21 @@ class Networks:
         if isinstance(event, AddressesAnnounced):
             self._resolver.announced(event.addresses)
             self.look()
+        elif isinstance(event, SessionDetached):
+            self._look_while_detached()
+        elif isinstance(event, SessionResumed):
+            self._attached()
+
+    def _look_while_detached(self) -> None:
+        self._attached()
+        if not self._closed:
+            self._detached = self._driver.loop.call_later(LOOK_DETACHED, self._look_while_detached)
+            self.look()
+
+    def _attached(self) -> None:
+        if self._detached is not None:
+            self._detached.cancel()
+            self._detached = None
 
     def _dialled(self, candidate: Candidate, info: ChannelInfo) -> None:
         if info.fell_back and candidate.more_interfaces:
@@ -157,9 +191,14 @@ class Networks:
         if not wifi:
             self._warn_once("wifi_config.power_savings: no WiFi interface is in use")
         for name in wifi:
-            reason = await asyncio.to_thread(self._power.hold, name, self._power_savings)
+            reason = await asyncio.to_thread(self._hold, self._power, name, self._power_savings)
             if reason:
                 self._warn_once(f"wifi_config.power_savings of {name}: {reason}")
+
+    def _hold(self, power: PowerSaving, name: str, on: bool) -> str:
+        """In a thread, which goes on when the session is over: what is switched then would never be put back."""
+        with self._power_lock:
+            return "" if self._closed else power.hold(name, on)
 
     def _warn_once(self, message: str) -> None:
         self._resolver.warn(message)

@@ -232,7 +232,7 @@ class Relay:
             await asyncio.wait(self._tasks)
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._client, HOST, self.port)
+        self._server = await asyncio.start_server(self.serve, HOST, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
@@ -248,7 +248,7 @@ class Relay:
             writer.transport.abort()
         self._writers.clear()
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
