@@ -52,6 +52,8 @@ class _Answer:
     """The one this is the answer to."""
     open_questions: dict[int, float] = field(default_factory=dict)
     """Not answered yet: when they were asked."""
+    told: bool = False
+    """`on_more` was called since; who looks because of that is not to ask again."""
 
     @property
     def pending(self) -> bool:
@@ -61,6 +63,21 @@ class _Answer:
     def says_no(self) -> bool:
         """The name has no address of this family: an answer, not a failure to get one."""
         return isinstance(self.error, OSError) and self.error.errno in NO_SUCH_ADDRESS
+
+    def take(self, question: int, outcome: Outcome, now: float) -> None:
+        """What came; addresses that come late still count for more than a failure that was faster."""
+        self.open_questions.pop(question, None)
+        late = question < self.question
+        if isinstance(outcome, list):
+            if late and self.error is None:
+                return
+            self.addresses, self.error = outcome, None
+            self.open_questions.clear()  # what they bring is taken if it comes, but nobody waits for it
+        elif late:
+            return
+        else:
+            self.error = outcome
+        self.at, self.question = now, max(question, self.question)
 
 
 @dataclass(slots=True)
@@ -105,7 +122,8 @@ class Names:
     """The addresses of the hosts of one session, on one event loop.
 
     `on_more` is called when an answer came that no `resolve()` is waiting for and that made a difference to
-    `addresses` or `errors`. `lookup` asks the system.
+    `addresses` or `errors`, or was the last that `pending` spoke of; the next `resolve()` asks nothing that was
+    answered by then. `lookup` asks the system.
     """
 
     def __init__(self, on_more: Callable[[], None], *, lookup: Lookup | None = None) -> None:
@@ -178,6 +196,9 @@ class Names:
             answer = host.answers.get(family)
             if answer is None:
                 continue
+            told, answer.told = answer.told, False
+            if told:
+                continue  # a name that fails at once would be asked for ever
             answered = answer.addresses and answer.error is None
             if now - answer.at < REUSE and (answered or (answer.says_no and some)):
                 continue
@@ -200,17 +221,11 @@ class Names:
     def _answered(
         self, name: str, family: Family, question: int, outcome: Outcome, loop: asyncio.AbstractEventLoop
     ) -> None:
-        answer = self._hosts[name].answers[family]
-        answer.open_questions.pop(question, None)
-        if self._closed or question < answer.question:
+        was_pending = self.pending
+        self._hosts[name].answers[family].take(question, outcome, loop.time())
+        if self._closed:
             return
-        if isinstance(outcome, list):
-            answer.addresses, answer.error = outcome, None
-            answer.open_questions.clear()  # what they bring is taken if it comes, but nobody waits for it
-        else:
-            answer.error = outcome
-        answer.at, answer.question = loop.time(), question
-        changed = self._publish()
+        changed = self._publish() or (was_pending and not self.pending)
         awaited = False
         for waiter, names in self._waiting.items():
             if name in names:
@@ -218,6 +233,9 @@ class Names:
                 if not waiter.done():
                     waiter.set_result(None)
         if changed and not awaited:
+            for host in self._hosts.values():
+                for answer in host.answers.values():
+                    answer.told = not answer.pending
             self._on_more()
 
     def _publish(self) -> bool:

@@ -264,13 +264,61 @@ async def test_a_failure_keeps_the_old_addresses(
     await timed(names, (HOST, 1, "ipv4"))
     resolver.answer(HOST, FOUR, failure)
     await timed(names, (HOST, 1, "ipv4"))
-    await started(resolver, 2)
-    async with asyncio.timeout(5):
-        while names.pending:  # noqa: ASYNC110 - nothing is told: nothing is different
-            await asyncio.sleep(0.001)
+    await told.more()
+    assert not names.pending
     assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
     assert names.errors == {}
-    assert told.times == 0
+
+
+@pytest.mark.parametrize("failure", [AGAIN, NO_DATA])
+async def test_the_last_answer_is_told_also_when_it_changes_no_address(resolver: Resolver, failure: OSError) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    await timed(names, (HOST, 1, "any"))
+    assert names.pending
+    resolver.answer(HOST, SIX, failure)
+    await told.more()
+    assert not names.pending
+
+
+async def test_a_name_that_fails_at_once_is_not_asked_again_and_again(resolver: Resolver) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    wanted = [("192.0.2.1", 1, "any"), (HOST, 1, "any"), (OTHER, 1, "any")]
+    for host in (HOST, OTHER):
+        resolver.answer(host, SIX, NO_NAME)
+        resolver.answer(host, FOUR, AGAIN)
+    await timed(names, *wanted)
+    while names.pending:
+        await told.more()
+        await timed(names, *wanted)  # who is told looks
+    asked = len(resolver.asked)
+    assert asked <= 2 * 4
+    await timed(names, *wanted)
+    await started(resolver, asked + 1)  # who looks for another reason asks
+
+
+async def test_an_address_that_comes_after_a_faster_failure_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STALE", 0.0)
+    release = threading.Event()
+    order = iter((True, False))
+
+    def lookup(host: str, family: Family) -> list[str]:
+        if next(order):
+            release.wait(LONG)
+            return ["192.0.2.1"]
+        raise AGAIN
+
+    names = Names(Told(), lookup=lookup)
+    first = asyncio.create_task(names.resolve([(HOST, 1, "ipv4")]))
+    await asyncio.sleep(0.02)
+    second = asyncio.create_task(names.resolve([(HOST, 1, "ipv4")]))
+    await asyncio.sleep(0.05)
+    release.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(first, second)
+    assert names.addresses == {(HOST, 1): ["192.0.2.1"]}
 
 
 async def test_a_failed_name_is_asked_again(resolver: Resolver) -> None:
