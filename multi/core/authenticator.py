@@ -7,12 +7,14 @@ that (states, rescue, events) is the session's business, reached through the nar
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from multi.core.connection import Connection
+from multi.core.facts import ConnectionFacts
 from multi.core.handshake import (
+    MAX_TICKETS,
     REFUSED,
     REFUSED_PROTECTION,
     REFUSED_VERSION,
@@ -24,12 +26,16 @@ from multi.core.handshake import (
     KeyPair,
     Refuse,
     SessionKeys,
+    Ticket,
+    choice_part,
     common_version,
     decode_proof,
+    encode_tickets,
     psk_binder,
     same,
 )
 from multi.core.ids import ConnectionId, SessionId
+from multi.core.outbox import Outbox
 from multi.core.payloads import Policy
 from multi.core.sealing import Cipher
 from multi.core.segment import Segment, SegmentType, encode
@@ -45,6 +51,7 @@ class Host(Protocol):
     session_id: SessionId
     settings: SessionSettings
     connections: dict[ConnectionId, Connection]
+    outbox: Outbox
 
     def entropy(self, count: int) -> bytes: ...
     def may_send(self, connection: Connection) -> None:
@@ -55,6 +62,9 @@ class Host(Protocol):
 
     def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
         """The peer's HELLO or ACCEPT has come."""
+
+    def start_over(self, connection: Connection) -> None:
+        """The peer cannot read what was sent on `connection` so far."""
 
     def refused(self, connection: Connection, refuse: Refuse) -> None: ...
     def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None: ...
@@ -79,6 +89,14 @@ class Authenticator(ABC):
     @abstractmethod
     def lost(self, connection: Connection, now: float) -> None:
         """A connection is gone."""
+
+    def take_tickets(self, tickets: Sequence[Ticket]) -> None:
+        """TICKETS has come."""
+        raise RemoteProtocolError("only a server hands out tickets")
+
+    def hand_out_tickets(self) -> None:
+        """The peer has proved itself on a connection."""
+        return
 
     def next_timer(self) -> float | None:
         return None
@@ -124,6 +142,11 @@ class ClientAuthenticator(Authenticator):
         self._greeted: dict[ConnectionId, float] = {}
         """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
         self._joins: dict[ConnectionId, Join] = {}
+        self._admissions: dict[ConnectionId, bytes] = {}
+        """Connections that joined with a ticket: the proof ADMIT has to bring."""
+        self._tickets: list[Ticket] = []
+        self._cipher: Cipher | None = None
+        """The server's choice, which it will make again."""
         self._waiting: list[Connection] = []
         self._accepted_part = b""
 
@@ -138,6 +161,7 @@ class ClientAuthenticator(Authenticator):
     def lost(self, connection: Connection, now: float) -> None:
         self._greeted.pop(connection.id, None)
         self._joins.pop(connection.id, None)
+        self._admissions.pop(connection.id, None)
         if connection in self._waiting:
             self._waiting.remove(connection)
         if self.keys is None and not self._greeted and self._waiting:
@@ -176,10 +200,35 @@ class ClientAuthenticator(Authenticator):
         if not terms.sealed:
             self.host.may_send(connection)
 
+    def take_tickets(self, tickets: Sequence[Ticket]) -> None:
+        """The server has handed out tickets; the newest are kept."""
+        self._tickets = [*self._tickets, *tickets][-MAX_TICKETS:]
+
     def _join(self, connection: Connection, now: float) -> None:
-        join = Join(self.host.entropy(32), self._terms_for(connection))
+        terms = self._terms_for(connection)
+        join = Join(self.host.entropy(32), terms)
+        if self._tickets and self._cipher in terms.ciphers:
+            self._join_with_ticket(connection, join, self._tickets.pop(0), now)
+        else:
+            self._joins[connection.id] = join
+            self._send(connection, SegmentType.JOIN, join.encode(), now)
+
+    def _join_with_ticket(self, connection: Connection, join: Join, ticket: Ticket, now: float) -> None:
+        """Everything is known that the server would say: data may follow in the same flight."""
+        assert self.keys is not None
+        assert self._cipher is not None
+        sealed, binding = join.terms.sealed, connection.facts.channel_binding
+        parts = (join.request(), choice_part(ticket.number, sealed, self._cipher), ticket.nonce, binding)
+        join = replace(join, ticket=ticket.nonce, proof=self.keys.join_proof(b"T", *parts))
         self._joins[connection.id] = join
+        self._admissions[connection.id] = self.keys.join_proof(b"A", *parts)
+        connection.number = ticket.number
         self._send(connection, SegmentType.JOIN, join.encode(), now)
+        if sealed:
+            outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
+            connection.protect(outgoing, incoming, self._cipher)
+        if _trusts(connection.facts, sealed=sealed):
+            self.host.may_send(connection)
 
     def handle(self, connection: Connection, segment: Segment, now: float) -> None:
         match segment.type:
@@ -187,6 +236,11 @@ class ClientAuthenticator(Authenticator):
                 self._accept(connection, Accept.decode(segment.payload), now)
             case SegmentType.CHALLENGE if connection.id in self._joins:
                 self._challenge(connection, Challenge.decode(segment.payload), now)
+            case SegmentType.ADMIT if connection.id in self._admissions:
+                if not same(self._admissions.pop(connection.id), decode_proof(segment.payload)):
+                    raise RemoteProtocolError("the server's proof is wrong")
+                del self._joins[connection.id]
+                self.host.authenticated(connection)
             case SegmentType.REFUSE if not connection.authenticated:
                 self.host.refused(connection, Refuse.decode(segment.payload))
             case _:
@@ -215,7 +269,7 @@ class ClientAuthenticator(Authenticator):
         binding, part = connection.facts.channel_binding, accept.connection_part()
         if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
             raise RemoteProtocolError("the server's proof is wrong")
-        self.keys, self._accepted_part = keys, accept.session_part()
+        self.keys, self._accepted_part, self._cipher = keys, accept.session_part(), accept.cipher
         del self._greeted[connection.id]
         connection.number = accept.number
         proof = keys.hello_proof(b"C", terms.encode(), part, binding)
@@ -238,6 +292,8 @@ class ClientAuthenticator(Authenticator):
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
             raise RemoteProtocolError("the server's proof is wrong")
+        if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
+            self.host.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
         connection.number = challenge.number
         self._send(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), now)
         if challenge.sealed:
@@ -251,6 +307,13 @@ class ClientAuthenticator(Authenticator):
             raise RemoteProtocolError("the server changed the protection that was asked for")
         if cipher not in terms.ciphers:
             raise RemoteProtocolError("the server chose a cipher that was not offered")
+
+
+def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
+    """Whether data may follow a ticket before the server has proved itself on this connection."""
+    if sealed:
+        return facts.lanes == 1  # what another lane brings too early could not be told from the rest
+    return facts.peer_verified or not facts.secure  # TLS may end at somebody else's; in clear nothing is kept secret
 
 
 # --- server  ---
@@ -280,6 +343,8 @@ class ServerAuthenticator(Authenticator):
         self._confirmed = False
         self._next_number = 0
         self._expected: dict[ConnectionId, _Expected] = {}
+        self._tickets: dict[bytes, int] = {}
+        """Handed out and not used: nonce to number."""
 
     def opened(self, connection: Connection, now: float) -> None:
         """The client speaks first."""
@@ -392,6 +457,10 @@ class ServerAuthenticator(Authenticator):
         if self.keys is None or cipher is None:
             self._refuse(connection, REFUSED)
             return
+        if join.ticket:
+            if self._admit(connection, join, cipher, now):
+                return
+            connection.discarding = join.terms.sealed  # until PROVE: it is sealed with keys we do not have
         challenge = Challenge(self._take_number(), self.host.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
@@ -411,6 +480,33 @@ class ServerAuthenticator(Authenticator):
         self._apply(connection, join.terms)
         if join.terms.sealed:
             connection.protect_outgoing(outgoing, cipher)
+
+    def _admit(self, connection: Connection, join: Join, cipher: Cipher, now: float) -> bool:
+        """Take a JOIN with a ticket; False where ticket or proof is not good, and the client has to be asked."""
+        assert self.keys is not None
+        number = self._tickets.get(join.ticket)
+        if number is None:
+            return False
+        sealed, binding = join.terms.sealed, connection.facts.channel_binding
+        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket, binding)
+        if not same(self.keys.join_proof(b"T", *parts), join.proof):
+            return False  # the ticket stays good: others may have seen it
+        del self._tickets[join.ticket]
+        connection.number = number
+        self._apply(connection, join.terms)
+        self._send(connection, SegmentType.ADMIT, self.keys.join_proof(b"A", *parts), now)
+        if sealed:
+            incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
+            connection.protect(outgoing, incoming, cipher)
+        self.host.authenticated(connection)
+        return True
+
+    def hand_out_tickets(self) -> None:
+        """See that the client has as many tickets as it may have."""
+        fresh = [Ticket(self._take_number(), self.host.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
+        if fresh:
+            self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
+            self.host.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
 
     def _proved(self, connection: Connection, expected: _Expected) -> None:
         del self._expected[connection.id]

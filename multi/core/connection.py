@@ -55,6 +55,7 @@ class Connection:
         "created_at",
         "credit",
         "data_lane",
+        "discarding",
         "drain_asked",
         "drain_received",
         "drain_sent",
@@ -124,6 +125,8 @@ class Connection:
         """The peer has sent what only a MULTI server sends."""
         self.receiving = False
         """Segments other than the handshake are taken; until then they are held."""
+        self.discarding = False
+        """What comes before the proof is of no use; it is not even held."""
         self.held_size = 0
         self.held: list[tuple[int, bytes]] = []
         """(lane, bytes) that came before the handshake was far enough."""
@@ -187,6 +190,10 @@ class Connection:
 
     def protect_outgoing(self, outgoing: bytes, cipher: Cipher) -> None:
         self._sealers = [Sealer(outgoing, cipher, lane) for lane in range(self.lanes)]
+
+    def unprotect(self) -> None:
+        """The peer does not have these keys: what follows is not sealed until there are others."""
+        self._sealers = self._openers = None
 
     @property
     def opens(self) -> bool:

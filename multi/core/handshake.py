@@ -4,9 +4,13 @@
     ACCEPT     server -> client   version, nonce, X25519 key, window; number of this connection; proof
     CONFIRM    client -> server   proof
 
-    JOIN       client -> server   nonce; what this connection is for
+    JOIN       client -> server   nonce; what this connection is for; a ticket and a proof, if there is one
     CHALLENGE  server -> client   number of this connection, nonce, proof
     PROVE      client -> server   proof
+
+    ADMIT      server -> client   proof; instead of CHALLENGE and PROVE, where the ticket was good
+
+    TICKETS    server -> client   on an authenticated connection: numbers and nonces for connections to come
 
     REFUSE     server -> client   one constant code for every failed JOIN
 
@@ -34,6 +38,7 @@ from multi.errors import RemoteProtocolError
 NONCE_LENGTH = 32
 KEY_LENGTH = 32
 PROOF_LENGTH = 32
+MAX_TICKETS = 4  # a client holds at a time; each is good for one JOIN
 MAX_PSK_ID = 64  # bytes of a pre-shared key's name
 MAX_WINDOW = 1 << 30
 
@@ -144,7 +149,7 @@ class Accept:
         return bytes([self.version]) + self.nonce + self.key + struct.pack("!II", self.window, self.max_streams)
 
     def connection_part(self) -> bytes:
-        return struct.pack("!IBB", self.number, self.sealed, self.cipher)
+        return choice_part(self.number, self.sealed, self.cipher)
 
     def encode(self) -> bytes:
         return self.session_part() + self.connection_part() + self.proof
@@ -162,17 +167,60 @@ class Accept:
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket:
+    """A server's nonce and connection number, handed out in advance: one JOIN with it needs no CHALLENGE.
+
+    It is no secret: whoever uses it must hold the session's keys.
+    """
+
+    number: int
+    nonce: bytes
+
+
+def encode_tickets(tickets: Sequence[Ticket]) -> bytes:
+    return bytes([len(tickets)]) + b"".join(struct.pack("!I", ticket.number) + ticket.nonce for ticket in tickets)
+
+
+def decode_tickets(payload: bytes | memoryview) -> list[Ticket]:
+    fields = Fields(payload)
+    count = fields.unsigned(1)
+    if count > MAX_TICKETS:
+        raise RemoteProtocolError(f"{count} tickets at once")
+    tickets = [Ticket(fields.unsigned(4), fields.take(NONCE_LENGTH)) for _ in range(count)]
+    fields.end()
+    return tickets
+
+
+def choice_part(number: int, sealed: bool, cipher: Cipher) -> bytes:
+    """What the server decides about a connection, as the proofs cover it."""
+    return struct.pack("!IBB", number, sealed, cipher)
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     nonce: bytes
     terms: ConnectionTerms
+    ticket: bytes = b""
+    """Nonce of a ticket; empty = none, the server will ask."""
+    proof: bytes = b""
+    """With a ticket: that the client holds the session's keys."""
+
+    def request(self) -> bytes:
+        """The part that the proof covers."""
+        return self.nonce + self.terms.encode()
 
     def encode(self) -> bytes:
-        return self.nonce + self.terms.encode()
+        return self.request() + bytes([len(self.ticket)]) + self.ticket + self.proof
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Join:
         fields = Fields(payload)
-        join = Join(fields.take(NONCE_LENGTH), ConnectionTerms.decode(fields))
+        nonce, terms = fields.take(NONCE_LENGTH), ConnectionTerms.decode(fields)
+        length = fields.unsigned(1)
+        if length not in (0, NONCE_LENGTH):
+            raise RemoteProtocolError(f"a ticket of {length} bytes")
+        ticket = fields.take(length)
+        join = Join(nonce, terms, ticket, fields.take(PROOF_LENGTH) if ticket else b"")
         fields.end()
         return join
 
@@ -186,7 +234,7 @@ class Challenge:
     proof: bytes = b""
 
     def connection_part(self) -> bytes:
-        return struct.pack("!IBB", self.number, self.sealed, self.cipher)
+        return choice_part(self.number, self.sealed, self.cipher)
 
     def encode(self) -> bytes:
         return self.connection_part() + self.nonce + self.proof
@@ -279,7 +327,7 @@ class SessionKeys:
         return self._mac(self._confirm, side, self._transcript, terms, accept, binding)
 
     def join_proof(self, side: bytes, join: bytes, challenge: bytes, nonce: bytes, binding: bytes) -> bytes:
-        """Proof in CHALLENGE (`side` b"S") and PROVE (b"C")."""
+        """Proof in CHALLENGE (`side` b"S") and PROVE (b"C"); with a ticket in JOIN (b"T") and ADMIT (b"A")."""
         return self._mac(self._join, side, self._session_id, join, challenge, nonce, binding)
 
     def traffic_secret(self, direction: bytes, number: int, client_nonce: bytes, server_nonce: bytes) -> bytes:

@@ -11,6 +11,7 @@ from typing import Protocol
 from multi.core.authenticator import Authenticator
 from multi.core.connection import Connection
 from multi.core.events import AddressesAnnounced, Effect, Event, RoleChanged, StreamWritable
+from multi.core.handshake import decode_tickets
 from multi.core.ids import ConnectionId, ConnectionState, SessionId, Side
 from multi.core.liveness import Liveness
 from multi.core.outbox import Outbox
@@ -40,7 +41,7 @@ HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
 MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
 ECHO_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
-SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.REFUSE})
+SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
 class Host(Protocol):
@@ -90,7 +91,8 @@ class Incoming:
         self._feed(connection, decoder, data, lane, now)
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
-        connection.held.append((lane, data))
+        if not connection.discarding:
+            connection.held.append((lane, data))
         connection.held_size += len(data) + HELD_OVERHEAD
         if connection.held_size > HELD_LIMIT:
             raise RemoteProtocolError("too many bytes before the handshake")
@@ -204,6 +206,8 @@ class Incoming:
                 if segment.sequence > self._policy_number:
                     self._policy_number = segment.sequence
                     self._host.peer_policy(policy)
+            case SegmentType.TICKETS:
+                self._auth.take_tickets(decode_tickets(payload))
             case SegmentType.ADDRESS:
                 addresses = decode_addresses(payload)
                 if self._host.side is Side.SERVER:

@@ -53,6 +53,7 @@ class SegmentType(IntEnum):
     CHALLENGE = 20
     PROVE = 21
     REFUSE = 22
+    ADMIT = 23
     FIN = 32
     RESET = 33
     STOP_SENDING = 34
@@ -62,10 +63,11 @@ class SegmentType(IntEnum):
     ROLE = 38
     POLICY = 39
     ADDRESS = 40
+    TICKETS = 41
 
 
-HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.REFUSE + 1))
-CONTROL_TYPES = frozenset(range(SegmentType.FIN, SegmentType.ADDRESS + 1))
+HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
+CONTROL_TYPES = frozenset(range(SegmentType.FIN, SegmentType.TICKETS + 1))
 _KNOWN_TYPES = frozenset(int(t) for t in SegmentType)
 
 

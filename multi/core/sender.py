@@ -113,9 +113,11 @@ class Sender:
 
     # --- loss  ---
 
-    def lose(self, connection: Connection, connections: dict[ConnectionId, Connection]) -> None:
-        """`connection` is suspect or gone: rescue what only it, or others like it, carry."""
-        if self.reinject == "off" and connection.alive:
+    def lose(
+        self, connection: Connection, connections: dict[ConnectionId, Connection], *, certain: bool = False
+    ) -> None:
+        """`connection` is suspect or gone: rescue what only it, or others like it, carry. `certain`: it is lost."""
+        if self.reinject == "off" and connection.alive and not certain:
             return
         for stream in self.streams.values():
             for item in stream.outstanding():

@@ -471,7 +471,15 @@ class Session:
         connection.ack_wanted = True
         if self.side is Side.SERVER:
             connection.allowance = None
+        self._auth.hand_out_tickets()
         self._incoming.release_held(connection, self._now)
+
+    def start_over(self, connection: Connection) -> None:
+        """The peer cannot read what was sent on `connection` so far: all of it is said again."""
+        connection.unprotect()
+        self.outbox.lose(connection)
+        self.sender.lose(connection, self.connections, certain=True)
+        self.sender.detach(connection)
 
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         """The server refused HELLO or JOIN on this connection."""

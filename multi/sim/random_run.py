@@ -15,6 +15,7 @@ from multiprocessing import Pool, cpu_count
 from random import Random
 from time import perf_counter
 
+from multi.core.authenticator import ServerAuthenticator
 from multi.core.facts import Candidate
 from multi.core.ids import STREAM_ZERO, Role, StreamId
 from multi.core.payloads import Policy
@@ -122,6 +123,7 @@ class RandomRun:
             (1, self._sleep),
             (1, self._change_signal),
             (1, self._announce),
+            (1, self._forget_tickets),
             (1, self._add_connection),
         ]
         if plan.ends_early:
@@ -387,6 +389,14 @@ class RandomRun:
             self._log("server announces addresses")
             self.pair.server.engine.announce([("192.0.2.1", 7788)], now=self.pair.clock.now)
             self.pair.server.pump()
+
+    def _forget_tickets(self) -> None:
+        """What the client joins with next is not known to the server any more."""
+        if self.pair.server is not None:
+            self._log("server forgets tickets")
+            authenticator = self.pair.server.session._auth
+            assert isinstance(authenticator, ServerAuthenticator)
+            authenticator._tickets.clear()
 
     def _close(self) -> None:
         end = self._end()

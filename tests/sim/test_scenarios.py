@@ -334,7 +334,7 @@ def test_a_role_set_by_one_side_holds_on_both() -> None:
 
 @pytest.mark.parametrize("by", ["client", "server", "both"])
 def test_a_drain_waits_for_the_last_acknowledgement_and_rescues_nothing(by: str) -> None:
-    pair = opened(FAST, SLOW)
+    pair = opened(FAST, SLOW, policy=Policy("adaptive", reinject="rescue"))
     pair.client.write(data(pair, 2_000_000))
     pair.peer.write(data(pair, 2_000_000))
     pair.run(1.0)

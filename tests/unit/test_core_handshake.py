@@ -9,8 +9,10 @@ from itertools import product
 
 import pytest
 
+from multi.core.authenticator import ClientAuthenticator, ServerAuthenticator
 from multi.core.facts import ConnectionFacts
 from multi.core.handshake import (
+    MAX_TICKETS,
     REFUSED,
     REFUSED_PROTECTION,
     REFUSED_VERSION,
@@ -21,15 +23,16 @@ from multi.core.handshake import (
     Join,
     KeyPair,
     Refuse,
+    Ticket,
 )
-from multi.core.ids import SessionId
+from multi.core.ids import STREAM_ZERO, SessionId
 from multi.core.payloads import Policy
 from multi.core.sealing import Cipher
 from multi.core.segment import HEADER_LENGTH, SegmentType, encode
 from multi.core.settings import Protect, SessionSettings
 from multi.errors import RemoteProtocolError
 
-from .core_wiring import CLEAR, PLAIN, QUIC, TLS, Change, Ends, Line, kinds
+from .core_wiring import CLEAR, PLAIN, QUIC, TLS, Change, Ends, Line, Node, kinds
 
 SECRET_TEXT = b"a secret of the application"
 ALWAYS = SessionSettings(protect=Protect.ALWAYS)
@@ -105,10 +108,147 @@ def test_a_second_connection_joins_with_keys_of_its_own(settings: SessionSetting
     second = ends.connect(facts)
     ends.pump()
     assert ends.client.states() == ends.server.states() == {first_line.id: "active", second.id: "active"}
-    assert kinds(second.sent_up)[:2] == [T.JOIN, T.PROVE]
-    assert kinds(second.sent_down)[0] == T.CHALLENGE
+    assert kinds(second.sent_up)[0] == T.JOIN
+    assert T.PROVE not in kinds(second.sent_up)
+    assert kinds(second.sent_down)[0] == T.ADMIT
     numbers = [c.number for c in ends.client.session.connections.values()]
     assert numbers == [c.number for c in ends.server.session.connections.values()] == [0, 1]
+
+
+@every_connection
+def test_without_a_ticket_the_server_asks(settings: SessionSettings, facts: ConnectionFacts) -> None:
+    ends, first_line = opened(settings, facts)
+    spend_tickets(ends)
+    second = ends.connect(facts)
+    ends.pump()
+    assert ends.client.states() == ends.server.states() == {first_line.id: "active", second.id: "active"}
+    assert kinds(second.sent_up)[:2] == [T.JOIN, T.PROVE]
+    assert kinds(second.sent_down)[0] == T.CHALLENGE
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts", "at_once"),
+    [
+        (SessionSettings(), PLAIN, True),
+        (SessionSettings(), replace(TLS, peer_verified=True), True),
+        (SessionSettings(), replace(QUIC, peer_verified=True), True),
+        (SessionSettings(), replace(TLS, peer_verified=False), False),
+        (ALWAYS, QUIC, False),
+        (CLEAR, PLAIN, True),
+    ],
+    ids=["sealed", "verified tls", "verified quic", "tls of somebody", "sealed in quic", "clear"],
+)
+def test_data_follows_a_ticket_where_nobody_else_can_read_it(
+    settings: SessionSettings, facts: ConnectionFacts, at_once: bool
+) -> None:
+    ends, line = opened(settings, facts)
+    ends.lose(line)
+    second = ends.connect(facts)
+    second.hold_down = True
+    ends.client.session.write(STREAM_ZERO, b"at once", now=ends.now)
+    ends.pump()
+    assert (ends.server.got() == b"at once") is at_once
+    second.hold_down = False
+    ends.pump()
+    assert ends.server.got() == b"at once"
+
+
+def test_the_server_sends_with_its_answer_to_a_ticket() -> None:
+    ends, line = opened()
+    ends.lose(line)
+    ends.server.session.write(STREAM_ZERO, b"waiting", now=ends.now)
+    ends.connect()
+    ends.pump()
+    assert ends.client.got() == b"waiting"
+
+
+def test_a_client_holds_four_tickets_and_gets_new_ones_for_those_it_uses() -> None:
+    ends, _ = opened()
+    for _ in range(10):
+        assert len(tickets_of(ends.client)) == len(tickets_of(ends.server)) == MAX_TICKETS
+        line = ends.connect()
+        ends.pump()
+        assert T.ADMIT in kinds(line.sent_down)
+        ends.lose(line)
+    numbers = [c.number for c in ends.client.session.connections.values()]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_a_ticket_is_good_for_one_join() -> None:
+    ends, _ = opened()
+    joined = ends.connect()
+    ends.pump()
+    replay = ends.stranger()
+    replay.inject(*joined.sent_up)
+    ends.pump()
+    assert kinds(replay.sent_down) == [T.CHALLENGE]
+    assert ends.server.states()[replay.id] == "authenticating"
+
+
+def test_a_ticket_of_somebody_who_cannot_prove_anything_stays_good() -> None:
+    ends, _ = opened()
+    stolen = tickets_of(ends.client)[0]
+    thief = ends.stranger()
+    join = Join(bytes(32), ConnectionTerms(sealed=True), stolen.nonce, bytes(32))
+    thief.inject(ends.segment(T.JOIN, join.encode()))
+    ends.pump()
+    assert kinds(thief.sent_down) == [T.CHALLENGE]
+    honest = ends.connect()
+    ends.pump()
+    assert kinds(honest.sent_down)[0] == T.ADMIT
+
+
+@every_connection
+def test_what_followed_a_ticket_the_server_has_forgotten_is_sent_again(
+    settings: SessionSettings, facts: ConnectionFacts
+) -> None:
+    ends, line = opened(settings, facts)
+    ends.lose(line)
+    authenticator = ends.server.session._auth
+    assert isinstance(authenticator, ServerAuthenticator)
+    authenticator._tickets.clear()
+    second = ends.connect(facts)
+    ends.client.session.write(STREAM_ZERO, SECRET_TEXT * 100, now=ends.now)
+    ends.pump()
+    assert kinds(second.sent_down)[0] == T.CHALLENGE
+    assert ends.server.got() == SECRET_TEXT * 100
+    ends.write(ends.server, b"answer")
+    assert ends.client.got() == b"answer"
+
+
+def test_what_nobody_can_read_before_the_proof_is_bounded() -> None:
+    ends, _ = opened()
+    flood = ends.stranger()
+    flood.inject(ends.segment(T.JOIN, Join(bytes(32), ConnectionTerms(sealed=True), bytes(32), bytes(32)).encode()))
+    ends.pump()
+    for _ in range(10):
+        flood.inject(ends.segment(T.DATA, bytes(60_000)))
+    ends.pump()
+    assert ends.server.states()[flood.id] == "lost"
+    assert not ends.server.session.connections[flood.id].held
+
+
+def test_tickets_relayed_through_another_certificate_open_nothing() -> None:
+    ends, _ = opened(None, TLS)
+    line = ends.connect(TLS, replace(TLS, channel_binding=b"another"))
+    ends.pump()
+    assert kinds(line.sent_down) == [T.CHALLENGE]
+    assert ends.client.states()[line.id] == "lost"
+    assert ends.server.states()[line.id] != "active"
+
+
+def tickets_of(node: Node) -> list[Ticket]:
+    authenticator = node.session._auth
+    if isinstance(authenticator, ClientAuthenticator):
+        return authenticator._tickets
+    assert isinstance(authenticator, ServerAuthenticator)
+    return [Ticket(number, nonce) for nonce, number in authenticator._tickets.items()]
+
+
+def spend_tickets(ends: Ends) -> None:
+    """The client has no ticket and gets no more."""
+    tickets_of(ends.client).clear()
+    ends.server.session._auth.hand_out_tickets = lambda: None  # type: ignore[method-assign]
 
 
 def test_sealed_connections_carry_data_after_one_round_trip_and_nothing_readable() -> None:
@@ -203,17 +343,20 @@ def test_no_byte_of_the_first_handshake_can_be_altered(facts: ConnectionFacts, t
 
 
 @pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "tls"])
-@pytest.mark.parametrize("type_", [T.JOIN, T.CHALLENGE, T.PROVE], ids=lambda t: t.name)
+@pytest.mark.parametrize("type_", [T.JOIN, T.CHALLENGE, T.PROVE, T.ADMIT], ids=lambda t: t.name)
 def test_no_byte_of_a_join_can_be_altered(facts: ConnectionFacts, type_: SegmentType) -> None:
     ends, living = opened(None, facts)
+    if type_ != T.ADMIT:
+        spend_tickets(ends)
     sample = ends.connect(facts)
     ends.pump()
-    down = type_ == T.CHALLENGE
+    down = type_ in (T.CHALLENGE, T.ADMIT)
     for position in range(len(payload(first(sample, type_, down=down)))):
         line = ends.connect(facts)
         setattr(line, "change_down" if down else "change_up", flipping(type_, position))
         ends.pump()
-        assert ends.server.states()[line.id] != "active", position
+        if type_ != T.ADMIT:  # the client had proved itself before
+            assert ends.server.states()[line.id] != "active", position
         if type_ != T.PROVE:
             assert ends.client.states()[line.id] != "active"
         ends.lose(line)
@@ -339,6 +482,7 @@ def test_a_relay_with_another_certificate_is_noticed(type_: SegmentType) -> None
 
 def test_a_recorded_join_does_not_join_again() -> None:
     ends, _ = opened()
+    spend_tickets(ends)
     joined = ends.connect(PLAIN)
     ends.pump()
     replay = ends.stranger()
@@ -346,7 +490,8 @@ def test_a_recorded_join_does_not_join_again() -> None:
     ends.pump()
     assert kinds(replay.sent_down) == [T.CHALLENGE, T.REFUSE]
     assert ends.server.states()[replay.id] == "lost"
-    assert Challenge.decode(payload(replay.sent_down[0])).number == 2
+    used = {c.number for c in ends.client.session.connections.values()}
+    assert Challenge.decode(payload(replay.sent_down[0])).number not in used
 
 
 @pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "tls"])

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multi.core.handshake import Accept, Challenge, ConnectionTerms, Hello, Join, Refuse
+from multi.core.handshake import (
+    Accept,
+    Challenge,
+    ConnectionTerms,
+    Hello,
+    Join,
+    Refuse,
+    Ticket,
+    encode_tickets,
+)
 from multi.core.ids import Role, SessionId, StreamId
 from multi.core.payloads import (
     Ack,
@@ -50,7 +59,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-format.md"
 Decoded = tuple[int, bytes, int, int, bytes]
 
 _TERMS = ConnectionTerms(sealed=True, role=Role.BACKUP, weight=2.0, max_rate=1e6)
-_NONCE, _KEY, _PROOF = b"\xa0" * 32, b"\xb0" * 32, b"\xc0" * 32
+_NONCE, _KEY, _PROOF, _TICKET = b"\xa0" * 32, b"\xb0" * 32, b"\xc0" * 32, b"\xd0" * 32
 _POLICY = Policy("WRR", (("n", 2.0),), switch=True, reinject="rescue")
 
 EXAMPLES: dict[SegmentType, bytes] = {
@@ -73,7 +82,9 @@ EXAMPLES: dict[SegmentType, bytes] = {
         Accept(1, _NONCE, _KEY, 65536, 128, 4, True, Cipher.AES_128_GCM, _PROOF).encode(),
     ),
     SegmentType.CONFIRM: encode(SegmentType.CONFIRM, SESSION, _PROOF),
-    SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_NONCE, _TERMS).encode()),
+    SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_NONCE, _TERMS, _TICKET, _PROOF).encode()),
+    SegmentType.ADMIT: encode(SegmentType.ADMIT, SESSION, _PROOF),
+    SegmentType.TICKETS: encode(SegmentType.TICKETS, SESSION, encode_tickets([Ticket(7, _TICKET)]), sequence=9),
     SegmentType.CHALLENGE: encode(
         SegmentType.CHALLENGE, SESSION, Challenge(5, _NONCE, True, Cipher.CHACHA20_POLY1305, _PROOF).encode()
     ),
