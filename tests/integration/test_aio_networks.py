@@ -311,6 +311,7 @@ def test_a_name_that_leads_elsewhere_by_now_is_asked_again_when_nothing_is_left(
                 session.writer.write(b"still here")
                 assert await asyncio.wait_for(reader.readexactly(10), 5.0) == b"still here"
                 await until(lambda: bool(active(session)), "the server is heard")
+                await until(lambda: bool(active(session)), "the client knows too")
                 assert active(session)[0].remote == f"127.0.0.2:{relay.port}"
                 writer.close()
                 elsewhere.close()
