@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from multi.errors import MultiError
+from multi.transports.certificates import first_certificate, pin_of
 
 __all__ = ["CertificateError", "run_cert", "write_development_certificates"]
 
@@ -60,6 +61,8 @@ def run_cert(directory: Path, names: Sequence[str], *, force: bool = False) -> i
     print(f"Certificates for development, valid {LIFETIME.days} days; the server's for {valid_for}:")
     for path in written:
         print(f"  {path}")
+    pin = pin_of(first_certificate(written[1]))
+    print(f"\nPin of the server's certificate, for the `pin` of clients:\n  {pin}")
     for title, ssl_config in settings.items():
         print(f'\n{title}:\n  "ssl_config": {json.dumps(ssl_config, ensure_ascii=False)}')
     return 0

@@ -35,6 +35,11 @@ SERVER_LIMITS = (
     "max_unauthenticated",
     "max_unauthenticated_per_source",
     "max_memory",
+    "max_joins_per_second",
+    "max_join_burst",
+    "max_pending_joins",
+    "max_detached_sessions",
+    "segment_timeout",
 )
 MISSPELT = 0.8  # similarity from which an interface name is taken for a misspelt kind ("celular", "wfi")
 
@@ -48,7 +53,12 @@ def contradictions(config: Config) -> list[Finding]:
         message = 'found neither "connection_priority" nor "listen"; allowed: one of them, for a client or a server'
         return [Finding((), message)]
     of_side = _server_contradictions if config.is_server else _client_contradictions
-    return [*of_side(config), *_interface_contradictions(config), *_scheduler_contradictions(config)]
+    return [
+        *of_side(config),
+        *_auth_contradictions(config),
+        *_interface_contradictions(config),
+        *_scheduler_contradictions(config),
+    ]
 
 
 def doubts(config: Config) -> list[Finding]:
@@ -84,8 +94,22 @@ def _server_contradictions(config: Config) -> Iterator[Finding]:
                     ("ssl_config", key),
                     "missing; allowed: the name of a PEM file, a server needs cert and key",
                 )
+        if ssl.pin and ssl.client_ca is None:
+            yield Finding(
+                ("ssl_config", "client_ca"), "missing; allowed: a PEM file, pin is about clients' certificates"
+            )
     elif listen is not None and "quic" in listen.transports:
         yield Finding(("ssl_config",), "missing; allowed: an object with cert and key, QUIC cannot listen without them")
+
+
+def _auth_contradictions(config: Config) -> Iterator[Finding]:
+    auth = config.auth
+    if auth is None or (auth.psk_file is None) != (auth.psk_env is None):
+        return
+    if auth.psk_file is None:
+        yield Finding(("auth", "psk_file"), "missing; allowed: a file name here, or the name of a variable in psk_env")
+    else:
+        yield Finding(("auth", "psk_env"), "found together with psk_file; allowed: one of them")
 
 
 def _interface_contradictions(config: Config) -> Iterator[Finding]:
@@ -129,7 +153,7 @@ def _client_doubts(config: Config) -> Iterator[Finding]:
         yield Finding(("ssl_config", "cert"), "not used: it has no key, and ca already names the trusted certificates")
     if ssl is not None and ssl.client_ca is not None:
         yield Finding(("ssl_config", "client_ca"), "not used: only a server checks client certificates")
-    if ssl is not None and not ssl.verify:
+    if ssl is not None and not ssl.verify and not ssl.pin:
         yield Finding(
             ("ssl_config", "verify"),
             "the server is not verified: anybody on the way can pose as it",

@@ -6,11 +6,13 @@ by those who use it: a configuration can be checked on another machine than the 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import ipaddress
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from multi.config.findings import one_of, refusal, shown
 from multi.core.ids import Family
@@ -19,13 +21,16 @@ __all__ = [
     "BUILTIN_SCHEDULERS",
     "BUILTIN_TRANSPORTS",
     "KINDS",
+    "KeyFileName",
     "Bytes",
     "Count",
+    "EnvironmentName",
     "FileName",
     "Host",
     "InterfaceChoice",
     "InterfaceName",
     "KeyName",
+    "Pin",
     "Port",
     "SchedulerName",
     "Seconds",
@@ -56,6 +61,8 @@ DAY = 86_400.0  # seconds; the longest time-out that makes sense for one connect
 GIBIBYTE = 1 << 30
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_KEY_ENTRY = re.compile(r":[0-9a-fA-F]{16}|^\s*[0-9a-fA-F]{32,}\s*$")  # `id:key` as in a file of keys, or a key alone
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _DOTTED_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 
@@ -78,6 +85,36 @@ def address_family(text: str) -> Family | None:
 def _text(value: str) -> str:
     if not value.isprintable():
         raise refusal(f"found {shown(value)}; allowed: text without control characters")
+    return value
+
+
+def _pin(value: str) -> str:
+    """RFC 7469 section 2.1.1, in its canonical spelling, so that pins can be compared as text."""
+    kind, _, encoded = value.partition("/")
+    try:
+        digest = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        digest = b""
+    if kind != "sha256" or len(digest) != 32 or base64.b64encode(digest).decode() != encoded:
+        raise refusal(
+            f'found {shown(value)}; allowed: "sha256/" and the Base64 of 32 bytes, as `multi cert` shows them'
+        )
+    return value
+
+
+def _no_secret(value: object) -> object:
+    """Whatever was put here by mistake may be the key itself: no message repeats it."""
+    if not isinstance(value, str) or _KEY_ENTRY.search(value):
+        raise refusal("found something else (not shown, it may be a key); allowed: a name of at most 4096 characters")
+    return value
+
+
+def _environment_name(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise refusal(
+            "found something else (not shown, it may be a key); allowed: the name of an environment variable, "
+            "of letters, digits and _"
+        )
     return value
 
 
@@ -155,4 +192,7 @@ InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_inter
 InterfaceChoice = Annotated[Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)]
 TransportName = Annotated[Text, Field(examples=list(BUILTIN_TRANSPORTS)), AfterValidator(_transport)]
 SchedulerName = Annotated[Text, _wire_text(255), Field(examples=list(BUILTIN_SCHEDULERS)), AfterValidator(_scheduler)]
+Pin = Annotated[Text, AfterValidator(_pin)]
+KeyFileName = Annotated[FileName, BeforeValidator(_no_secret)]
+EnvironmentName = Annotated[str, BeforeValidator(_no_secret), AfterValidator(_environment_name)]
 KeyName = Annotated[Text, _wire_text(64)]  # `multi.core.handshake.MAX_PSK_ID`

@@ -139,8 +139,8 @@ class Config(Section):
 
     @property
     def psk_path(self) -> Path | None:
-        """File with the pre-shared key, or None when no key is configured."""
-        return self.resolve(self.auth.psk_file) if self.auth else None
+        """File with the pre-shared keys, or None when none is configured or they are in the environment."""
+        return self.resolve(self.auth.psk_file) if self.auth and self.auth.psk_file else None
 
     # Conversions for the parts that use it
 
@@ -204,6 +204,7 @@ class Config(Section):
             verify=ssl.verify,
             server_name=ssl.server_name or "",
             client_ca=client_ca,
+            pins=ssl.pin,
         )
 
 

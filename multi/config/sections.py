@@ -15,10 +15,13 @@ from pydantic import Field, field_validator, model_validator
 from multi.config.fields import (
     Bytes,
     Count,
+    EnvironmentName,
     FileName,
     Host,
     InterfaceName,
+    KeyFileName,
     KeyName,
+    Pin,
     SchedulerName,
     Seconds,
     Section,
@@ -163,6 +166,11 @@ class SslConfig(Section):
     client_ca: FileName | None = None
     """Server: PEM file with the certificates that client certificates must chain to; clients without one are
     refused. Default null: clients need no certificate."""
+    pin: Annotated[tuple[Pin, ...], Field(strict=False, max_length=16)] = ()
+    """Pins of the other side's certificate, at least one of which must fit: `sha256/` and the Base64 of the SHA-256 of
+    its SubjectPublicKeyInfo (RFC 7469), as `multi cert` and `multi check` show it. They are checked besides `verify`,
+    and instead of it when that is false. On a server they are for clients, whose certificates `client_ca` verifies.
+    Default empty: verification is enough."""
 
     @field_validator("tls", mode="before")
     @classmethod
@@ -203,12 +211,15 @@ class InterfaceKinds(Section):
 class Auth(Section):
     """Who may open a session: a pre-shared key, mixed into the session keys and proved on opening."""
 
-    psk_file: FileName
-    """File with the pre-shared key; both ends need the same. A file and not the key itself: a configuration
-    may be readable by others. Required."""
+    psk_file: KeyFileName | None = None
+    """File with the pre-shared keys, one `id:hex` a line; both ends need the same. A file and not the key itself: a
+    configuration may be readable by others. Default null: they are in the environment (`psk_env`)."""
+    psk_env: EnvironmentName | None = None
+    """Name of the environment variable with the pre-shared keys, `id:hex` separated by commas or newlines. Default
+    null: they are in a file (`psk_file`)."""
     psk_id: KeyName | None = None
     """Name of the key, at most 64 bytes, sent in clear so that the server knows which key is meant.
-    Default null: the key has no name."""
+    Default null: the first key."""
 
 
 MAX_ANNOUNCED = 8  # addresses; the wire format takes no more
@@ -268,10 +279,24 @@ class Limits(Section):
     max_unauthenticated_per_source: Count = 32
     """The same from one source. Default 32: several clients may start together, one cannot fill the table."""
     handshake_timeout: Annotated[float, Field(ge=0.1, le=300.0)] = 5.0
-    """Seconds from accepting a connection until its handshake must be done. Default 5: three retransmissions
-    on a slow mobile network."""
+    """Seconds each step of a connection's handshake may take: TLS or QUIC, the first segment, the proof. Default 5:
+    three retransmissions on a slow mobile network."""
+    segment_timeout: Annotated[float, Field(ge=0.1, le=3600.0)] = 30.0
+    """Seconds in which a connection that has begun a segment must end it or bring 1 KiB more of it for each.
+    Default 30: longer than a network that is worth having stalls."""
     max_connections_per_session: Annotated[int, Field(ge=1, le=256)] = 8
     """Connections of one session. Default 8: three networks, two transports, and room for a handover."""
+    max_joins_per_second: Annotated[float, Field(ge=0.1, le=10_000.0)] = 10.0
+    """JOINs one session may make per second in the long run; more are refused. Default 10: all networks at once and
+    again a second later."""
+    max_join_burst: Annotated[int, Field(ge=1, le=10_000)] = 20
+    """JOINs one session may make at once. Default 20: every connection of a session comes back twice."""
+    max_pending_joins: Annotated[int, Field(ge=1, le=256)] = 4
+    """Connections of one session that have not proved themselves yet; when there are more, the oldest goes.
+    Default 4: they take a round trip each."""
+    max_detached_sessions: Count = 1000
+    """Sessions of a server that wait for their client to come back; when there are more, the longest waiting ends.
+    Default 1000: a tenth of the sessions."""
     max_streams: Annotated[int, Field(ge=1, le=65_536)] = 128
     """Streams of one session that the peer may have open. Default 128: what HTTP/2 servers usually allow."""
     max_stream_window: Bytes = 16 * MIB
@@ -284,5 +309,6 @@ class Limits(Section):
     """Most bytes a session keeps until the peer acknowledges them; `drain()` waits above it. Default 16 MiB:
     as much as the peer buffers."""
     max_memory: Annotated[int, Field(ge=MIB, le=1 << 40)] = 1024 * MIB
-    """Most bytes buffered for all sessions of a server; when reached, new sessions are refused and windows
-    stop growing. Default 1 GiB: 64 sessions at full window, or 10000 at 100 KiB."""
+    """Most bytes kept for all sessions of a server, what their windows allow clients to send included; windows stop
+    growing at three quarters of it, new sessions are refused when all is taken. Default 1 GiB: 48 sessions at
+    full window, or 10000 at 100 KiB."""

@@ -22,6 +22,7 @@ from typing import Protocol, TypeVar
 from multi.core.facts import Candidate, TransportSample
 from multi.core.ids import Family
 from multi.errors import ConfigError, TransportError
+from multi.transports.pending import Strangers
 
 Buffer = bytes | bytearray | memoryview
 
@@ -36,6 +37,8 @@ class TlsSettings:
     verify: bool = True
     server_name: str = ""
     client_ca: Path | None = None
+    pins: tuple[str, ...] = ()
+    """`sha256/BASE64`; the peer's certificate must have one of these keys (`multi.transports.certificates`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,18 @@ class QuicSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ListenGuard:
+    """What listeners bound, and whom they tell when a bound is reached."""
+
+    handshake_timeout: float = 10.0
+    """Seconds from accepting a connection until TLS or QUIC must be done."""
+    strangers: Strangers = field(default_factory=Strangers)
+    """Every connection whose peer has not proved anything yet."""
+    report: Callable[[str, str], None] = lambda limit, source: None
+    """Called with the name of a limit and the source that reached it."""
+
+
+@dataclass(frozen=True, slots=True)
 class TransportSettings:
     """Everything a transport may be told by the configuration."""
 
@@ -70,6 +85,8 @@ class TransportSettings:
     mptcp: TcpSettings = field(default_factory=TcpSettings)
     quic: QuicSettings = field(default_factory=QuicSettings)
     tls: TlsSettings | None = None
+    guard: ListenGuard = field(default_factory=ListenGuard, compare=False)
+    """Listeners only; those of one server share it."""
 
 
 class ChannelSink(Protocol):

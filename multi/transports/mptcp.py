@@ -210,7 +210,7 @@ class Mptcp:
             tune_stream(sock, settings.mptcp)
             return "mptcp", MptcpChannel
 
-        reception = StreamReception(settings.tls, accept, prepare)
+        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
         return _MptcpListener(listening_socket(host, port, _open_listener), reception)
 
 

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.packet import QuicErrorCode
-from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.core.facts import Candidate
@@ -30,12 +29,14 @@ from multi.transports.base import (
     Channel,
     ChannelInfo,
     Listener,
+    ListenGuard,
     QuicSettings,
     TlsSettings,
     TransportSettings,
     register_transport,
 )
-from multi.transports.pending import PendingHandshakes
+from multi.transports.certificates import check_own, check_pin, read_certificates
+from multi.transports.pending import source_of
 from multi.transports.quic_channel import ALPN, LANE_STREAMS, QuicChannel
 from multi.transports.quic_engine import (
     CONNECTION_ID_LENGTH,
@@ -95,9 +96,9 @@ class Quic:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
         _checked_engine()
         configuration = server_configuration(settings.quic, settings.tls)
-        issuers = _read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
+        issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
-        return QuicListener(sock, configuration, issuers, settings.quic.retry, accept)
+        return QuicListener(sock, configuration, issuers, settings, accept)
 
 
 @cache
@@ -112,7 +113,7 @@ def client_configuration(quic: QuicSettings, tls: TlsSettings, candidate: Candid
     if tls.verify:
         trusted = _trusted(tls)
         assert trusted is not None
-        configuration.cadata = _read_certificates(trusted)
+        configuration.cadata = read_certificates(trusted)
     else:
         configuration.verify_mode = ssl.CERT_NONE
     if tls.cert is not None and tls.key is not None:
@@ -153,20 +154,8 @@ def _trusted(tls: TlsSettings) -> Path | None:
     return tls.ca or (tls.cert if tls.key is None else None)
 
 
-def _read_certificates(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        if not x509.load_pem_x509_certificates(data):
-            raise ValueError("no certificate in it")
-    except OSError as error:
-        raise transport_error(error, f"cannot read {path}") from error
-    except ValueError as error:
-        raise TransportError(f"{path} is no PEM certificate: {error}") from error
-    return data
-
-
 def _load_certificate(configuration: QuicConfiguration, cert: Path, key: Path) -> None:
-    _read_certificates(cert)
+    check_own(cert, key)
     try:
         configuration.load_cert_chain(cert, key)
     except OSError as error:
@@ -195,11 +184,12 @@ class _Client:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        self._verified = tls.verify
+        self._tls = tls
+        self._host = configuration.server_name or format_address(peer)
         self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
         self._port = UdpPort(sock, self, peer)
         engine = QuicEngine.client(configuration, peer, time.monotonic())
-        self._channel = QuicChannel(engine, self._port, self, info, is_client=True)
+        self._channel = QuicChannel(engine, self._port, self, info, is_client=True, peer=self._host)
         self._engine = engine
 
     async def open(self) -> QuicChannel:
@@ -229,10 +219,15 @@ class _Client:
 
     def opened(self, channel: QuicChannel) -> None:
         certificate = self._engine.peer_certificate
+        try:
+            pinned = check_pin(self._tls, certificate, self._host)
+        except TransportError as error:
+            self.failed(channel, error)
+            return
         channel.secured(
             replace(
                 channel.info,
-                peer_verified=self._verified,
+                peer_verified=self._tls.verify or pinned,
                 peer_certificate=certificate,
                 channel_binding=_binding(certificate),
             )
@@ -272,20 +267,24 @@ class QuicListener:
         sock: socket.socket,
         configuration: QuicConfiguration,
         issuers: bytes,
-        retry: bool,
+        settings: TransportSettings,
         accept: AcceptCallback,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._configuration = configuration
         self._issuers = issuers
-        self._retry = retry
+        assert settings.tls is not None
+        self._tls = settings.tls
+        self._retry = settings.quic.retry
+        self._guard: ListenGuard = settings.guard
         self._accept = accept
         self._tokens = RetryTokens()
         self._binding = _binding(configuration.certificate.public_bytes(Encoding.DER))
         self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
         self._ids: dict[QuicChannel, set[bytes]] = {}
         self._engines: dict[QuicChannel, QuicEngine] = {}
-        self._handshakes: PendingHandshakes[QuicChannel] = PendingHandshakes()
+        self._handshakes: dict[QuicChannel, str] = {}
+        """Those not finished, and the host each comes from."""
         self._touched: dict[QuicChannel, None] = {}
         self._closed = False
         self._port = UdpPort(sock, self)
@@ -296,7 +295,7 @@ class QuicListener:
 
     def close(self) -> None:
         self._closed = True
-        for channel in self._handshakes:
+        for channel in list(self._handshakes):
             channel.abort()
         self._close_port_if_unused()
 
@@ -338,14 +337,15 @@ class QuicListener:
     # Owner
 
     def opened(self, channel: QuicChannel) -> None:
-        self._handshakes.discard(channel)
+        self._handshake_over(channel)
         engine = self._engines[channel]
         if self._issuers:
             try:
                 engine.verify_client_certificate(self._issuers)
+                check_pin(self._tls, engine.peer_certificate, "the client")
             except TransportError as error:
-                logger.warning("QUIC connection from %s refused: %s", channel.info.remote, error)
-                channel.abort()
+                logger.info("quic connection from %s refused: %s", channel.info.remote, error)
+                channel.refuse("the server did not accept the client's certificate, or there was none")
                 return
         channel.secured(
             replace(
@@ -358,7 +358,10 @@ class QuicListener:
         self._accept(channel)
 
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
-        logger.debug("QUIC handshake with %s failed: %s", channel.info.remote, error)
+        logger.info("quic connection from %s refused: %s", channel.info.remote, error)
+        if channel.timed_out:
+            self._guard.report("handshake_timeout", source_of(self._handshakes[channel]))
+            self._handshake_over(channel)
 
     def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None:
         self._routes[connection_id] = channel
@@ -369,13 +372,14 @@ class QuicListener:
         self._ids[channel].discard(connection_id)
 
     def released(self, channel: QuicChannel, goodbye: Sequence[tuple[bytes, PeerAddress]]) -> None:
-        self._handshakes.discard(channel)
         ids = self._ids.pop(channel, set())
         engine = self._engines.pop(channel)
         rest = _Goodbye(goodbye)
         for connection_id in ids:
             self._routes[connection_id] = rest
         self._loop.call_later(max(GOODBYE_TIME, 3 * engine.probe_timeout), self._forget, ids)
+        if not channel.timed_out:  # `failed` still asks where that one came from
+            self._handshake_over(channel)
         self._close_port_if_unused()
 
     # Inside
@@ -386,9 +390,11 @@ class QuicListener:
             return None
         original_id: bytes = header.destination_id
         retry_id: bytes | None = None
-        if self._retry or header.token or len(self._handshakes) >= RETRY_ABOVE:
+        if self._retry or header.token or self._under_load(address.host):
             now = time.monotonic()
             if not header.token:
+                if not self._retry:
+                    self._guard.report("quic_retry", source_of(address.host))
                 self._reply(self._tokens.retry(header, str(address), now), address)
                 return None
             validated = self._tokens.original_id(header, str(address), now)
@@ -406,15 +412,28 @@ class QuicListener:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        channel = QuicChannel(engine, self._port, self, info, is_client=False)
+        timeout = self._guard.handshake_timeout
+        channel = QuicChannel(engine, self._port, self, info, is_client=False, handshake_timeout=timeout)
         self._engines[channel] = engine
-        evicted = self._handshakes.add(channel, address.host)
-        if evicted is not None:
-            evicted.abort()
+        self._handshakes[channel] = address.host
+        self._guard.strangers.add(channel, address.host, lambda reason: self._evict(channel, reason))
         self._ids[channel] = set()
         self.id_issued(channel, header.destination_id)
         self.id_issued(channel, engine.connection_id)
         return channel
+
+    def _under_load(self, host: str) -> bool:
+        """Too many handshakes are unfinished, in all or from there: whoever wants one more shows that he is there."""
+        strangers = self._guard.strangers
+        return len(self._handshakes) >= RETRY_ABOVE or strangers.count(host) >= max(1, strangers.per_source // 2)
+
+    def _evict(self, channel: QuicChannel, reason: str) -> None:
+        logger.info("quic connection from %s refused: %s", channel.info.remote, reason)
+        channel.abort()
+
+    def _handshake_over(self, channel: QuicChannel) -> None:
+        self._handshakes.pop(channel, None)
+        self._guard.strangers.discard(channel)
 
     def _reply(self, data: bytes, address: PeerAddress) -> None:
         self._port.send([(data, address)])

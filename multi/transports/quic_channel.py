@@ -20,6 +20,7 @@ from aioquic.quic.packet import QuicErrorCode
 from multi.core.facts import TransportSample
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
+from multi.transports.certificates import aioquic_cause, refused
 from multi.transports.quic_engine import EngineError, QuicEngine
 from multi.transports.sockets import transport_error
 from multi.transports.udp_port import PeerAddress, UdpPort
@@ -42,6 +43,7 @@ LINGER_MAX = 5.0  # seconds in total, while acknowledgements still come in
 
 ABORTED = 1  # our application error code: closed at once, bytes may be missing
 VIOLATION = 2  # our application error code: the peer used QUIC in a way this protocol does not
+REFUSED = 3  # our application error code: the peer's certificate was not accepted
 
 
 class Owner(Protocol):
@@ -72,7 +74,17 @@ class _State(Enum):
 class QuicChannel:
     """One QUIC connection as a channel (see `multi.transports.base.Channel`). Lanes: 2."""
 
-    def __init__(self, engine: QuicEngine, port: UdpPort, owner: Owner, info: ChannelInfo, is_client: bool) -> None:
+    def __init__(
+        self,
+        engine: QuicEngine,
+        port: UdpPort,
+        owner: Owner,
+        info: ChannelInfo,
+        is_client: bool,
+        peer: str = "",
+        handshake_timeout: float | None = None,
+    ) -> None:
+        """`peer` names the server in a client's errors."""
         self._loop = asyncio.get_running_loop()
         self._engine = engine
         self._port = port
@@ -94,7 +106,11 @@ class QuicChannel:
         self._starved = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(HANDSHAKE_TIMEOUT, self._handshake_timed_out)
+        self._peer = peer
+        self.timed_out = False
+        """The handshake took too long."""
+        patience = HANDSHAKE_TIMEOUT if handshake_timeout is None else handshake_timeout
+        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(patience, self._handshake_timed_out)
         self._linger_until = 0.0
         self._acked = 0
         self._rate = _RateMeter()
@@ -179,6 +195,11 @@ class QuicChannel:
         self._early.clear()
         if self._state is not _State.CLOSED:
             self._release(ABORTED)
+
+    def refuse(self, reason: str) -> None:
+        """Release the socket at once as `abort` does, and tell the peer why."""
+        self._engine.close(REFUSED, reason)
+        self.abort()
 
     # Network side, called by the port's user
 
@@ -308,6 +329,7 @@ class QuicChannel:
 
     def _handshake_timed_out(self) -> None:
         self._deadline = None
+        self.timed_out = True
         self._lose(TransportError("timed out: no answer to the QUIC handshake"), ABORTED)
 
     def _progress(self) -> None:
@@ -321,7 +343,7 @@ class QuicChannel:
             return
         closing = self._engine.closing
         if closing is not None:
-            self._lose(_reason(closing, self._engine.handshake_complete), None)
+            self._lose(_reason(closing, self._engine.handshake_complete, self._peer), None)
         elif len(self._ended_lanes) == len(LANE_STREAMS):
             self._lose(None, 0)
         elif self._state is _State.FLUSHING:
@@ -472,22 +494,18 @@ class _RateMeter:
         self._since, self._acked, self._idled = now, acked, idle
 
 
+_CERTIFICATE_ALERTS = frozenset({42, 43, 44, 45, 46, 48})  # RFC 8446 section 6.2
+
 _TLS_ALERTS = {
     40: "handshake failure",
-    42: "certificate verify failed",
-    43: "certificate verify failed: unsupported certificate",
-    44: "certificate verify failed: revoked",
-    45: "certificate verify failed",
-    46: "certificate verify failed",
-    48: "certificate verify failed: unknown issuer",
     51: "decryption failed",
     116: "a certificate is required",
     120: f"the peer does not speak {ALPN}",
 }
 
 
-def _reason(closing: events.ConnectionTerminated, handshake_complete: bool) -> TransportError | None:
-    """The end of a connection in words, None if it was orderly."""
+def _reason(closing: events.ConnectionTerminated, handshake_complete: bool, server: str) -> TransportError | None:
+    """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
     code, said = closing.error_code, closing.reason_phrase
     if code == QuicErrorCode.NO_ERROR:
         return None
@@ -502,7 +520,13 @@ def _reason(closing: events.ConnectionTerminated, handshake_complete: bool) -> T
     if code == QuicErrorCode.CONNECTION_REFUSED:
         return TransportError("connection refused by the server")
     if code >= QuicErrorCode.CRYPTO_ERROR:
-        alert = _TLS_ALERTS.get(code - QuicErrorCode.CRYPTO_ERROR, "TLS handshake failed")
+        number = code - QuicErrorCode.CRYPTO_ERROR
+        if number in _CERTIFICATE_ALERTS:
+            # Only a client judges certificates within the handshake: a server does it when the handshake is complete.
+            if server:
+                return refused(server, aioquic_cause(said))
+            return TransportError(f"the peer did not accept our certificate: it {aioquic_cause(said)}")
+        alert = _TLS_ALERTS.get(number, "TLS handshake failed")
         return TransportError(f"{alert}: {said}" if said and said not in alert else alert)
     if code == QuicErrorCode.APPLICATION_ERROR:
         return TransportError("connection aborted by peer")

@@ -36,6 +36,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer
+from multi.transports.certificates import aioquic_cause, refused
 
 logger = logging.getLogger("multi.transports")
 
@@ -181,11 +182,11 @@ class QuicEngine:
         """Raise TransportError unless the client showed a certificate issued by one of `issuers` (PEM)."""
         tls = self._connection.tls
         if tls._peer_certificate is None:
-            raise TransportError("the client has no certificate")
+            raise TransportError("the client showed no certificate")
         try:
             verify_certificate(tls._peer_certificate, tls._peer_certificate_chain, cadata=issuers)
         except (Alert, ValueError) as error:
-            raise TransportError(f"the client's certificate was not accepted: {error}") from error
+            raise refused("the client", aioquic_cause(str(error))) from error
 
     def has_stream(self, stream_id: int) -> bool:
         return stream_id in self._connection._streams

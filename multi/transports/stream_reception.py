@@ -14,23 +14,21 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from multi.errors import TransportError
-from multi.transports.base import AcceptCallback, ChannelInfo, TlsSettings
-from multi.transports.pending import PendingHandshakes
+from multi.transports.base import AcceptCallback, ChannelInfo, ListenGuard, TlsSettings
+from multi.transports.certificates import check_pin, first_certificate
+from multi.transports.pending import source_of
 from multi.transports.sockets import family_of, format_address, unmapped
 from multi.transports.stream_channel import StreamChannel, StreamIo
 from multi.transports.tls import (
     FIRST_BYTE,
     TlsHandshake,
     TlsStream,
-    first_certificate,
     secured_info,
     server_context,
     wrap,
 )
 
 logger = logging.getLogger("multi.transports")
-
-HANDSHAKE_TIMEOUT = 10.0  # seconds from accept to the end of the TLS handshake
 
 MakeChannel = Callable[[socket.socket, ChannelInfo, StreamIo | None], StreamChannel]
 
@@ -53,12 +51,15 @@ class StreamReception:
     def __init__(
         self,
         tls: TlsSettings | None,
+        guard: ListenGuard,
         accept: AcceptCallback,
         prepare: Callable[[socket.socket], tuple[str, MakeChannel]],
     ) -> None:
         """`prepare(sock)` tunes a socket and returns its transport's name and the channel class to use."""
+        self.guard = guard
         self._accept = accept
         self._prepare = prepare
+        self._tls = tls
         self._context: ssl.SSLContext | None = None
         self._certificate = b""
         self._verifies = False
@@ -67,11 +68,11 @@ class StreamReception:
             assert tls.cert is not None
             self._certificate = first_certificate(tls.cert)
             self._verifies = tls.client_ca is not None
-        self._pending: PendingHandshakes[_Greeting] = PendingHandshakes()
+        self._pending: dict[_Greeting, None] = {}
 
     def close(self) -> None:
         """Drop the connections that are still in their handshake."""
-        for greeting in self._pending:
+        for greeting in list(self._pending):
             greeting.abort()
 
     def accepted(self, sock: socket.socket) -> None:
@@ -80,26 +81,30 @@ class StreamReception:
             try:
                 transport, make = self._prepare(sock)
                 info = channel_info(sock, transport)
-                source = unmapped(sock.getpeername()[0])
+                host = unmapped(sock.getpeername()[0])
             except OSError:
                 return  # the peer is already gone
             undo.pop_all()
         if self._context is None:
             self.deliver(make(sock, info, None))
             return
-        greeting = _Greeting(self, sock, info, make, self._context)
-        evicted = self._pending.add(greeting, source)
-        if evicted is not None:
-            evicted.abort()
+        greeting = _Greeting(self, sock, info, host, make, self._context)
+        self._pending[greeting] = None
+        self.guard.strangers.add(greeting, host, greeting.give_up)
 
     def deliver(self, channel: StreamChannel) -> None:
         self._accept(channel)
 
     def finished(self, greeting: _Greeting) -> None:
-        self._pending.discard(greeting)
+        self._pending.pop(greeting, None)
+        self.guard.strangers.discard(greeting)
 
     def secured(self, info: ChannelInfo, sock: ssl.SSLSocket) -> ChannelInfo:
-        return secured_info(info, sock, self._verifies, self._certificate)
+        """Raises TransportError when the client's certificate is not pinned."""
+        assert self._tls is not None
+        found = secured_info(info, sock, self._verifies, self._certificate)
+        check_pin(self._tls, found.peer_certificate, "the client")
+        return found
 
 
 class _Greeting:
@@ -110,6 +115,7 @@ class _Greeting:
         reception: StreamReception,
         sock: socket.socket,
         info: ChannelInfo,
+        host: str,
         make: MakeChannel,
         context: ssl.SSLContext,
     ) -> None:
@@ -117,10 +123,11 @@ class _Greeting:
         self._reception = reception
         self._sock = sock
         self._info = info
+        self._host = host
         self._make = make
         self._context = context
         self._handshake: TlsHandshake | None = None
-        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT, self._give_up, "timed out in the handshake")
+        self._timer = self._loop.call_later(reception.guard.handshake_timeout, self._too_slow)
         self._loop.add_reader(sock.fileno(), self._peek)
 
     def abort(self) -> None:
@@ -132,7 +139,11 @@ class _Greeting:
             self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
 
-    def _give_up(self, reason: str) -> None:
+    def _too_slow(self) -> None:
+        self._reception.guard.report("handshake_timeout", source_of(self._host))
+        self.give_up("timed out in the handshake")
+
+    def give_up(self, reason: str) -> None:
         logger.info("%s connection from %s refused: %s", self._info.transport, self._info.remote, reason)
         self.abort()
 
@@ -158,14 +169,18 @@ class _Greeting:
             self.abort()
             return
         self._sock = secure
-        self._handshake = TlsHandshake(secure, lambda error: self._done(secure, error))
+        self._handshake = TlsHandshake(secure, "the client", lambda error: self._done(secure, error))
         self._handshake.start()
 
     def _done(self, sock: ssl.SSLSocket, error: TransportError | None) -> None:
         if error is not None:
-            self._give_up(str(error))
+            self.give_up(str(error))
+            return
+        try:
+            info = self._reception.secured(self._info, sock)
+        except TransportError as refused:
+            self.give_up(str(refused))
             return
         self._timer.cancel()
         self._reception.finished(self)
-        info = self._reception.secured(self._info, sock)
         self._reception.deliver(self._make(sock, info, TlsStream(sock)))

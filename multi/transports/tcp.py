@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from dataclasses import replace
 
 from multi.core.facts import Candidate
 from multi.transports.base import (
@@ -15,6 +16,7 @@ from multi.transports.base import (
     TransportSettings,
     register_transport,
 )
+from multi.transports.certificates import check_pin
 from multi.transports.sockets import (
     bound_socket,
     connect,
@@ -42,7 +44,7 @@ class Tcp:
             tune_stream(sock, settings.tcp)
             return "tcp", StreamChannel
 
-        reception = StreamReception(settings.tls, accept, prepare)
+        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
         return StreamListener(sock, reception)
 
@@ -62,10 +64,13 @@ async def dial_stream(
         info = channel_info(sock, candidate.transport, candidate.interface)
         secured: StreamIo | None = None
         if context is not None and tls is not None:
-            secure = wrap(sock, context, tls.server_name or candidate.remote_host or candidate.remote_address)
+            host = tls.server_name or candidate.remote_host or candidate.remote_address
+            secure = wrap(sock, context, host)
             undo.callback(secure.close)
-            await handshake(secure)
-            info, secured, sock = secured_info(info, secure, tls.verify), TlsStream(secure), secure
+            await handshake(secure, host)
+            info = secured_info(info, secure, tls.verify)
+            pinned = check_pin(tls, info.peer_certificate, host)
+            info, secured, sock = replace(info, peer_verified=tls.verify or pinned), TlsStream(secure), secure
         channel = make(sock, info, secured)
         undo.pop_all()
     return channel

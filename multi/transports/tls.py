@@ -16,6 +16,7 @@ from pathlib import Path
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
+from multi.transports.certificates import check_own, openssl_cause, refused
 from multi.transports.sockets import transport_error
 
 ALPN = "multi/1"
@@ -30,6 +31,10 @@ _WORDS = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer has no certificate",
     "RECORD_LAYER_FAILURE": "the peer does not speak TLS",
     "SSLV3_ALERT_BAD_CERTIFICATE": "the peer did not accept our certificate",
+    "NO_CERTIFICATE_OR_CRL_FOUND": "no certificate found",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "the peer did not accept our certificate: it was revoked",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer did not accept our certificate",
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "the peer did not accept our certificate: it is not made for this purpose",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer did not accept our certificate: it has expired",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer requires a certificate",
     "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
@@ -81,8 +86,7 @@ def _common(context: ssl.SSLContext) -> None:
 
 
 def _load_own(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    for path in (cert, key):
-        _load(path, path.read_bytes)  # OpenSSL does not say which of the two files is missing
+    check_own(cert, key)  # OpenSSL says neither which of the two files it means nor what is wrong with it
     # An encrypted key is an error: OpenSSL would ask for the password on the terminal.
     _load(key, lambda: context.load_cert_chain(cert, key, password=lambda: ""))
 
@@ -91,17 +95,9 @@ def _load(path: Path, load: Callable[[], object]) -> None:
     try:
         load()
     except ssl.SSLError as error:
-        raise TransportError(f"cannot use {path}: {_reason(error)}") from error
+        raise TransportError(f"{path} holds no usable PEM certificate ({_reason(error)})") from error
     except OSError as error:
         raise transport_error(error, f"cannot read {path}") from error
-
-
-def first_certificate(path: Path) -> bytes:
-    """DER of the first certificate in a PEM file that was loaded before."""
-    text = path.read_text(errors="replace")
-    end = "-----END CERTIFICATE-----"
-    begin = text.index("-----BEGIN CERTIFICATE-----")
-    return ssl.PEM_cert_to_DER_cert(text[begin : text.index(end, begin) + len(end)])
 
 
 def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, verified: bool, own: bytes = b"") -> ChannelInfo:
@@ -121,7 +117,9 @@ def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, verified: bool, own: by
 class TlsHandshake:
     """Drives one handshake by callbacks; `finished` hears of the end unless it was cancelled."""
 
-    def __init__(self, sock: ssl.SSLSocket, finished: Callable[[TransportError | None], None]) -> None:
+    def __init__(self, sock: ssl.SSLSocket, peer: str, finished: Callable[[TransportError | None], None]) -> None:
+        """`peer` names the other side in errors."""
+        self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()
@@ -147,7 +145,7 @@ class TlsHandshake:
             self._watch(self._loop.add_writer, self._loop.remove_writer)
         except OSError as error:
             self.cancel()
-            self._finished(handshake_error(error))
+            self._finished(handshake_error(error, self._peer))
         else:
             self.cancel()
             self._finished(None)
@@ -159,10 +157,10 @@ class TlsHandshake:
             self._watching = remove
 
 
-async def handshake(sock: ssl.SSLSocket) -> None:
+async def handshake(sock: ssl.SSLSocket, peer: str) -> None:
     """The client's handshake. Raises TransportError in words; cancelling is safe."""
     done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
-    driver = TlsHandshake(sock, lambda error: None if done.done() else done.set_result(error))
+    driver = TlsHandshake(sock, peer, lambda error: None if done.done() else done.set_result(error))
     driver.start()
     try:
         error = await done
@@ -189,11 +187,12 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
         raise TransportError(f"TLS cannot start: {error}") from error
 
 
-def handshake_error(error: OSError) -> TransportError:
+def handshake_error(error: OSError, peer: str) -> TransportError:
+    """What ended a TLS handshake with `peer`, in words."""
     if isinstance(error, TransportError):
         return error
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TransportError(f"certificate verify failed: {error.verify_message}")
+        return refused(peer, openssl_cause(error))
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
         return TransportError("the peer closed the connection in the TLS handshake; it may not speak TLS")
     if isinstance(error, ssl.SSLError):

@@ -50,15 +50,20 @@ def certificates_in(directory: Path) -> Certificates:
     if not directory.exists():
         directory.mkdir(parents=True)
         key, authority = _authority("multi test authority")
-        _, other = _authority("somebody else's authority")
+        other_key, other = _authority("somebody else's authority")
         files.ca.write_bytes(_pem(authority))
         files.other_ca.write_bytes(_pem(other))
-        for name, server, days in [
-            ("server", True, 10),
-            ("expired", True, -1),
-            ("client", False, 10),
+        for name, server, since, until in [
+            ("server", True, -5, 10),
+            ("expired", True, -5, -1),
+            ("early", True, 1, 10),
+            ("client", False, -5, 10),
+            ("second-client", False, -5, 10),
+            ("expired-client", False, -5, -1),
+            ("early-client", False, 1, 10),
         ]:
-            _issue(files, name, authority, key, server, days)
+            _issue(files, name, authority, key, server, since, until)
+        _issue(files, "stranger", other, other_key, False, -5, 10)
     return files
 
 
@@ -66,7 +71,7 @@ def _authority(name: str) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]
     key = ec.generate_private_key(ec.SECP256R1())
     usage = x509.KeyUsage(True, False, False, False, False, True, True, False, False)
     builder = (
-        _builder(name, name, key.public_key(), 10)
+        _builder(name, name, key.public_key(), -5, 10)
         .add_extension(x509.BasicConstraints(True, None), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -79,12 +84,13 @@ def _issue(
     authority: x509.Certificate,
     authority_key: ec.EllipticCurvePrivateKey,
     server: bool,
-    days: int,
+    since: int,
+    until: int,
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
     purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
-    builder = _builder(name, str(issuer), key.public_key(), days)
+    builder = _builder(name, str(issuer), key.public_key(), since, until)
     builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
     builder = builder.add_extension(
@@ -104,7 +110,9 @@ def _issue(
     )
 
 
-def _builder(subject: str, issuer: str, public_key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _builder(
+    subject: str, issuer: str, public_key: ec.EllipticCurvePublicKey, since: int, until: int
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -112,8 +120,8 @@ def _builder(subject: str, issuer: str, public_key: ec.EllipticCurvePublicKey, d
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - 5 * DAY)
-        .not_valid_after(now + days * DAY)
+        .not_valid_before(now + since * DAY)
+        .not_valid_after(now + until * DAY)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
     )
 

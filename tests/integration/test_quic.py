@@ -143,9 +143,9 @@ async def test_verification_can_be_switched_off_and_is_then_not_claimed(files: C
 @pytest.mark.parametrize(
     ("server_certificate", "authority", "name", "reason"),
     [
-        ("server", "other-ca.pem", "localhost", "certificate verify failed: .*issuer"),
-        ("expired", "ca.pem", "localhost", "certificate verify failed: .*no longer valid"),
-        ("server", "ca.pem", "elsewhere.example", "certificate verify failed: .*elsewhere.example.* match"),
+        ("server", "other-ca.pem", "localhost", "failed: the certificate of localhost has an unknown issuer"),
+        ("expired", "ca.pem", "localhost", "failed: the certificate of localhost has expired"),
+        ("server", "ca.pem", "elsewhere.example", "failed: the certificate of elsewhere.example is not for that name"),
     ],
 )
 async def test_bad_certificates_are_refused_in_words(
@@ -170,7 +170,7 @@ async def test_missing_settings_are_named(files: Certificates, tmp_path: Path) -
             await dial(TransportSettings(tls=tls), 1)
     with pytest.raises(TransportError, match=r"cannot read .*nothing\.pem: no such file"):
         await dial(TransportSettings(tls=TlsSettings(ca=tmp_path / "nothing.pem")), 1)
-    with pytest.raises(TransportError, match="is no PEM certificate"):
+    with pytest.raises(TransportError, match="holds no usable PEM certificate"):
         await dial(TransportSettings(tls=TlsSettings(ca=files.key("server"))), 1)
     with pytest.raises(TransportError, match="less than 1200 bytes"):
         await dial(replace(files.client_settings(), quic=QuicSettings(max_datagram_size=1000)), 1)
@@ -188,7 +188,7 @@ async def test_client_certificate_is_required_and_verified(files: Certificates) 
     nobody, sink = await dial(files.client_settings(), port)
     error = await sink.until_lost()
     assert error is not None
-    assert "aborted by peer" in str(error)
+    assert str(error).endswith("the server did not accept the client's certificate, or there was none")
     assert server.channels.empty()
     nobody.abort()
     server.listener.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -529,6 +530,12 @@ def test_idle_timeouts_can_be_looked_up_by_transport() -> None:
         ("auth", {"psk_file": ""}, "auth.psk_file"),
         ("auth", {"psk_file": "a\0b"}, "auth.psk_file"),
         ("auth", {"psk_file": "a", "psk_id": "ü" * 33}, "auth.psk_id"),
+        ("auth", {"psk_file": "a", "psk_env": "A"}, "auth.psk_env"),
+        ("auth", {"psk_env": "1 A"}, "auth.psk_env"),
+        ("ssl_config", {"pin": ["sha1/AAAA"]}, "ssl_config.pin[0]"),
+        ("ssl_config", {"pin": ["sha256/" + "A" * 42 + "=="]}, "ssl_config.pin[0]"),
+        ("ssl_config", {"pin": ["sha256/" + "A" * 42 + "B="]}, "ssl_config.pin[0]"),
+        ("ssl_config", {"pin": "sha256/" + "A" * 43 + "="}, "ssl_config.pin"),
         ("limits", {"max_sessions": 0}, "limits.max_sessions"),
         ("limits", {"max_streams": 10**30}, "limits.max_streams"),
         ("limits", {"max_stream_window": 1000}, "limits.max_stream_window"),
@@ -550,13 +557,46 @@ def test_limits_have_the_documented_defaults() -> None:
         "max_unauthenticated": 1024,
         "max_unauthenticated_per_source": 32,
         "handshake_timeout": 5.0,
+        "segment_timeout": 30.0,
         "max_connections_per_session": 8,
+        "max_joins_per_second": 10.0,
+        "max_join_burst": 20,
+        "max_pending_joins": 4,
+        "max_detached_sessions": 1000,
         "max_streams": 128,
         "max_stream_window": 16 << 20,
         "max_session_window": 16 << 20,
         "max_send_buffer": 16 << 20,
         "max_memory": 1 << 30,
     }
+
+
+SECRET = "00112233445566778899aabbccddeeff"
+
+
+@pytest.mark.parametrize("key", ["psk_env", "psk_file"])
+@pytest.mark.parametrize(
+    "mistake", [f"alice:{SECRET}", f"alice:{SECRET},bob:{SECRET}", {"alice": SECRET}, [SECRET], f"{SECRET}\n"]
+)
+def test_a_key_in_the_wrong_place_is_repeated_nowhere(key: str, mistake: object) -> None:
+    error = refused_client(auth={key: mistake})
+    assert error.key_path == f"auth.{key}"
+    assert SECRET[:8] not in "".join(traceback.format_exception(error)) + repr(error)
+
+
+def test_pins_of_clients_need_certificates_to_verify_them_with() -> None:
+    ssl = {"cert": "c.pem", "key": "k.pem", "pin": ["sha256/" + "A" * 43 + "="]}
+    with pytest.raises(ConfigError, match=r"ssl_config\.client_ca: missing"):
+        Config(listen={}, ssl_config=ssl)
+    assert Config(listen={}, ssl_config={**ssl, "client_ca": "ca.pem"}).transport_settings().tls.pins == tuple(
+        ssl["pin"]
+    )
+
+
+def test_a_pin_makes_up_for_a_missing_verification() -> None:
+    pinned = client(ssl_config={"verify": False, "pin": ["sha256/" + "A" * 43 + "="]})
+    assert not [warning for warning in pinned.warnings() if "verif" in warning]
+    assert [warning for warning in client(ssl_config={"verify": False}).warnings() if "not verified" in warning]
 
 
 # Certificates

@@ -1,0 +1,163 @@
+"""Certificates and private keys as files, pins, and what is wrong with them in words.
+
+TLS on streams and QUIC share it, so that the same mistake reads the same on every transport: one line that names the
+file or the peer, and the cause.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import logging
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PublicKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+
+from multi.errors import TransportError
+from multi.transports.base import TlsSettings
+from multi.transports.sockets import transport_error
+
+logger = logging.getLogger("multi.transports")
+
+PIN_PREFIX = "sha256/"  # the only hash RFC 7469 defines
+
+_ENCRYPTED = "the private key is encrypted, and nobody is asked for the password"
+
+EXPIRED = "has expired"
+NOT_YET_VALID = "is not valid yet"
+WRONG_NAME = "is not for that name (see ssl_config.server_name)"
+UNKNOWN_ISSUER = "has an unknown issuer"
+WRONG_PURPOSE = "is not made for this purpose"
+
+
+def pin_of(certificate: bytes) -> str:
+    """`sha256/BASE64` of the SubjectPublicKeyInfo of a DER certificate (RFC 7469 section 2.4).
+
+    Raises TransportError when its key is of a kind we do not know.
+    """
+    try:
+        key = _public_bytes(x509.load_der_x509_certificate(certificate).public_key())
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise TransportError(f"a certificate that cannot be read: {error}") from error
+    return PIN_PREFIX + base64.b64encode(hashlib.sha256(key).digest()).decode()
+
+
+def check_pin(tls: TlsSettings, certificate: bytes, whose: str) -> bool:
+    """Return whether the peer's certificate is pinned; False when no pins are set.
+
+    Raises TransportError naming the pin that was seen when it is none of those set.
+    """
+    if not tls.pins:
+        return False
+    if not certificate:
+        raise TransportError(f"{whose} showed no certificate, but ssl_config.pin asks for one")
+    seen = pin_of(certificate)
+    if seen not in tls.pins:
+        raise TransportError(f"the certificate of {whose} has the pin {seen}, which ssl_config.pin does not list")
+    return True
+
+
+def refused(whose: str, cause: str) -> TransportError:
+    """The error of a peer whose certificate was not accepted here."""
+    return TransportError(f"certificate verify failed: the certificate of {whose} {cause}")
+
+
+def check_own(cert: Path, key: Path) -> None:
+    """Raise TransportError unless the files hold a certificate and its private key; warn when it is out of date."""
+    chain = _certificates(cert, _read(cert))
+    content = _read(key)
+    try:
+        private = load_pem_private_key(content, None)
+    except TypeError as error:
+        raise TransportError(f"cannot use {key}: {_ENCRYPTED}") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        if b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content:
+            raise TransportError(f"cannot use {key}: {_ENCRYPTED}") from None
+        raise TransportError(f"{key} holds no usable PEM private key") from error
+    if _public_bytes(private.public_key()) != _public_bytes(chain[0].public_key()):
+        raise TransportError(f"{key} is not the private key of the certificate in {cert}")
+    if doubt := out_of_date(cert):
+        logger.warning("%s", doubt)
+
+
+def read_certificates(path: Path) -> bytes:
+    """The content of a PEM file with at least one certificate. Raises TransportError."""
+    content = _read(path)
+    _certificates(path, content)
+    return content
+
+
+def first_certificate(path: Path) -> bytes:
+    """DER of the first certificate in a PEM file. Raises TransportError."""
+    return _certificates(path, _read(path))[0].public_bytes(Encoding.DER)
+
+
+def out_of_date(cert: Path) -> str:
+    """What is wrong with the dates of the first certificate in a file; empty when nothing is."""
+    certificate = _certificates(cert, _read(cert))[0]
+    now = datetime.datetime.now(datetime.UTC)
+    if now > certificate.not_valid_after_utc:
+        return f"the certificate in {cert} {EXPIRED}: it was valid until {certificate.not_valid_after_utc:%Y-%m-%d}"
+    if now < certificate.not_valid_before_utc:
+        return f"the certificate in {cert} {NOT_YET_VALID}: it will be from {certificate.not_valid_before_utc:%Y-%m-%d}"
+    return ""
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise transport_error(error, f"cannot read {path}") from error
+
+
+def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    try:
+        found = x509.load_pem_x509_certificates(content)
+        found[0].not_valid_after_utc  # noqa: B018  parsed when asked for, and may be garbage too
+        found[0].public_key()
+    except (ValueError, IndexError, UnsupportedAlgorithm) as error:
+        raise TransportError(f"{path} holds no usable PEM certificate") from error
+    return found
+
+
+def _public_bytes(key: PublicKeyTypes | CertificatePublicKeyTypes) -> bytes:
+    return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+_OPENSSL_CAUSES = {  # X509_V_ERR_* of openssl/x509_vfy.h
+    2: UNKNOWN_ISSUER,
+    9: NOT_YET_VALID,
+    10: EXPIRED,
+    18: UNKNOWN_ISSUER,
+    19: UNKNOWN_ISSUER,
+    20: UNKNOWN_ISSUER,
+    21: UNKNOWN_ISSUER,
+    26: WRONG_PURPOSE,
+    62: WRONG_NAME,
+    64: WRONG_NAME,
+}
+
+
+def openssl_cause(error: ssl.SSLCertVerificationError) -> str:
+    """What OpenSSL did not like about a certificate."""
+    known = _OPENSSL_CAUSES.get(error.verify_code)
+    return known or f"was not accepted: {error.verify_message.rstrip('.').lower()}"
+
+
+def aioquic_cause(said: str) -> str:
+    """The same from the texts of aioquic, which has no codes for it."""
+    text = said.lower()
+    if "not valid yet" in text:
+        return NOT_YET_VALID
+    if "no longer valid" in text or "expired" in text:
+        return EXPIRED
+    if text.startswith("hostname") or "subjectaltname" in text or "mismatch" in text:
+        return WRONG_NAME
+    if "issuer" in text or "self-signed" in text or "self signed" in text or "first certificate" in text:
+        return UNKNOWN_ISSUER
+    return f"was not accepted{': ' if text else ''}{text}"
