@@ -156,6 +156,8 @@ class SessionDriver:
             # Nobody has to look at a failure that another call reports.
             future.add_done_callback(lambda f: f.cancelled() or f.exception())
         self._lifeline = Lifeline(self._cut)
+        for text in engine.session.settings.warnings:
+            engine.session.notify(Warned(text))
 
     # --- pump ---
 
@@ -422,16 +424,18 @@ class SessionDriver:
     @property
     def holds_too_much(self) -> bool:
         """More is kept for the peer than `limits.max_send_buffer` allows."""
-        return self._kept_to_send() > self.send_buffer
+        return self.kept_to_send > self.send_buffer
 
-    def _kept_to_send(self) -> int:
+    @property
+    def kept_to_send(self) -> int:
+        """Bytes kept until the peer acknowledges them, with what keeping them costs."""
         return sum(stream.memory for stream in self.engine.session.sender.streams.values())
 
     @property
     def memory(self) -> int:
         """Bytes kept for the peer and bytes of the peer that wait to be read, with what keeping them costs."""
         receiver = self.engine.session.receiver
-        return self._kept_to_send() + receiver.charged - receiver.consumed
+        return self.kept_to_send + receiver.charged - receiver.consumed
 
     async def next_peer_stream(self) -> StreamId | None:
         """Wait for the peer to open a stream; None when the session is over."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address, ip_network
-from math import inf
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
 from multi.aio.client import ConfigLike
 from multi.aio.driver import SessionDriver
-from multi.aio.keys import load_keys
+from multi.aio.guard import Guard
+from multi.aio.keys import key_warnings, load_keys
 from multi.aio.lifeline import Lifeline
 from multi.aio.session import Session, split_address
 from multi.aio.settings import peer_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.core.facts import ConnectionFacts
-from multi.core.handshake import REFUSED_PROTECTION, Refuse
+from multi.core.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.core.ids import ConnectionId, SessionId, Side
 from multi.core.incoming import HELD_LIMIT
 from multi.core.segment import HEADER_LENGTH, SegmentType, encode, peek
@@ -32,10 +30,9 @@ from multi.core.session_table import Refused, SessionTable, TableLimits
 from multi.engine import Engine
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.transports.base import Channel, Listener, transport
+from multi.transports.pending import source_of
 
 logger = logging.getLogger("multi.server")
-
-MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
 
@@ -46,19 +43,23 @@ class _Arrival:
     def __init__(self, server: Server, channel: Channel) -> None:
         self._server = server
         self.channel = channel
-        self.source = source_of(split_address(channel.info.remote)[0])
+        self.host = split_address(channel.info.remote)[0]
+        self.source = source_of(self.host)
         self._answered = False
         self._first = bytearray()
         self._lanes: list[tuple[int, bytes]] = []
         self._held = 0
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
+        server.arrivals[self] = None
+        server.guard.strangers.add(self, self.host, self.drop)
 
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return
         self._held += len(data)
         if self._held > HELD_LIMIT:
+            self._server.guard.log.hit("flow_control", self.source)
             self.drop("too many bytes before the handshake")
         elif lane:
             self._lanes.append((lane, bytes(data)))
@@ -76,6 +77,7 @@ class _Arrival:
         self.leave()
 
     def _too_slow(self) -> None:
+        self._server.guard.log.hit("handshake_timeout", self.source)
         self.drop(f"no segment within {self._server.handshake_timeout:g} s")
 
     def drop(self, reason: str, reply: bytes = b"") -> None:
@@ -94,6 +96,7 @@ class _Arrival:
     def leave(self) -> None:
         self._deadline.cancel()
         self._server.arrivals.pop(self, None)
+        self._server.guard.strangers.discard(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +117,15 @@ class Server:
         self._config = config
         self._limit = limit
         self._settings = session_settings(config)
-        self._keys = load_keys(config.psk_path) if config.psk_path is not None else None
+        self._keys = load_keys(config) if config.auth is not None else None
+        for text in key_warnings(config):
+            logger.warning("%s", text)
         limits = config.limits
         self.handshake_timeout = limits.handshake_timeout
+        self.guard = Guard(limits)
         self._table: SessionTable[SessionDriver] = SessionTable(
-            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self._full
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.guard.full
         )
-        self._memory = 0
-        self._memory_at = -inf
         self.arrivals: dict[_Arrival, None] = {}
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
@@ -140,6 +144,11 @@ class Server:
     def sessions(self) -> tuple[Session, ...]:
         """The living sessions."""
         return tuple(self._sessions.values())
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """How often each limit was hit since the start; the names are `multi.aio.guard.LIMITS`, documented there."""
+        return dict(self.guard.log.counts)
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -168,7 +177,7 @@ class Server:
         wanted = list(listen.transports)
         if "mptcp" in wanted and "tcp" in wanted:
             wanted.remove("tcp")
-        settings = self._config.transport_settings()
+        settings = replace(self._config.transport_settings(), guard=self.guard.for_listeners())
         port = listen.port
         try:
             for name in wanted:
@@ -244,6 +253,7 @@ class Server:
             listener.close()
         for arrival in list(self.arrivals):
             arrival.drop("the server stops")
+        self.guard.stop()
         self._lifeline.release()
 
     # --- connections ---
@@ -255,26 +265,12 @@ class Server:
             logger.info("%s from %s refused: not configured", channel.info.transport, channel.info.remote)
             channel.abort()
             return
-        self._make_room()
-        arrival = _Arrival(self, channel)
-        self.arrivals[arrival] = None
-        channel.start(arrival)
-
-    def _make_room(self) -> None:
-        """When full, the oldest unauthenticated connection of the busiest source goes (design 8)."""
-        limits = self._config.limits
-        if not self.arrivals:
-            return
-        sources = Counter(arrival.source for arrival in self.arrivals)
-        busiest, count = sources.most_common(1)[0]
-        if len(self.arrivals) >= limits.max_unauthenticated or count >= limits.max_unauthenticated_per_source:
-            oldest = next(arrival for arrival in self.arrivals if arrival.source == busiest)
-            oldest.drop("too many connections have not proved themselves")
+        channel.start(_Arrival(self, channel))
 
     def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
-            found = self._table.route(first, arrival.source) if self._protected(arrival) else _tls_only(first)
+            found = self._session_for(arrival, first) if self._protected(arrival) else _tls_only(first)
         except RemoteProtocolError as error:
             arrival.drop(f"it does not speak MULTI ({error})")
             return
@@ -289,11 +285,26 @@ class Server:
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
         found.adopt(connection, arrival.channel, _facts(arrival.channel))
+        self.guard.arrived(found, connection, arrival.host)
         now = found.now()
         found.engine.receive(connection, memoryview(bytes(first)), 0, now=now)
         for lane, data in lanes:
             found.engine.receive(connection, memoryview(data), lane, now=now)
         found.pump()
+
+    def _session_for(self, arrival: _Arrival, first: bytearray) -> SessionDriver | Refused | None:
+        """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
+        found = self._table.route(first, arrival.source)
+        if isinstance(found, Refused) and found.limit and self.guard.make_room(found.limit, arrival.source):
+            found = self._table.route(first, arrival.source)
+        peeked = peek(first) if isinstance(found, SessionDriver) else None
+        if peeked is not None and peeked[0] == SegmentType.JOIN:
+            assert isinstance(found, SessionDriver)
+            if not self.guard.may_join(found, arrival.source):
+                # The very bytes of every refused JOIN: whoever guesses learns nothing.
+                reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED).encode())
+                return Refused(reply, "too many JOINs in this session")
+        return found
 
     def _protected(self, arrival: _Arrival) -> bool:
         """With certificates configured, a connection without TLS has no place here (design 5)."""
@@ -324,16 +335,8 @@ class Server:
             on_opened=opened,
             on_closed=self._session_closed,
         )
+        self.guard.opened(driver, source)
         return driver
-
-    def _full(self) -> str:
-        """Why no more sessions are taken: those that live keep `limits.max_memory` bytes already."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._memory_at + MEMORY_INTERVAL:
-            self._memory = sum(driver.memory for driver in self._table.values())
-            self._memory_at = now
-        most = self._config.limits.max_memory
-        return f"sessions keep {self._memory} of {most} bytes" if self._memory >= most else ""
 
     def _announce(self, driver: SessionDriver) -> None:
         """Tell the client where else it can reach this server."""
@@ -373,18 +376,11 @@ class Server:
             session.abort("the server's application failed")
 
     def _session_closed(self, driver: SessionDriver) -> None:
+        self.guard.closed(driver)
         self._table.remove(driver.engine.session.session_id)
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()
-
-
-def source_of(host: str) -> str:
-    """Where limits per source count a peer: its IPv4 /24 or IPv6 /56, what one customer usually holds."""
-    address = ip_address(host.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return str(ip_network((address, 24 if address.version == 4 else 56), strict=False))
 
 
 def _tls_only(first: bytearray) -> Refused | None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from multi.aio.keys import load_keys
+from multi.aio.keys import key_of, key_warnings
 from multi.config import Config
 from multi.core.payloads import Policy
 from multi.core.scheduler import Scheduler
 from multi.core.sealing import Cipher
 from multi.core.settings import Protect, SessionSettings
-from multi.errors import ConfigError
 from multi.schedulers import create_scheduler
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
@@ -30,12 +29,10 @@ def policy_of(config: Config) -> Policy:
 
 
 def session_settings(config: Config) -> SessionSettings:
-    """Settings of a client's or a server's sessions. Reads the key file when there is one."""
+    """Settings of a client's or a server's sessions. Reads a client's pre-shared key. Raises ConfigError."""
     limits = config.limits
     policy = policy_of(config)
-    psk_id, psk = b"", b""
-    if config.is_client and config.psk_path is not None:
-        psk_id, psk = _client_key(config)
+    psk_id, psk = key_of(config) if config.is_client else (b"", b"")
     chosen = config.multi_config.model_fields_set
     return SessionSettings(
         max_stream_window=limits.max_stream_window,
@@ -52,19 +49,8 @@ def session_settings(config: Config) -> SessionSettings:
         max_connections=limits.max_connections_per_session,
         psk=psk,
         psk_id=psk_id,
+        warnings=key_warnings(config) if config.is_client else (),  # a server says it once, not in every session
     )
-
-
-def _client_key(config: Config) -> tuple[bytes, bytes]:
-    assert config.psk_path is not None
-    assert config.auth is not None
-    keys = load_keys(config.psk_path)
-    wanted = config.auth.psk_id
-    if wanted is None:
-        return next(iter(keys.items()))
-    if wanted.encode() not in keys:
-        raise ConfigError(f"{config.psk_path} holds no key {wanted!r}", "auth.psk_id")
-    return wanted.encode(), keys[wanted.encode()]
 
 
 @cache

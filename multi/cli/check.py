@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from multi.aio.keys import load_keys
+from multi.aio.keys import key_of, key_warnings, load_keys
 from multi.aio.resolve import Resolver
 from multi.cli.file_protocol import printable
 from multi.config import Config, Entry, load_config
@@ -20,6 +20,7 @@ from multi.errors import ConfigError, TransportError
 from multi.net.permission import may_administer
 from multi.paths.links import Kind
 from multi.transports.base import TlsSettings
+from multi.transports.certificates import first_certificate, out_of_date, pin_of
 from multi.transports.mptcp import NO_MPTCP, mptcp_available
 from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
 from multi.transports.tls import client_context, server_context
@@ -144,8 +145,9 @@ def _protection(config: Config, transport: str) -> str:
     sealed = "sealed by the session"
     if transport == "quic" or config.ssl_config is not None:
         outer = "QUIC (TLS 1.3)" if transport == "quic" else "TLS 1.3"
-        verified = config.is_server or config.ssl_config is None or config.ssl_config.verify
-        outer += "" if verified else ", server NOT verified"
+        ssl = config.ssl_config
+        if config.is_client and ssl is not None and not ssl.verify:
+            outer += ", server verified by its pin alone" if ssl.pin else ", server NOT verified"
         return f"protected by {outer}" + (f" and {sealed}" if config.protect == "always" else "")
     if config.protect == "never":
         return "NOT protected"
@@ -195,15 +197,13 @@ def _server_obstacle(config: Config, transport: str) -> str:
 
 
 def _key_obstacle(config: Config) -> str:
-    if config.psk_path is None:
-        return ""
     try:
-        keys = load_keys(config.psk_path)
+        if config.is_client:
+            key_of(config)
+        else:
+            load_keys(config)
     except ConfigError as error:
         return str(error)
-    wanted = config.auth.psk_id if config.auth is not None else None
-    if config.is_client and wanted is not None and wanted.encode() not in keys:
-        return f"{config.psk_path} holds no key {wanted!r}"
     return ""
 
 
@@ -221,9 +221,24 @@ def _show_files(config: Config) -> None:
         except OSError as error:
             state = f"cannot be read: {(error.strerror or str(error)).lower()}"
         print(f"{key}: {printable(str(path))}: {state}")
+        if key == "ssl_config.cert" and state == "ok":
+            _show_certificate(path)
+    for text in key_warnings(config):
+        print(f"warning: {printable(text)}")
     obstacle = _key_obstacle(config)
     if obstacle:
         print(f"auth: {printable(obstacle)}")
+
+
+def _show_certificate(path: Path) -> None:
+    """The pin of a certificate, for the `ssl_config.pin` of the other side, and whether it is out of date."""
+    try:
+        print(f"ssl_config.cert: pin {pin_of(first_certificate(path))}")
+        doubt = out_of_date(path)
+    except TransportError as error:
+        doubt = str(error)
+    if doubt:
+        print(f"warning: {printable(doubt)}")
 
 
 def _show_kernel(config: Config, transports: set[str]) -> None:

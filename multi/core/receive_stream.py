@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 
 from multi.core.ids import StreamId
 from multi.core.payloads import MAX_RANGES, Range
@@ -77,6 +78,10 @@ def _extend(pieces: list[Piece] | deque[Piece], more: list[Piece]) -> None:
     pieces.extend(more[1:])
 
 
+def _always(_size: int) -> bool:
+    return True
+
+
 class Window:
     """What the peer may send: an absolute offset that follows consumption, with a size that grows with its speed.
 
@@ -84,10 +89,12 @@ class Window:
     autotuning of TCP. An application that does not read never makes it grow.
     """
 
-    __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "size")
+    __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "may_grow", "size")
 
     def __init__(self, size: int, cap: int, now: float) -> None:
         self.size = min(size, cap)
+        self.may_grow: Callable[[int], bool] = _always
+        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many."""
         self._cap = cap
         self.advertised = self.size
         self._mark = 0
@@ -97,8 +104,9 @@ class Window:
         """`total` bytes have been consumed so far; return True when the peer should hear of a new window."""
         recently = now - self._mark_at <= 2 * rtt + 0.020
         if total - self._mark >= self.size // 2:
-            if recently:
-                self.size = min(self._cap, self.size * 2)
+            grown = min(self._cap, self.size * 2) if recently else self.size
+            if grown > self.size and self.may_grow(grown - self.size):
+                self.size = grown
             self._mark, self._mark_at = total, now
         elif not recently:
             self._mark, self._mark_at = total, now

@@ -32,6 +32,8 @@ class Refused:
 
     reply: bytes
     reason: str
+    limit: str = ""
+    """Name of the limit that was reached (`limits` of a configuration), or empty."""
 
 
 class SessionTable(Generic[T]):
@@ -86,11 +88,12 @@ class SessionTable(Generic[T]):
         if self._closed_to_new:
             return self._refusal(session_id, REFUSED_BUSY, "the server is closing")
         if len(self._sessions) >= self._limits.sessions:
-            return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions} sessions")
+            return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions} sessions", "max_sessions")
         if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
-            return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions_per_source} sessions from {source}")
+            reason = f"{self._limits.sessions_per_source} sessions from {source}"
+            return self._refusal(session_id, REFUSED_BUSY, reason, "max_sessions_per_source")
         if reason := self._full():
-            return self._refusal(session_id, REFUSED_BUSY, reason)
+            return self._refusal(session_id, REFUSED_BUSY, reason, "max_memory")
         session = self._create(session_id, source)
         self._sessions[session_id] = session
         self._sources[session_id] = source
@@ -107,5 +110,5 @@ class SessionTable(Generic[T]):
             del self._per_source[source]
 
     @staticmethod
-    def _refusal(session_id: SessionId, code: int, reason: str) -> Refused:
-        return Refused(encode(SegmentType.REFUSE, session_id, Refuse(code).encode()), reason)
+    def _refusal(session_id: SessionId, code: int, reason: str, limit: str = "") -> Refused:
+        return Refused(encode(SegmentType.REFUSE, session_id, Refuse(code).encode()), reason, limit)

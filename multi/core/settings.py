@@ -47,8 +47,10 @@ class SessionSettings:
     linger: float = 1.0
     """How long a closing session waits for the peer's CLOSE; longer where a few round trips are longer."""
     max_connections: int = 16
-    psk: bytes = b""
+    psk: bytes = field(default=b"", repr=False)
     psk_id: bytes = b""
+    warnings: tuple[str, ...] = ()
+    """Doubts about the settings themselves, for the application to hear when the session begins."""
 
     def idle_timeout_of(self, transport: str) -> float:
         return dict(self.idle_timeouts).get(transport, self.idle_timeout)

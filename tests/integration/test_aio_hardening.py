@@ -1,0 +1,507 @@
+"""Every limit of a server, reached by somebody who means harm, and told of."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
+
+import multi
+from multi.aio.guard import LIMITS, LimitLog, TokenBucket
+from multi.core.ids import SessionId, StreamId
+from multi.core.segment import HEADER_LENGTH, SegmentType, encode, encode_header
+from multi.core.settings import Protect
+from multi.transports.quic_channel import ALPN
+from multi.transports.quic_engine import CONNECTION_ID_LENGTH, QuicEngine
+from tests.integration.aio_support import Inbox, Relay, Way, pattern, run, until
+from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
+
+KIB, MIB = 1024, 1024 * 1024
+ELSEWHERE = "127.9.9.9"  # another /24 than the honest client's
+
+
+@asynccontextmanager
+async def serving(way: Way, **limits: Any) -> AsyncIterator[tuple[multi.Server, Inbox]]:
+    inbox = Inbox()
+    server = await multi.start_server(inbox.on_client, way.server(limits=limits))
+    try:
+        yield server, inbox
+    finally:
+        server.abort()
+        await server.wait_closed()
+
+
+async def gets_in(way: Way, port: int, within: float = 2.0) -> None:
+    """An honest client opens a session, is confirmed and leaves in order."""
+    async with asyncio.timeout(within), multi.connect(way.client(port)) as session:
+        await session.confirmed()
+
+
+# --- somebody who is slow, at every stage  ---
+
+CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(80)
+STAGES = {
+    "connected, silent": ("tcp-sealed", lambda: b""),
+    "half a header": ("tcp-sealed", lambda: said(greeting())[:7]),
+    "half a HELLO": ("tcp-sealed", lambda: said(greeting())[:100]),
+    "HELLO never confirmed": ("tcp-sealed", lambda: said(greeting())),
+    "connected, silent, TLS": ("tcp-tls", lambda: b""),
+    "half a ClientHello": ("tcp-tls", lambda: CLIENT_HELLO),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_whoever_does_not_go_on_is_given_up_in_time(
+    stage: str, development_certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, first = STAGES[stage]
+
+    async def scenario() -> None:
+        way = Way(development_certificates, name)
+        async with serving(way, handshake_timeout=0.3) as (server, _):
+            started = time.monotonic()
+            slow = [await Stranger.at(server.port, first(), ELSEWHERE) for _ in range(5)]
+            await gets_in(way, server.port)
+            await asyncio.wait_for(asyncio.gather(*(stranger.gone for stranger in slow)), 3)
+            assert time.monotonic() - started > 0.25
+            await until(lambda: not server.sessions, "nothing is left of them")
+            assert server.statistics["handshake_timeout"] >= 5
+            for stranger in slow:
+                await stranger.leave()
+
+    with caplog.at_level(logging.WARNING, "multi.server"):
+        run(scenario())
+    warnings = [record.message for record in caplog.records if "limit handshake_timeout" in record.message]
+    assert len(warnings) == 1
+    assert "127.9.9.0/24" in warnings[0]
+
+
+def initial_datagrams() -> list[bytes]:
+    """The first flight of a QUIC client that never goes on."""
+    configuration = QuicConfiguration(is_client=True, alpn_protocols=[ALPN], server_name="localhost")
+    engine = QuicEngine.client(configuration, ("127.0.0.1", 1), time.monotonic())
+    return [data for data, _ in engine.datagrams(time.monotonic())]
+
+
+def test_a_stalled_quic_handshake_is_given_up_in_time(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates, "quic")
+        async with serving(way, handshake_timeout=0.3) as (server, _):
+            stranger = await UdpStranger.at(server.port, ELSEWHERE, lambda data: None)
+            for datagram in initial_datagrams():
+                stranger.sendto(datagram)
+            await gets_in(way, server.port)
+            await until(lambda: server.statistics["handshake_timeout"] == 1, "it was given up")
+            stranger.close()
+
+    run(scenario())
+
+
+def test_quic_addresses_are_validated_under_load(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates, "quic")
+        async with serving(way, handshake_timeout=3.0) as (server, _):
+            answers: list[QuicPacketType] = []
+
+            def note(data: bytes) -> None:
+                from aioquic.buffer import Buffer
+
+                answers.append(pull_quic_header(Buffer(data=data), host_cid_length=CONNECTION_ID_LENGTH).packet_type)
+
+            sockets = []
+            for number in range(70):  # 64 unfinished handshakes are taken, one from each /24
+                sockets.append(await UdpStranger.at(server.port, f"127.8.{number}.1", note))
+                for datagram in initial_datagrams():
+                    sockets[-1].sendto(datagram)
+            await until(lambda: answers.count(QuicPacketType.RETRY) >= 6, "who comes later has to come back")
+            assert server.statistics["quic_retry"] >= 6
+            await gets_in(way, server.port)
+            for each in sockets:
+                each.close()
+
+    run(scenario())
+
+
+def test_one_address_alone_is_validated_before_it_uses_up_its_share(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates, "quic")
+        async with serving(way, handshake_timeout=3.0, max_unauthenticated_per_source=8) as (server, _):
+            stranger = await UdpStranger.at(server.port, ELSEWHERE, lambda data: None)
+            for _ in range(20):
+                for datagram in initial_datagrams():
+                    stranger.sendto(datagram)
+            await until(lambda: server.statistics["quic_retry"] >= 10, "it is asked to come back")
+            assert not server.statistics["max_unauthenticated_per_source"]
+            await gets_in(way, server.port)
+            stranger.close()
+
+    run(scenario())
+
+
+# --- in the middle of a segment  ---
+
+
+@pytest.mark.parametrize("trickle", [False, True])
+def test_half_a_segment_does_not_hold_a_connection_for_ever(trickle: bool, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with serving(Way(development_certificates), segment_timeout=0.4) as (server, inbox):
+            hostile = await HandMade.at(server.port)
+            await hostile.confirm()
+            await inbox.next()
+            hostile.core.write(StreamId(0), bytes(8 * KIB), now=0.0)
+            segment = said(hostile.core)
+            hostile.send(segment[:1000])
+
+            async def drip() -> None:
+                for byte in segment[1000:2000]:
+                    hostile.send(bytes([byte]))
+                    await asyncio.sleep(0.01)
+
+            dripping = asyncio.ensure_future(drip()) if trickle else None
+            await asyncio.wait_for(hostile.gone(), 3)
+            assert server.statistics["segment_timeout"] == 1
+            if dripping is not None:
+                dripping.cancel()
+
+    run(scenario())
+
+
+def test_an_honest_connection_is_not_taken_for_a_stalled_one(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with (
+            serving(way, segment_timeout=0.1) as (server, inbox),
+            multi.connect(way.client(server.port)) as session,
+        ):
+            reader, _ = await inbox.next()
+            for _ in range(30):  # now and then, and in between nothing for long
+                session.writer.write(bytes(40 * KIB))
+                await reader.readexactly(40 * KIB)
+                await asyncio.sleep(0.02)
+            assert not server.statistics["segment_timeout"]
+
+    run(scenario())
+
+
+# --- sessions  ---
+
+
+@pytest.mark.parametrize("limit", ["max_sessions", "max_sessions_per_source"])
+def test_sessions_that_are_never_confirmed_make_room(limit: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, **{limit: 4}) as (server, _):
+            strangers = [await Stranger.at(server.port, said(greeting())) for _ in range(6)]
+            await until(lambda: server.statistics[limit] >= 2, "the table is full")
+            for left_at_once in strangers[4:]:  # their sessions would wait for them
+                await left_at_once.leave()
+            await gets_in(way, server.port)
+            for stranger in strangers:
+                await stranger.leave()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("limit", ["max_sessions", "max_sessions_per_source"])
+def test_sessions_that_are_confirmed_stay_and_others_are_refused(limit: str, development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, **{limit: 2}) as (server, _):
+            sessions = [await multi.connect(way.client(server.port)) for _ in range(2)]
+            for session in sessions:
+                await session.confirmed()
+            with pytest.raises(multi.SessionRefused, match="limit"):
+                await multi.open_connection(way.client(server.port))
+            assert server.statistics[limit] >= 1
+            for session in sessions:
+                await session.close()
+
+    run(scenario())
+
+
+def test_the_session_that_waits_longest_goes_when_too_many_wait(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_detached_sessions=1) as (server, inbox):
+            sessions, ends = [], []
+            for _ in range(2):
+                async with Relay(server.port) as relay:
+                    sessions.append(await multi.connect(way.client(relay.port)))
+                    await sessions[-1].confirmed()
+                    ends.append(await inbox.session())
+                    await ends[-1].confirmed()
+                await until(lambda: ends[-1].state.value == "detached", "its connection is gone")
+            with pytest.raises(multi.SessionLost, match="too many sessions wait"):
+                await ends[0].wait_closed()
+            assert ends[1].state.value == "detached"
+            assert server.statistics["max_detached_sessions"] == 1
+            for session in sessions:
+                session.abort()
+                await session.settle()
+
+    run(scenario())
+
+
+# --- connections of a session  ---
+
+
+def refusal_of(session_id: SessionId) -> bytes:
+    from multi.core.handshake import REFUSED, Refuse
+
+    return encode(SegmentType.REFUSE, session_id, Refuse(REFUSED).encode())
+
+
+def test_a_session_takes_so_many_joins_and_its_own_client_still_gets_in(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_join_burst=3, max_joins_per_second=0.1) as (server, _):
+            async with multi.connect(way.client(server.port)) as session:
+                await session.confirmed()
+                wanted = SessionId(session.id)
+                strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(8)]
+                await until(lambda: server.statistics["max_joins_per_second"] == 5, "three were taken")
+                for stranger in strangers[3:]:
+                    assert await asyncio.wait_for(stranger.gone, 3) == refusal_of(wanted)
+                unknown = SessionId(bytes(16))
+                nobody = await Stranger.at(server.port, join_segment(unknown), ELSEWHERE)
+                assert await asyncio.wait_for(nobody.gone, 3) == refusal_of(unknown)
+                async with asyncio.timeout(2):
+                    await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+                for stranger in (*strangers, nobody):
+                    await stranger.leave()
+
+    run(scenario())
+
+
+def test_the_oldest_join_goes_that_has_not_proved_itself(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_pending_joins=2) as (server, _):
+            async with multi.connect(way.client(server.port)) as session:
+                await session.confirmed()
+                wanted = SessionId(session.id)
+                strangers = []
+                for _ in range(5):
+                    strangers.append(await Stranger.at(server.port, join_segment(wanted), ELSEWHERE))
+                    await asyncio.sleep(0.02)
+                await asyncio.wait_for(asyncio.gather(*(s.gone for s in strangers[:3])), 3)
+                assert server.statistics["max_pending_joins"] == 3
+                assert not strangers[3].gone.done()
+                async with asyncio.timeout(2):
+                    await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+                for stranger in strangers:
+                    await stranger.leave()
+
+    run(scenario())
+
+
+def test_a_session_has_so_many_connections_and_strangers_take_no_place_of_them(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_connections_per_session=2) as (server, _):
+            async with multi.connect(way.client(server.port)) as session:
+                await session.confirmed()
+                wanted = SessionId(session.id)
+                strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(3)]
+                await until(lambda: server.statistics["max_connections_per_session"] >= 2, "one at a time")
+                async with asyncio.timeout(2):
+                    await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+                for stranger in strangers:
+                    await stranger.leave()
+
+    run(scenario())
+
+
+# --- what a client sends that has proved itself  ---
+
+
+def data_segment(session_id: SessionId, stream: int, offset: int, size: int) -> bytes:
+    return encode_header(SegmentType.DATA, session_id, offset, StreamId(stream), size) + bytes(size)
+
+
+HOSTILE = {
+    "max_streams": lambda session_id: data_segment(session_id, 2 + 2 * 8, 0, 10),
+    "flow_control": lambda session_id: data_segment(session_id, 0, 1 << 30, 10),
+    "segment_size": lambda session_id: data_segment(session_id, 0, 0, 1 << 20),
+    "gaps": lambda session_id: b"".join(data_segment(session_id, 0, 2 * n + 1, 1) for n in range(5000)),
+}
+
+
+@pytest.mark.parametrize("limit", HOSTILE)
+def test_a_bound_of_the_protocol_costs_the_connection_and_is_counted(
+    limit: str, development_certificates: Path
+) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates, "tcp-plain")
+        async with serving(way, max_streams=8) as (server, inbox):
+            hostile = await HandMade.at(server.port, protect=Protect.NEVER)
+            await hostile.confirm()
+            await inbox.next()
+            hostile.send(HOSTILE[limit](hostile.session_id))
+            await asyncio.wait_for(hostile.gone(), 3)
+            name = "flow_control" if limit == "gaps" else limit
+            await until(lambda: server.statistics[name] == 1, "it was counted")
+            await gets_in(way, server.port)
+
+    run(scenario())
+
+
+def test_too_much_before_the_first_segment_is_whole_is_not_kept(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way) as (server, _):
+            hello = said(greeting())
+            endless = hello[:HEADER_LENGTH] + os.urandom(300 * KIB)
+            flood = await Stranger.at(server.port, hello + endless, ELSEWHERE)
+            await asyncio.wait_for(flood.gone, 3)
+            await gets_in(way, server.port)
+            await flood.leave()
+
+    run(scenario())
+
+
+# --- memory  ---
+
+
+def test_windows_stop_growing_when_the_memory_of_the_server_is_taken(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        most = 2 * MIB
+        async with serving(way, max_memory=most) as (server, inbox):
+            data = pattern(8 * MIB)
+            kept = 0
+
+            async def transfer() -> None:
+                nonlocal kept
+                async with multi.connect(way.client(server.port)) as session:
+                    reader, writer = await inbox.next()
+                    end = writer.get_extra_info("session")
+                    session.writer.write(data)
+                    received = 0
+                    while received < len(data):
+                        part = await reader.read(256 * KIB)
+                        assert part == data[received : received + len(part)]
+                        received += len(part)
+                    # Now nobody reads: what the server keeps is what its windows let in.
+                    session.writer.write(data)
+                    before = -1
+                    while before != end.memory:
+                        before = end.memory
+                        await asyncio.sleep(0.1)
+                    kept += end.memory
+                    await asyncio.sleep(0.3)
+                    session.abort()
+
+            results = await asyncio.gather(*(transfer() for _ in range(4)), return_exceptions=True)
+            assert not [error for error in results if isinstance(error, AssertionError)]
+            assert server.statistics["max_memory"] > 0
+            assert 4 * 64 * KIB <= kept <= most
+            await until(lambda: not server.sessions, "all are gone")
+            await gets_in(way, server.port)  # what they had taken is free again
+
+    run(scenario())
+
+
+# --- file descriptors  ---
+
+FEW_DESCRIPTORS = """
+import asyncio, logging, resource, sys
+import multi
+
+async def main():
+    logging.basicConfig(level=logging.WARNING, stream=sys.stdout, format="LOG %(message)s")
+    async def echo(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+    server = await multi.start_server(echo, CONFIG)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, FEW))
+    print(server.port, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    print("STATISTICS", server.statistics["file_descriptors"], flush=True)
+    server.abort()
+    await server.wait_closed()
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_without_descriptors_says_so_once_serves_on_and_recovers(development_certificates: Path) -> None:
+    way = Way(development_certificates)
+    program = f"CONFIG, FEW = {way.server()!r}, 40\n{FEW_DESCRIPTORS}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        port = int(server.stdout.readline())
+
+        async def scenario() -> None:
+            async with multi.connect(way.client(port)) as session:
+                await session.confirmed()
+                crowd = [await Stranger.at(port) for _ in range(60)]  # more wait in the kernel than it can take
+                await asyncio.sleep(0.5)
+                data = pattern(MIB)
+                session.writer.write(data)
+                assert await session.reader.readexactly(len(data)) == data
+                for stranger in crowd:
+                    await stranger.leave()
+                await gets_in(way, port, within=5)
+
+        try:
+            run(scenario())
+            said_by_server, _ = server.communicate("stop\n", timeout=10)
+        finally:
+            server.kill()
+    assert said_by_server.count("cannot accept a connection") == 1
+    assert said_by_server.count("limit file_descriptors") == 1
+    (counted,) = [line for line in said_by_server.splitlines() if line.startswith("STATISTICS")]
+    assert 1 <= int(counted.split()[1]) <= 20  # it waits between two attempts
+
+
+# --- telling of it  ---
+
+
+def test_a_limit_that_is_hit_again_and_again_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = LimitLog(lambda: now)
+    with caplog.at_level(logging.WARNING, "multi.server"):
+        for _ in range(1000):
+            log.hit("max_sessions", "192.0.2.0/24")
+        assert [r.message for r in caplog.records] == [
+            "limit max_sessions reached by 192.0.2.0/24 (0 more since the last warning)"
+        ]
+        now = 10.0
+        log.hit("max_sessions", "198.51.100.0/24")
+    assert (
+        caplog.records[-1].message == "limit max_sessions reached by 198.51.100.0/24 (999 more since the last warning)"
+    )
+    assert log.counts["max_sessions"] == 1001
+    assert set(log.counts) == set(LIMITS)
+
+
+def test_a_token_bucket_allows_a_burst_and_then_the_rate() -> None:
+    bucket = TokenBucket(10, 20, 0.0)
+    assert [bucket.take(0.0) for _ in range(25)].count(True) == 20
+    assert not bucket.take(0.05)
+    assert bucket.take(0.16)
+    assert [bucket.take(100.0) for _ in range(25)].count(True) == 20
+
+
+def test_every_configured_limit_is_counted_under_its_name() -> None:
+    from multi.config.sections import Limits
+
+    not_counted = {"max_stream_window", "max_session_window", "max_send_buffer", "max_join_burst"}
+    assert set(Limits.model_fields) - not_counted <= set(LIMITS)
