@@ -7,6 +7,7 @@ network namespace it was made in, whatever its thread does later.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -28,6 +29,7 @@ GENL_ID_CTRL, CTRL_CMD_GETFAMILY = 16, 3
 CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_ATTR_MCAST_GROUPS = 1, 2, 7
 CTRL_ATTR_MCAST_GRP_NAME, CTRL_ATTR_MCAST_GRP_ID = 1, 2
 
+MAX_ERRNO = 4095  # include/linux/err.h
 RECEIVE_SIZE = 1 << 16
 ANSWER_TIMEOUT = 1.0  # the kernel answers at once; never hang if something in between does not
 
@@ -81,9 +83,8 @@ class GenericNetlink:
                 if answered == NLMSG_DONE:
                     return answers
                 if answered == NLMSG_ERROR:
-                    (code,) = struct.unpack_from("=i", content)
-                    if code:
-                        raise OSError(-code, os.strerror(-code).lower())
+                    if code := _error_code(content):
+                        raise OSError(code, os.strerror(code).lower())
                     return answers
                 answers.append(content[_GENERIC.size :])
 
@@ -110,6 +111,12 @@ class GenericNetlink:
             label = facts.get(CTRL_ATTR_MCAST_GRP_NAME, b"").rstrip(b"\0").decode(errors="replace")
             groups[label] = int.from_bytes(facts.get(CTRL_ATTR_MCAST_GRP_ID, b"")[:4], sys.byteorder)
         return int.from_bytes(found[CTRL_ATTR_FAMILY_ID][:2], sys.byteorder), groups
+
+
+def _error_code(content: bytes) -> int:
+    """0 = no error. EBADMSG for what is no error number: nothing but an OSError may come of an answer."""
+    (code,) = struct.unpack_from("=i", content) if len(content) >= 4 else (1,)
+    return -int(code) if -MAX_ERRNO <= code <= 0 else errno.EBADMSG
 
 
 def attributes(data: bytes) -> dict[int, bytes]:

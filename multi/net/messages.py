@@ -6,6 +6,7 @@ pyroute2's classes for one protocol may take a quarter of a second, and some of 
 
 from __future__ import annotations
 
+import errno
 import struct
 from collections.abc import Iterator
 
@@ -37,6 +38,8 @@ TYPE_MASK = 0x3FFF  # without the flags "nested" and "network byte order"
 HEADER = struct.Struct("=IHHII")
 ATTRIBUTE = struct.Struct("=HH")
 
+MAX_ERRNO = 4095  # include/linux/err.h
+
 RECEIVE_SIZE = 1 << 18  # bytes; the kernel fills 32 KiB at once, but a link with many virtual functions is longer
 
 
@@ -58,9 +61,14 @@ def messages(data: bytes, sequence: int) -> Iterator[tuple[int, int, bytes]]:
 
 
 def error_code(answer: bytes) -> int:
-    """The error number in a message of type NLMSG_ERROR; 0 = it is an acknowledgement."""
+    """The error number in a message of type NLMSG_ERROR; 0 = it is an acknowledgement.
+
+    EBADMSG where there is none: what reads it makes an OSError of it, and nothing else may come of an answer.
+    """
+    if len(answer) < HEADER.size + 4:
+        return errno.EBADMSG
     (code,) = struct.unpack_from("=i", answer, HEADER.size)
-    return -int(code)
+    return -int(code) if -MAX_ERRNO <= code <= 0 else errno.EBADMSG
 
 
 def attribute(kind: int, value: bytes) -> bytes:

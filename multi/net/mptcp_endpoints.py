@@ -280,7 +280,7 @@ def _parsed(data: bytes) -> _Book:
             [_Added(str(e["address"]), int(e["index"]), list(map(str, e["users"]))) for e in read.get("endpoints", ())],
             [_Raised(int(e["before"]), int(e["set"]), list(map(str, e["users"]))) for e in read.get("limits", ())],
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         log.warning("the record of MPTCP endpoints was damaged; some may stay behind")
         return _Book()
 

@@ -7,6 +7,7 @@ the policy. A question takes a fraction of a millisecond and never waits for the
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -56,6 +57,9 @@ DESTINATION_LENGTH = HEADER.size + 1  # offset of rtmsg.rtm_dst_len
 ANSWER_TIMEOUT = 1.0  # the kernel answers at once; never hang if something in between does not
 DUMP_ATTEMPTS = 4  # a dump during which something changed may have holes and is taken again
 FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}
+
+
+log = logging.getLogger("multi.net")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,8 @@ class NetlinkSocket:
 
     def dump(self, kind: int, body: bytes, wanted: _Filter | None = None) -> list[_Message]:
         """All objects of a kind. `wanted` looks at the raw message, to spare parsing a full routing table."""
-        return [self._parsed(m) for m in self.raw_dump(kind, body) if wanted is None or wanted(m)]
+        parsed = (self._parsed(m) for m in self.raw_dump(kind, body) if wanted is None or wanted(m))
+        return [message for message in parsed if message is not None]
 
     def raw_dump(self, kind: int, body: bytes) -> list[bytes]:
         """The same as whole messages."""
@@ -207,7 +212,8 @@ class NetlinkSocket:
             if kind == NLMSG_ERROR:
                 return False
             if kind == RTM_NEWROUTE:
-                return any(route.index == index for route in _routes(self._parsed(raw)))
+                found = self._parsed(raw)
+                return found is not None and any(route.index == index for route in _routes(found))
         return False
 
     def _dump_once(self, kind: int, body: bytes) -> tuple[list[bytes], bool]:
@@ -231,8 +237,13 @@ class NetlinkSocket:
         """Messages of one datagram that answer the last question: (type, flags, whole message)."""
         return messages(self._socket.recv(RECEIVE_SIZE), self._sequence)
 
-    def _parsed(self, raw: bytes) -> _Message:
-        parsed: _Message = next(iter(self._marshal.parse(raw)))
+    def _parsed(self, raw: bytes) -> _Message | None:
+        """None for what pyroute2 does not understand: one such message must not hide all others."""
+        parsed: _Message | None = None
+        try:
+            parsed = next(iter(self._marshal.parse(raw)), None)
+        except (struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
+            log.debug("a message that cannot be parsed: %r", error)
         return parsed
 
 
