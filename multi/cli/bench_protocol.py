@@ -14,17 +14,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
+from multi.cli.file_protocol import printable
 from multi.errors import MultiError
 
 PROTOCOL = 1
 LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of an hour in intervals of 0.1 s
 INTERVAL = 0.1  # seconds
 WRITE = 64 * 1024  # bytes given to `write` at a time
+LONGEST = 86_400  # seconds to be measured
+LARGEST = (1 << 63) - 1  # bytes
+LONGEST_REASON = 1000  # characters of a refusal that are shown
+LONGEST_VERSION = 20
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
 
 
@@ -98,34 +102,57 @@ async def read_answer(reader: LineReader) -> None:
     answer = await read_line(reader)
     if answer.get("multi_bench") != PROTOCOL:
         raise BenchError(
-            f"the server speaks version {answer.get('multi_bench', 'unknown')} of the bench protocol, "
-            f"this client version {PROTOCOL}"
+            f"the server speaks version {_version(answer)} of the bench protocol, this client version {PROTOCOL}"
         )
     if "error" in answer:
-        raise BenchError(f"the server refuses: {answer['error']}")
+        raise BenchError(f"the server refuses: {printable(str(answer['error'])[:LONGEST_REASON])}")
 
 
 async def read_request(reader: LineReader) -> Request:
     """Read and check the client's request; raises BenchError."""
     content = await read_line(reader)
     if content.get("multi_bench") != PROTOCOL:
-        raise BenchError(f"version {content.get('multi_bench', 'unknown')} of the bench protocol, not {PROTOCOL}")
+        raise BenchError(f"version {_version(content)} of the bench protocol, not {PROTOCOL}")
     reverse, seconds, size = content.get("reverse"), content.get("seconds"), content.get("bytes")
-    if not isinstance(reverse, bool) or not isinstance(size, int) or isinstance(size, bool):
-        raise BenchError("malformed request")
-    if not isinstance(seconds, int | float) or not math.isfinite(seconds) or not 0 <= seconds <= 86_400 or size < 0:
+    if not isinstance(reverse, bool) or not _is_count(size) or not _is_time(seconds, LONGEST):
         raise BenchError("malformed request")
     return Request(reverse, float(seconds), size)
 
 
 async def read_report(reader: LineReader) -> tuple[Report, int]:
-    """Read the server's report and the bytes it sent again."""
+    """Read the server's report and the bytes it sent again; raises BenchError."""
     content = await read_line(reader)
     retransmitted = content.pop("retransmitted", 0)
     try:
-        return Report(**content), int(retransmitted)
+        report = Report(**content)
     except TypeError:
         raise BenchError("malformed report") from None
+    well_formed = (
+        all(_is_count(count) for count in (report.bytes, retransmitted))
+        and all(_is_time(time, 2 * LONGEST) for time in (report.seconds, report.longest_gap))
+        and all(_is_table(table) for table in (report.intervals, report.connections))
+        and isinstance(report.damaged, bool)
+    )
+    if not well_formed:
+        raise BenchError("malformed report")
+    return report, retransmitted
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+
+
+def _is_time(value: object, longest: float) -> TypeGuard[float]:
+    # Compared before it becomes a float: an integer of JSON may be too large for one.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= longest
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+def _version(content: Mapping[str, object]) -> str:
+    return printable(str(content.get("multi_bench", "unknown"))[:LONGEST_VERSION])
 
 
 class Payload:
