@@ -556,7 +556,7 @@ class Nat(asyncio.DatagramProtocol):
             self._near.close()
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", ["uvloop"])
 def test_a_nat_that_forgets_the_mapping_of_a_quic_connection_loses_nothing(
     loop: str, development_certificates: Path
 ) -> None:

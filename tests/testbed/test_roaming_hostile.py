@@ -45,14 +45,16 @@ async def test_a_session_lives_on_when(
     story: str, loop: str, make_testbed: MakeTestbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     testbed = make_testbed(LINKS)
-    async with running(testbed.server, "serve", "asyncio", SERVER) as server:
+    async with (
+        running(testbed.server, "serve", "asyncio", SERVER) as server,
+        running(testbed.client, story, loop) as client,
+    ):
         assert server.stdout is not None
         assert await asyncio.to_thread(server.stdout.readline) == "ready\n"
-        async with running(testbed.client, story, loop) as client:
-            await obey(testbed, client)
-            status = await asyncio.to_thread(client.wait, 10.0)
-            assert client.stderr is not None
-            told = client.stderr.read()
+        await obey(testbed, client)
+        status = await asyncio.to_thread(client.wait, 10.0)
+        assert client.stderr is not None
+        told = client.stderr.read()
     assert status == 0, told[-6000:]
     with capsys.disabled():
         print(f"\n  {story}: {told.strip()[-300:]}" if story.startswith("everything") else "", end="")
@@ -78,6 +80,8 @@ async def obey(testbed: Testbed, client: subprocess.Popen[str]) -> None:
     """Change what the client asks for, until it has ended."""
     assert client.stdout is not None
     assert client.stdin is not None
+    client.stdin.write("begin\n")
+    client.stdin.flush()
     while line := await asyncio.to_thread(client.stdout.readline):
         name, change, *arguments = json.loads(line)
         if name == "server":
