@@ -14,7 +14,7 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench bench-roaming lock clean
+.PHONY: help setup test lint format demo bench bench-roaming fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -42,6 +42,14 @@ bench: $(STAMP)  ## measure against other parties and write a report
 
 bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; goes on where it was interrupted
 	$(BIN)/python -m benchmarks.roaming $(ARGS)
+
+# Not part of setup: there are no wheels for every machine. Without atheris inputs are made without knowing what they
+# reach, and the command says so.
+fuzz: $(STAMP)  ## try to break what reads foreign bytes: ARGS="--seconds 10 --target segment", ARGS=--list
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || PIP_DISABLE_PIP_VERSION_CHECK=1 \
+		$(BIN)/python -m pip install -q --only-binary atheris -c constraints.txt --no-build-isolation -e '.[fuzz]' || \
+		echo "fuzz: atheris cannot be installed here" >&2
+	nice -n 19 $(BIN)/python -m tests.fuzz.run $(ARGS)
 
 clean:  ## remove what runs have left behind; .venv stays
 	rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,250 @@
+"""What strangers send to listening sockets before anything is known of them: first bytes, datagrams, QUIC packets."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import socket
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aioquic.buffer import encode_uint_var
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
+
+from multi.core.facts import Candidate
+from multi.core.ids import Family
+from multi.transports import quic, quic_engine, stream_listener, stream_reception
+from multi.transports.base import QuicSettings, TlsSettings, TransportSettings
+from multi.transports.quic import Quic, QuicListener, client_configuration, server_configuration
+from multi.transports.quic_engine import PacketHeader, QuicEngine, RetryTokens, refusal, version_negotiation
+from multi.transports.tcp import Tcp
+from multi.transports.udp_port import PeerAddress
+from tests.fuzz.mutation import Choices
+from tests.fuzz.target import Target, check
+from tests.integration.certificates import certificates_in
+
+VERSIONS = (0, 1, 0x6B3343CF, 0xFF00001D, 0x0A0A0A0A, 0xFFFFFFFF)
+
+
+@cache
+def loop() -> asyncio.AbstractEventLoop:
+    made = asyncio.new_event_loop()
+    # A callback that raises would only be logged.
+    made.set_exception_handler(lambda _loop, context: _unhandled.append(context.get("exception") or context["message"]))
+    atexit.register(made.close)
+    return made
+
+
+_unhandled: list[Any] = []
+
+
+def _raise_unhandled() -> None:
+    found, _unhandled[:] = list(_unhandled), []
+    for error in found:
+        if isinstance(error, Exception):
+            raise error
+        check(False, str(error))
+
+
+@cache
+def _settings() -> TransportSettings:
+    directory = tempfile.TemporaryDirectory(prefix="multi-fuzz-")
+    atexit.register(directory.cleanup)
+    return certificates_in(Path(directory.name) / "made").server_settings()
+
+
+# --- QUIC  ---
+
+
+@cache
+def _client_packet() -> bytes:
+    """The first datagram of an honest client, made once: its keys are random."""
+    candidate = Candidate("quic", Family.IPV4, "server.example", "127.0.0.1", 1)
+    configuration = client_configuration(QuicSettings(), TlsSettings(verify=False), candidate)
+    return QuicEngine.client(configuration, "server", 0.0).datagrams(0.0)[0][0]
+
+
+def _initial(choices: Choices, packet_type: int = 0xC0) -> bytes:
+    """An Initial packet with valid protection and any frames: whoever knows the standard can make one."""
+    destination = choices.take(choices.pick((8, 8, 8, 20, 0, 7)))
+    source, token = choices.take(choices.pick((8, 8, 0, 20))), choices.some() if choices.chance(4) else b""
+    frames = b""
+    while choices.left and len(frames) < 1000:
+        kind = choices.pick((0, 1, 2, 3, 6, 6, 6, 0x1C, 0x1D, choices.byte()))
+        body = choices.take(choices.pick((0, 2, 4, 20, 60)))
+        if kind == 6:  # CRYPTO
+            body = (
+                encode_uint_var(choices.pick((0, 0, 0, 60, 1 << 20, (1 << 62) - 1))) + encode_uint_var(len(body)) + body
+            )
+        frames += bytes([kind]) + body
+    frames = frames.ljust(choices.pick((1150, 1150, 1150, 20)), b"\0")[:1150]
+    header = bytes([packet_type | 1]) + QuicProtocolVersion.VERSION_1.to_bytes(4, "big")
+    header += bytes([len(destination)]) + destination + bytes([len(source)]) + source
+    header += encode_uint_var(len(token)) + token
+    header += (0x4000 | (2 + len(frames) + 16)).to_bytes(2, "big") + choices.pick((b"\0\0", b"\0\1", b"\xff\xff"))
+    crypto = CryptoPair()
+    crypto.setup_initial(cid=destination, is_client=True, version=QuicProtocolVersion.VERSION_1)
+    return crypto.encrypt_packet(header, frames, 0)
+
+
+def _long_header(choices: Choices) -> bytes:
+    ids = b"".join(
+        bytes([choices.pick((0, 8, 20, 21, 255))]) + choices.take(choices.pick((0, 8, 20))) for _ in range(2)
+    )
+    start = bytes([choices.pick((0xC0, 0xD0, 0xE0, 0xF0, choices.byte()))]) + choices.pick(VERSIONS).to_bytes(4, "big")
+    return (start + ids + choices.some()).ljust(choices.pick((0, 1200, 1200)), b"\0")
+
+
+def run_header(data: bytes) -> None:
+    """What `QuicListener` does with the first packet of a connection, each answer tried."""
+    try:
+        header = PacketHeader(data)
+    except ValueError:
+        return
+    configuration, tokens = _configuration(), RetryTokens()
+    if header.needs_version_negotiation(configuration):
+        check(len(version_negotiation(header, configuration)) < 128, "an answer that amplifies")
+        return
+    if not header.is_initial:
+        return
+    check(len(refusal(header, QuicErrorCode.INVALID_TOKEN)) <= len(data), "an answer that amplifies")
+    retry = tokens.retry(header, "somebody", 1.0)
+    check(len(retry) <= len(data), "an answer that amplifies")
+    check(tokens.original_id(header, "somebody", 1.0) is None, "a token that nobody gave")
+    again = PacketHeader(retry)
+    again.destination_id = again.source_id
+    check(tokens.original_id(again, "somebody", 1.0) == header.destination_id, "a token that does not come back")
+
+
+@cache
+def _configuration() -> Any:
+    tls = _settings().tls
+    assert tls is not None
+    return server_configuration(QuicSettings(), tls)
+
+
+def run_quic(data: bytes) -> None:
+    """Datagrams from a few strangers to one listener."""
+    loop().run_until_complete(_quic(Choices(data)))
+    _raise_unhandled()
+
+
+async def _quic(choices: Choices) -> None:
+    sinks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    accepted: list[Any] = []
+    settings = replace(_settings(), quic=QuicSettings(retry=choices.chance(4)))
+    made = await Quic().listen("127.0.0.1", 0, settings, accepted.append)
+    assert isinstance(made, QuicListener)
+    try:
+        for sink in sinks:
+            sink.bind(("127.0.0.1", 0))
+        for _ in range(8):
+            if not choices.left:
+                break
+            kind = choices.below(8)
+            if kind < 4:
+                datagram = _initial(choices, choices.pick((0xC0, 0xC0, 0xC0, 0xD0, 0xE0)))
+            else:
+                datagram = (_client_packet() if kind == 4 else _long_header(choices)) if kind < 7 else choices.some()
+            address = PeerAddress(*choices.pick(sinks).getsockname(), 0, 0, b"", 0)
+            made.datagram_received(choices.damaged(datagram), address)
+            if choices.chance(2):
+                made.burst_finished()
+        made.burst_finished()
+        await asyncio.sleep(0)
+    finally:
+        made.close()
+        for sink in sinks:
+            sink.close()
+    await asyncio.sleep(0)
+    check(not accepted, "a stranger without a handshake is accepted")
+
+
+# --- the first byte of a stream  ---
+
+
+def run_first_bytes(data: bytes) -> None:
+    """Somebody connects to a listener with TLS, says something in two pieces, and leaves."""
+    loop().run_until_complete(_first_bytes(Choices(data)))
+    _raise_unhandled()
+
+
+async def _first_bytes(choices: Choices) -> None:
+    accepted: list[Any] = []
+    listener = await Tcp().listen("127.0.0.1", 0, _settings(), accepted.append)
+    pieces = (choices.some(), choices.rest())
+    with socket.create_connection(listener.address) as client:
+        for piece in pieces:
+            with suppress(ConnectionError):  # it may have been refused already
+                client.sendall(piece)
+            for _ in range(3):
+                await asyncio.sleep(0)
+    for _ in range(6):
+        await asyncio.sleep(0)
+    first = b"".join(pieces)[:1]
+    check(not accepted or first not in (b"", b"\x16"), "a stranger without a handshake is accepted")
+    check(all(not channel.info.secure for channel in accepted), "a plain connection counts as secure")
+    listener.close()
+    for channel in accepted:
+        channel.abort()
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def _tls_hello() -> bytes:
+    import ssl
+
+    context = ssl.create_default_context()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    try:
+        client.do_handshake()
+    except ssl.SSLWantReadError:
+        pass
+    return outgoing.read()
+
+
+def _quic_seeds() -> list[bytes]:
+    return [bytes((n * i * i + i) % 256 for i in range(300)) for n in range(1, 12)]
+
+
+def _headers() -> list[bytes]:
+    made = [_long_header(Choices(data)) for data in _quic_seeds()] + [_initial(Choices(data)) for data in _quic_seeds()]
+    return [*made, _client_packet(), b"\x40" + bytes(40)]
+
+
+TARGETS = (
+    Target("quic-header", run_header, _headers, (quic_engine,), short=200, longest=1400),
+    Target(
+        "quic-listener",
+        run_quic,
+        _quic_seeds,
+        (quic, quic_engine),
+        short=25,
+        weight=2,
+        longest=700,
+        memory_base=8 << 20,
+    ),
+    Target(
+        "first-bytes",
+        run_first_bytes,
+        lambda: [
+            b"\5" + _tls_hello(),
+            b"\xff" + _tls_hello(),
+            b"\0\x16",
+            b"\1\x16",
+            b"\0",
+            b"\3GET / HTTP/1.1",
+            b"\1\1\2\3",
+        ],
+        (stream_reception, stream_listener),
+        short=25,
+        longest=700,
+        memory_base=4 << 20,
+    ),
+)
