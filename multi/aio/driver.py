@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -38,7 +39,8 @@ from multi.core.events import (
     Warned,
 )
 from multi.core.facts import Candidate, ConnectionFacts
-from multi.core.ids import ConnectionId, ConnectionState, StreamId
+from multi.core.handshake import REFUSED, Refuse
+from multi.core.ids import ConnectionId, ConnectionState, Side, StreamId
 from multi.engine import Engine
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
@@ -59,6 +61,7 @@ UNANSWERED = frozenset(
     )
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
 REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
+UNPROVEN = (str(Refuse(REFUSED)), "the server's proof is wrong")  # how the reason ends where a key may be missing
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
@@ -459,7 +462,19 @@ class SessionDriver:
         if not self.attempted_all.done():
             self.attempted_all.set_result(None)
 
+    def _explained(self, reason: str) -> str:
+        """What a client knows besides about a handshake that failed: the answer is the same for every cause."""
+        session = self.engine.session
+        if session.side is not Side.CLIENT or session.confirmed or not reason.endswith(UNPROVEN):
+            return reason
+        if session.settings.psk:
+            name = session.settings.psk_id.decode(errors="replace")
+            return f"{reason}: it has no pre-shared key {name!r}, or another one than this side"
+        return f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use"
+
     def _session_closed(self, effect: SessionClosed) -> None:
+        effect = replace(effect, error=self._explained(effect.error))
+        self.engine.session.error = effect.error
         self._finish(self._error_of(effect) if effect.error else None)
 
     def _error_of(self, effect: SessionClosed) -> MultiError:
@@ -477,7 +492,8 @@ class SessionDriver:
     def failures(self) -> list[tuple[str, str]]:
         """(candidate, reason) of everything that did not lead to a connection while the session opened."""
         paths = self.engine.paths
-        return self.attempts + (paths.failures if paths is not None else [])
+        tried = paths.failures if paths is not None else []
+        return self.attempts + [(what, self._explained(reason)) for what, reason in tried]
 
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():

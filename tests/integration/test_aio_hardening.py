@@ -265,21 +265,23 @@ def refusal_of(session_id: SessionId) -> bytes:
 def test_a_session_takes_so_many_joins_and_its_own_client_still_gets_in(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        async with serving(way, max_join_burst=3, max_joins_per_second=0.1) as (server, _):
-            async with multi.connect(way.client(server.port)) as session:
-                await session.confirmed()
-                wanted = SessionId(session.id)
-                strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(8)]
-                await until(lambda: server.statistics["max_joins_per_second"] == 5, "three were taken")
-                for stranger in strangers[3:]:
-                    assert await asyncio.wait_for(stranger.gone, 3) == refusal_of(wanted)
-                unknown = SessionId(bytes(16))
-                nobody = await Stranger.at(server.port, join_segment(unknown), ELSEWHERE)
-                assert await asyncio.wait_for(nobody.gone, 3) == refusal_of(unknown)
-                async with asyncio.timeout(2):
-                    await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
-                for stranger in (*strangers, nobody):
-                    await stranger.leave()
+        async with (
+            serving(way, max_join_burst=3, max_joins_per_second=0.1) as (server, _),
+            multi.connect(way.client(server.port)) as session,
+        ):
+            await session.confirmed()
+            wanted = SessionId(session.id)
+            strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(8)]
+            await until(lambda: server.statistics["max_joins_per_second"] == 5, "three were taken")
+            for stranger in strangers[3:]:
+                assert await asyncio.wait_for(stranger.gone, 3) == refusal_of(wanted)
+            unknown = SessionId(bytes(16))
+            nobody = await Stranger.at(server.port, join_segment(unknown), ELSEWHERE)
+            assert await asyncio.wait_for(nobody.gone, 3) == refusal_of(unknown)
+            async with asyncio.timeout(2):
+                await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+            for stranger in (*strangers, nobody):
+                await stranger.leave()
 
     run(scenario())
 
@@ -287,21 +289,23 @@ def test_a_session_takes_so_many_joins_and_its_own_client_still_gets_in(developm
 def test_the_oldest_join_goes_that_has_not_proved_itself(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        async with serving(way, max_pending_joins=2) as (server, _):
-            async with multi.connect(way.client(server.port)) as session:
-                await session.confirmed()
-                wanted = SessionId(session.id)
-                strangers = []
-                for _ in range(5):
-                    strangers.append(await Stranger.at(server.port, join_segment(wanted), ELSEWHERE))
-                    await asyncio.sleep(0.02)
-                await asyncio.wait_for(asyncio.gather(*(s.gone for s in strangers[:3])), 3)
-                assert server.statistics["max_pending_joins"] == 3
-                assert not strangers[3].gone.done()
-                async with asyncio.timeout(2):
-                    await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
-                for stranger in strangers:
-                    await stranger.leave()
+        async with (
+            serving(way, max_pending_joins=2) as (server, _),
+            multi.connect(way.client(server.port)) as session,
+        ):
+            await session.confirmed()
+            wanted = SessionId(session.id)
+            strangers = []
+            for _ in range(5):
+                strangers.append(await Stranger.at(server.port, join_segment(wanted), ELSEWHERE))
+                await asyncio.sleep(0.02)
+            await asyncio.wait_for(asyncio.gather(*(s.gone for s in strangers[:3])), 3)
+            assert server.statistics["max_pending_joins"] == 3
+            assert not strangers[3].gone.done()
+            async with asyncio.timeout(2):
+                await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+            for stranger in strangers:
+                await stranger.leave()
 
     run(scenario())
 
@@ -309,16 +313,18 @@ def test_the_oldest_join_goes_that_has_not_proved_itself(development_certificate
 def test_a_session_has_so_many_connections_and_strangers_take_no_place_of_them(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        async with serving(way, max_connections_per_session=2) as (server, _):
-            async with multi.connect(way.client(server.port)) as session:
-                await session.confirmed()
-                wanted = SessionId(session.id)
-                strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(3)]
-                await until(lambda: server.statistics["max_connections_per_session"] >= 2, "one at a time")
-                async with asyncio.timeout(2):
-                    await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
-                for stranger in strangers:
-                    await stranger.leave()
+        async with (
+            serving(way, max_connections_per_session=2) as (server, _),
+            multi.connect(way.client(server.port)) as session,
+        ):
+            await session.confirmed()
+            wanted = SessionId(session.id)
+            strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(3)]
+            await until(lambda: server.statistics["max_connections_per_session"] >= 2, "one at a time")
+            async with asyncio.timeout(2):
+                await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+            for stranger in strangers:
+                await stranger.leave()
 
     run(scenario())
 

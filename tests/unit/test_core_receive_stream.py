@@ -287,3 +287,23 @@ def test_a_slow_reader_does_not_make_the_window_grow() -> None:
 
 def test_an_initial_window_above_the_cap_is_the_cap() -> None:
     assert Window(5000, 1000, 0.0).advertised == 1000
+
+
+def test_a_window_grows_only_when_there_is_memory_for_it() -> None:
+    asked: list[int] = []
+    allowed = False
+
+    def may_grow(size: int) -> bool:
+        asked.append(size)
+        return allowed
+
+    window = Window(64 * 1024, 256 * 1024, 0.0)
+    window.may_grow = may_grow
+    assert window.consumed(40 * 1024, 0.010, 0.1)  # the peer hears of what was read all the same
+    assert (window.size, asked) == (64 * 1024, [64 * 1024])
+    allowed = True
+    window.consumed(80 * 1024, 0.020, 0.1)
+    window.consumed(160 * 1024, 0.030, 0.1)
+    window.consumed(320 * 1024, 0.040, 0.1)
+    assert window.size == 256 * 1024
+    assert asked == [64 * 1024, 64 * 1024, 128 * 1024]  # at its cap it asks no more

@@ -1,0 +1,191 @@
+"""Pre-shared keys: from a file or the environment, never told to anybody, and what is said when they do not fit."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from multi.aio.keys import load_keys
+from multi.aio.settings import session_settings
+from multi.config import load_config
+from multi.transports.certificates import pin_of
+from tests.integration.aio_support import Inbox, Way, run
+from tests.integration.cli_runner import Files
+from tests.integration.cli_runner import run as run_command
+
+ALICE, BOB = "a1" * 16, "b2" * 24
+VARIABLE = "MULTI_TEST_KEYS"
+CLIENT: dict[str, Any] = {"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "127.0.0.1"}
+
+
+def client(**auth: str) -> multi.Config:
+    return load_config({**CLIENT, "auth": auth})
+
+
+@pytest.mark.parametrize("separator", [",", "\n", "\r\n", " , ", ",\n,"])
+def test_keys_of_the_environment_are_separated_by_commas_or_newlines(
+    separator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"alice:{ALICE}{separator}bob:{BOB}")
+    assert load_keys(client(psk_env=VARIABLE)) == {b"alice": bytes.fromhex(ALICE), b"bob": bytes.fromhex(BOB)}
+    settings = session_settings(client(psk_env=VARIABLE, psk_id="bob"))
+    assert (settings.psk_id, settings.psk) == (b"bob", bytes.fromhex(BOB))
+    assert BOB not in repr(settings)
+    assert repr(bytes.fromhex(BOB)) not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "auth.psk_env: the environment variable MULTI_TEST_KEYS is not set"),
+        ("", "auth.psk_env: MULTI_TEST_KEYS holds no key"),
+        (ALICE, "auth.psk_env: MULTI_TEST_KEYS entry 1 is not 'id:key'"),
+        (f"alice:{ALICE},bob:{BOB}x", "auth.psk_env: MULTI_TEST_KEYS entry 2 is not 'id:key'"),
+        (f"alice:{ALICE[:30]}", "auth.psk_env: MULTI_TEST_KEYS entry 1 is not 'id:key'"),
+        (f"{'i' * 65}:{ALICE}", "auth.psk_env: MULTI_TEST_KEYS entry 1 is not 'id:key'"),
+        (f"alice:{ALICE},alice:{BOB}", "auth.psk_env: MULTI_TEST_KEYS entry 2 has the id of an earlier one"),
+        (f"alice:{ALICE}", "auth.psk_id: MULTI_TEST_KEYS holds no key 'bob'"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_named_and_no_key_is_shown(
+    value: str | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv(VARIABLE, raising=False)
+    else:
+        monkeypatch.setenv(VARIABLE, value)
+    with pytest.raises(multi.ConfigError) as caught:
+        session_settings(client(psk_env=VARIABLE, psk_id="bob"))
+    assert str(caught.value).startswith(message)
+    assert caught.value.key_path == message.partition(":")[0]
+    told = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert not any(key[:16] in told for key in (ALICE, BOB))
+
+
+def test_keys_from_the_environment_open_a_session_and_appear_nowhere(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"alice:{ALICE},bob:{BOB}")
+    auth = {"auth": {"psk_env": VARIABLE, "psk_id": "bob"}}
+
+    async def scenario() -> None:
+        way, inbox = Way(development_certificates), Inbox()
+        server = await multi.start_server(inbox.on_client, way.server(auth={"psk_env": VARIABLE}))
+        async with multi.connect(way.client(server.port, **auth)) as session:
+            await session.confirmed()
+            end = await inbox.session()
+            assert end.writer.get_extra_info("psk_id") == "bob"
+            shown = repr((session, server, end, vars(server), load_config(way.client(server.port, **auth))))
+            assert BOB not in shown.replace(repr(server.__dict__.get("_keys")), "")
+        server.abort()
+        await server.wait_closed()
+
+    with caplog.at_level(logging.DEBUG):
+        run(scenario())
+    assert not any(key in caplog.text for key in (ALICE, BOB))
+
+
+@pytest.mark.parametrize("way", ["tcp-sealed", "tcp-tls", "quic"])
+@pytest.mark.parametrize("who", ["client", "server", "another id", "another key"])
+def test_keys_that_do_not_fit_are_a_clear_error(
+    way: str,
+    who: str,
+    development_certificates: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(VARIABLE, f"alice:{ALICE}")
+    monkeypatch.setenv("OTHER_ID", f"bob:{ALICE}")
+    monkeypatch.setenv("OTHER_KEY", f"alice:{BOB}")
+    wants = {"auth": {"psk_env": VARIABLE}}
+    server_has: dict[str, Any] = {} if who == "client" else wants
+    client_has: dict[str, Any] = {
+        "client": wants,
+        "server": {},
+        "another id": {"auth": {"psk_env": "OTHER_ID"}},
+        "another key": {"auth": {"psk_env": "OTHER_KEY"}},
+    }[who]
+
+    async def scenario() -> str:
+        described, inbox = Way(development_certificates, way), Inbox()
+        server = await multi.start_server(inbox.on_client, described.server(**server_has))
+        patient = {"multi_config": {"open_timeout": 2.0, "resume_timeout": 0.5}}
+        with pytest.raises((multi.SessionRefused, multi.SessionLost, multi.NoUsableConnection)) as caught:
+            async with multi.connect(described.client(server.port, **client_has, **patient)) as session:
+                await session.confirmed()
+        server.abort()
+        await server.wait_closed()
+        return str(caught.value)
+
+    with caplog.at_level(logging.INFO):
+        said = run(scenario())
+    print(way, who, said)
+    assert "pre-shared key" in said
+    assert ALICE not in said + caplog.text
+
+
+def test_a_key_file_that_others_can_read_is_a_warning(
+    development_certificates: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "keys.psk"
+    path.write_text(f"alice:{ALICE}\n")
+    path.chmod(0o644)
+    auth = {"auth": {"psk_file": str(path)}}
+
+    async def scenario() -> None:
+        way, inbox = Way(development_certificates), Inbox()
+        server = await multi.start_server(inbox.on_client, way.server(**auth))
+        assert caplog.text.count("can be read by others") == 1  # the server's
+        async with multi.connect(way.client(server.port, **auth)) as session:
+            async for event in session.events():
+                if isinstance(event, multi.Warned):
+                    assert event.message == f"auth.psk_file: {path} can be read by others; use mode 0600"
+                    break
+        server.abort()
+        await server.wait_closed()
+
+    run(scenario())
+    assert caplog.text.count("can be read by others") == 2
+    path.chmod(0o600)
+    caplog.clear()
+    run(scenario_without_warning(Way(development_certificates), auth))
+    assert not caplog.text
+
+
+async def scenario_without_warning(way: Way, auth: dict[str, Any]) -> None:
+    server = await multi.start_server(Inbox().on_client, way.server(**auth))
+    async with multi.connect(way.client(server.port, **auth)) as session:
+        await session.confirmed()
+    server.abort()
+    await server.wait_closed()
+
+
+def test_check_shows_pins_and_what_is_doubtful_about_keys(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    server_cert = (tmp_path / "certs/server-cert.pem").read_bytes()
+    pin = pin_of(ssl.PEM_cert_to_DER_cert(server_cert.decode()))
+    path = tmp_path / "keys.psk"
+    path.write_text(f"alice:{ALICE}\n")
+    path.chmod(0o644)
+    shown = run_command("check", files.server_config(auth={"psk_file": "keys.psk"}))
+    assert shown.returncode == 0
+    assert f"ssl_config.cert: pin {pin}" in shown.stdout
+    assert f"warning: auth.psk_file: {path} can be read by others" in shown.stdout
+    ssl_config = {"verify": False, "pin": [pin]}
+    shown = run_command("check", files.client_config(7788, ssl_config=ssl_config, auth={"psk_env": "NOT_SET"}))
+    assert shown.returncode == 1
+    assert "server verified by its pin alone" in shown.stdout
+    assert "auth: auth.psk_env: the environment variable NOT_SET is not set" in shown.stdout
+    assert ALICE not in shown.stdout + shown.stderr
+
+
+def test_cert_prints_the_pin_of_the_servers_certificate(tmp_path: Path) -> None:
+    shown = run_command("cert", tmp_path / "pki")
+    certificate = ssl.PEM_cert_to_DER_cert((tmp_path / "pki/server-cert.pem").read_text())
+    assert f"\n  {pin_of(certificate)}\n" in shown.stdout
