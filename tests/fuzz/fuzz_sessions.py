@@ -79,11 +79,16 @@ class Grammar:
         choices = self._choices
         if choices.chance(20):
             return choices.some()
+        kind, payload, sequence, stream = self.parts()
+        session_id = self._node.session.session_id if not choices.chance(40) else SessionId(b"another session!")
+        return choices.damaged(encode(kind, session_id, payload, sequence=sequence, stream=stream))
+
+    def parts(self) -> tuple[SegmentType, bytes, int, StreamId]:
+        """Type, payload, sequence number and stream of a segment."""
+        choices = self._choices
         kind = choices.pick(_LIKELY) if not choices.chance(6) else choices.pick(tuple(SegmentType))
         payload = choices.damaged(self._payload(kind))
-        stream = StreamId(self._stream() if choices.chance(2) else 0)
-        session_id = self._node.session.session_id if not choices.chance(40) else SessionId(b"another session!")
-        return choices.damaged(encode(kind, session_id, payload, sequence=self._sequence(kind), stream=stream))
+        return kind, payload, self._sequence(kind), StreamId(self._stream() if choices.chance(2) else 0)
 
     def _payload(self, kind: SegmentType) -> bytes:
         choices = self._choices
@@ -243,10 +248,10 @@ def run_server(data: bytes) -> None:
                 ends.lose(choices.pick(strangers))
             case 2:
                 ends.advance(choices.pick((0.1, 1.0, 6.0, 0.01)))
-            case 3 if honest is None and choices.chance(4):
+            case 3 if choices.chance(3) and len(ends.lines) < 16:
                 ends.connect(facts)  # whoever knows the Session ID may have been first: nothing is promised then
-            case 4 if strangers and honest is not None and honest.sent_up:
-                replayed = choices.damaged(choices.pick(honest.sent_up))
+            case 4 if strangers and (said := [s for line in ends.lines if line.client for s in line.sent_up]):
+                replayed = choices.damaged(choices.pick(said))
                 choices.pick(strangers).inject(replayed, lane=choices.pick((0, 0, 1)))
             case _ if strangers:
                 line = choices.pick(strangers)
@@ -271,21 +276,46 @@ def run_server(data: bytes) -> None:
 # --- peers that have proved themselves  ---
 
 
+def _lost(_segment: bytes) -> None:
+    """What becomes of segments nobody is to hear."""
+
+
 def run_peer(data: bytes, side: Side) -> None:
-    """A peer that has proved itself breaks the rules; `side` is the side it speaks to."""
+    """A peer that has proved itself breaks the rules; `side` is the side it speaks to.
+
+    Where segments are sealed, the honest end seals what the input says, and hears no answers.
+    """
     choices = Choices(data)
-    ends = _ends(choices, SMALL)
+    sealed = choices.chance(3)
+    ends = _ends(choices, SEALING if sealed else SMALL)
     lines = [ends.connect(choices.pick((PLAIN, TLS, QUIC))) for _ in range(1 + choices.below(3))]
     ends.pump()
     ends.write(ends.client, b"hello")
     ends.write(ends.server, b"hello")
     node = ends.server if side is Side.SERVER else ends.client
-    for line in lines:  # from here on the input speaks
-        if side is Side.SERVER:
+    speaker = ends.client if side is Side.SERVER else ends.server
+    grammar = Grammar(choices, node)
+
+    def take_over(line: Line) -> None:
+        """From here on the input speaks."""
+        if sealed:
+            line.change_up, line.change_down = (None, _lost) if side is Side.SERVER else (_lost, None)
+        elif side is Side.SERVER:
             line.client = None
         else:
             line.captured = True
-    grammar = Grammar(choices, node)
+
+    def say(line: Line, lane: int) -> None:
+        if not sealed:
+            (line.inject if side is Side.SERVER else line.answer)(grammar.segment(), lane=lane)
+            return
+        kind, payload, sequence, stream = grammar.parts()
+        own = speaker.session.connections.get(line.id)
+        if own is not None and own.alive:
+            own.send(kind, (payload,), len(payload), sequence=sequence, stream=stream, lane=lane)
+
+    for line in lines:
+        take_over(line)
     for _ in range(STEPS):
         if not choices.left:
             break
@@ -299,12 +329,14 @@ def run_peer(data: bytes, side: Side) -> None:
                 node.session.connection_lost(line.id, choices.pick(("", "reset")), now=ends.now)
             case 3 if side is Side.CLIENT and len(lines) < 6:
                 lines.append(ends.connect(choices.pick((PLAIN, QUIC))))
-                lines[-1].captured = True
+                if sealed:
+                    ends.pump()
+                take_over(lines[-1])
             case _:
                 lane = choices.pick((0, 0, 1)) if line.server_facts.lanes > 1 else 0
                 times = choices.pick((1, 1, 1, 1, 2, 20))
                 for _ in range(times):
-                    (line.inject if side is Side.SERVER else line.answer)(grammar.segment(), lane=lane)
+                    say(line, lane)
         ends.pump()
         check_bounds(node)
 
