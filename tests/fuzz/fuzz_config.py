@@ -5,14 +5,16 @@ from __future__ import annotations
 import atexit
 import json
 import math
+import os
 import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from multi.aio import keys
-from multi.aio.keys import MIN_KEY, load_keys
+from multi.aio.keys import MAX_ID, MIN_KEY, load_keys
 from multi.config import (
     Config,
     checks,
@@ -178,25 +180,36 @@ def run_dict(data: bytes) -> None:
     _load(found)
 
 
+_VARIABLE = "MULTI_FUZZ_KEYS"
+
+
 @cache
-def _config_with(path: Path) -> Config:
-    return load_config({"listen": {"transports": ["tcp"]}, "auth": {"psk_file": str(path)}})
+def _config_with(place: str, name: str) -> Config:
+    return load_config({"listen": {"transports": ["tcp"]}, "auth": {place: name}})
 
 
 def run_keys(data: bytes) -> None:
+    """The same bytes as a file and, where it can hold them, as an environment variable."""
     path = Path(_DIRECTORY.name) / "keys"
     if not path.exists():
         path.touch(mode=0o600)
     path.write_bytes(data)
+    _judge_keys(_config_with("psk_file", str(path)), "auth.psk_file")
+    if b"\0" not in data:
+        with patch.dict(os.environ, {_VARIABLE: os.fsdecode(data)}):
+            _judge_keys(_config_with("psk_env", _VARIABLE), "auth.psk_env")
+
+
+def _judge_keys(config: Config, key_path: str) -> None:
     try:
-        found = load_keys(_config_with(path))
+        found = load_keys(config)
     except ConfigError as error:
-        check(error.key_path == "auth.psk_file", "an error that does not say where")
+        check(error.key_path == key_path, "an error that does not say where")
         check(str(error).isprintable(), "a message with control characters")
         return
     check(bool(found), "no key and no complaint")
     for name, key in found.items():
-        check(bool(name) and len(key) >= MIN_KEY, "a key that is too short")
+        check(0 < len(name) <= MAX_ID and len(key) >= MIN_KEY, "a name or key of a length that is refused")
 
 
 def _text_seeds() -> list[bytes]:
