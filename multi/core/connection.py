@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from multi.core.facts import ConnectionFacts, TransportSample
 from multi.core.ids import ConnectionId, ConnectionState, SessionId, StreamId
-from multi.core.sealing import MAX_SEALED_PAYLOAD, Cipher, Opener, Sealer
+from multi.core.sealing import Cipher, Opener, Sealer
 from multi.core.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
 from multi.core.state import check_connection
 
@@ -254,9 +254,7 @@ class Connection:
         rate = self.rate
         if rate < SLOW_RATE:
             return SLOW_SEGMENT
-        if rate < FAST_RATE or self._sealers is not None:
-            return min(FAST_SEGMENT, MAX_SEALED_PAYLOAD)
-        return FASTEST_SEGMENT
+        return FAST_SEGMENT if rate < FAST_RATE else FASTEST_SEGMENT
 
     @property
     def bucket_depth(self) -> float:
