@@ -211,11 +211,12 @@ class Engine:
             for connection in list(self.session.connections.values()):
                 if not connection.alive or interface not in ("", connection.interface):
                     continue
-                if address:
-                    if connection.facts.local_address == address:
-                        self.session.give_up(connection.id, reason, now=now)
-                elif not connection.facts.more_interfaces:  # the others may carry it on
+                if interface and connection.facts.more_interfaces:
+                    continue  # an MPTCP connection goes on over the others, also without its first subflow
+                if not address:
                     self.session.suspect(connection.id, reason, now=now)
+                elif connection.facts.local_address == address:
+                    self.session.give_up(connection.id, reason, now=now)
         if self.paths is not None and not address:
             self.paths.network_changed(interface, usable, now, reason)
         self.session.notify(NetworkChanged(interface, usable, reason if not usable else "usable again"))

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 from collections.abc import Generator, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -111,9 +110,15 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         driver.pump()
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":
-            with suppress(TimeoutError):  # a session is there; what is missing comes later or is reported
+            try:
                 async with asyncio.timeout_at(started + timeout):
                     await asyncio.shield(driver.attempted_all)
+            except TimeoutError:
+                pass  # a session is there; what is missing comes later or is reported
+            except SessionLost:
+                if driver.closed_error is not None:
+                    raise
+                # The server has closed it in order meanwhile: what it has sent is there to be read.
     except SessionRefused:
         await driver.settle()
         raise

@@ -26,6 +26,8 @@ from multi.transports.base import ChannelInfo
 
 logger = logging.getLogger("multi.session")
 
+LOOK_APART = 0.050  # seconds between two looks, whoever wants them: a server could keep us busy with its addresses
+LOOK_AGAIN = 1.0  # seconds after one that the system did not allow, for want of file descriptors or memory
 LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system tells when a name leads elsewhere
 
 
@@ -42,10 +44,12 @@ class Networks:
         self._usable: frozenset[str] = frozenset()
         self._task: asyncio.Task[None] | None = None
         self._again = False
+        self._looked_at = float("-inf")
         self._started = False
         self._changed = asyncio.Event()
         """Something has changed since the first look began."""
         self._detached: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
         self._closed = False
         self._leave = [monitor().subscribe(self._heard), sleep_watch().subscribe(self._slept)]
         driver.on_event = self._event
@@ -84,12 +88,15 @@ class Networks:
             leave()
         self._signals.close()
         self._attached()
+        if self._retry is not None:
+            self._retry.cancel()
         if self._task is not None:
             self._task.cancel()
+        self._resolver.close()
         self._driver.finish_in_thread(self._put_back)
 
     def _put_back(self) -> None:
-        self._resolver.close()
+        self._resolver.put_back()
         if self._power is not None:
             with self._power_lock:
                 self._power.release_all()
@@ -123,8 +130,8 @@ class Networks:
 
     def _event(self, event: Event) -> None:
         if isinstance(event, AddressesAnnounced):
-            self._resolver.announced(event.addresses)
-            self.look()
+            if self._resolver.announced(event.addresses):
+                self.look()
         elif isinstance(event, SessionDetached):
             self._look_while_detached()
         elif isinstance(event, SessionResumed):
@@ -151,7 +158,10 @@ class Networks:
     async def _look(self) -> None:
         try:
             while True:
+                if (wait := self._looked_at + LOOK_APART - self._driver.now()) > 0:
+                    await asyncio.sleep(wait)
                 self._again = False
+                self._looked_at = self._driver.now()
                 found = await self._resolver.find()
                 if self._closed:
                     return
@@ -159,6 +169,9 @@ class Networks:
                 await self._save_power(found)
                 if not self._again:
                     return
+        except OSError as error:
+            logger.warning("cannot look at the networks (%s), trying again in %g s", error, LOOK_AGAIN)
+            self._retry = self._driver.loop.call_later(LOOK_AGAIN, self.look)
         except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
             self._driver.fail(error)
         finally:

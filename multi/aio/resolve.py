@@ -76,34 +76,46 @@ class Resolver:
         return len(self._specs) - 1
 
     def withdraw(self, entry: int) -> None:
-        """Want an entry no more."""
+        """Want an entry that was added no more."""
         self._withdrawn.add(entry)
 
     def fell_back(self, entry: int) -> None:
         """An MPTCP connection of this entry is plain TCP: its further interfaces need connections of their own."""
         self._fallen_back.add(entry)
 
-    def announced(self, addresses: Sequence[tuple[str, int]]) -> None:
+    def announced(self, addresses: Sequence[tuple[str, int]]) -> bool:
         """The server says that it can be reached at these addresses too: alternatives to those its name has.
+
+        Returns whether that is news.
 
         Only addresses that a server elsewhere can have: nobody is sent to dial services of this machine or link.
         """
         here = any(_is_loopback(known) for found in self._names.addresses.values() for known in found)
+        known = self._announced
         self._announced = tuple((a, port) for a, port in addresses if _is_elsewhere(a) or (here and _is_loopback(a)))
+        return self._announced != known
 
     def close(self) -> None:
-        """Put back what was changed on this machine. Blocks for some milliseconds."""
+        """Ask and tell nothing any more."""
         self._names.close()
+
+    def put_back(self) -> None:
+        """Undo what was changed on this machine. Blocks for some milliseconds; for a thread."""
         with self._routes_lock:
             self._closed = True
             if self._routes is not None:
                 self._routes.remove()
 
-    async def find(self, *, max_age: float = 0.0) -> Found:
-        """Look which connections are possible now; `max_age`: seconds since somebody else may have looked."""
+    async def find(self, *, max_age: float = 0.0, entry: int | None = None) -> Found:
+        """Look which connections are possible now; `max_age`: seconds since somebody else may have looked.
+
+        Waits until the name of one entry can be dialled, or with `entry` that one's.
+        """
         config = self._config
         kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
-        resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in self._specs)
+        specs = [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
+        awaited = specs if entry is None else [self._specs[entry]]
+        resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in awaited)
         interfaces, _ = await asyncio.gather(interfaces_async(kinds, max_age=max_age), resolving)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
@@ -150,15 +162,15 @@ class Resolver:
     ) -> tuple[list[Candidate], list[Rejection]]:
         """The configured entries together, so that none is wanted twice; every added one by itself."""
         groups = [(0, self._specs[: self._configured])]
-        groups += [(index, [self._specs[index]]) for index in range(self._configured, len(self._specs))]
+        added = range(self._configured, len(self._specs))
+        groups += [(index, [self._specs[index]]) for index in added if index not in self._withdrawn]
         usable: list[Candidate] = []
         rejections: list[Rejection] = []
         for first, specs in groups:
             found, rejected = candidates(specs, interfaces, addresses, routes, first_entry=first)
             usable += found
             rejections += rejected
-        wanted = [candidate for candidate in usable if candidate.entry not in self._withdrawn]
-        return [single for candidate in wanted for single in self._over_interfaces(candidate)], rejections
+        return [single for candidate in usable for single in self._over_interfaces(candidate)], rejections
 
     def _over_interfaces(self, candidate: Candidate) -> list[Candidate]:
         """An MPTCP connection over several interfaces, or one for each where that cannot be."""

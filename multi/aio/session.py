@@ -115,12 +115,19 @@ class Session:
         done: asyncio.Future[str] = self._driver.loop.create_future()
         self._driver.engine.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
         self._driver.pump()
+
+        def ended(_: asyncio.Future[None]) -> None:
+            _settle(done, "the session has ended")  # after an internal error the path manager says nothing any more
+
+        self._driver.closed.add_done_callback(ended)
         try:
             reason = await done
         except asyncio.CancelledError:
             if self._driver.engine.paths is not None:
                 self._driver.engine.paths.cancel_handover()
             raise
+        finally:
+            self._driver.closed.remove_done_callback(ended)
         if reason:
             if self._driver.closed.done():
                 raise self._driver.closed_error or SessionLost("the session is closed")
@@ -166,7 +173,7 @@ class Session:
         index = resolver.add(load_entry(entry))
         opened: list[ConnectionId] = []
         try:
-            found = await resolver.find()
+            found = await resolver.find(entry=index)
             candidates = [candidate for candidate in found.candidates if candidate.entry == index]
             rejected = [(r.what, r.reason) for r in found.rejections if r.entry == index]
             if not candidates:

@@ -54,7 +54,7 @@ class Slot:
     """Attempts in a row that somebody answered with a failure, or led to what did not last."""
     unanswered_since: float | None = None
     """When the oldest attempt of a row without any answer was made."""
-    dialled_at: float = 0.0
+    dialled_at: float = float("-inf")
     next_candidate: int = 0
     up_since: float = 0.0
     been_up: bool = False
@@ -120,7 +120,7 @@ class Slot:
         # A dial under way may have been sent into the void, and would be repeated only after seconds.
         if self.wants_dial and (not self.attempts or now >= self.dialled_at + DIAL_APART):
             self.failures = self.refusals = 0
-            self.retry_at, self.unanswered_since = now, None
+            self.retry_at, self.unanswered_since = max(now, self.dialled_at + DIAL_APART), None
 
     def next_to_dial(self) -> Candidate:
         return self.candidates[self.next_candidate % len(self.candidates)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.core.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
@@ -156,6 +158,21 @@ def test_a_lost_address_ends_its_connection_on_both_sides() -> None:
     )
     other.client.pump()
     assert other.client.active == [0, 1], "another address of the interface"
+
+
+def test_an_mptcp_connection_outlives_the_address_of_its_first_subflow() -> None:
+    pair = opened(FAST, SLOW)
+    over_both, over_one = (pair.client.session.connections[ConnectionId(index)] for index in (0, 1))
+    over_both.facts = replace(over_both.facts, local="192.0.2.1:50000", more_interfaces=("if1",))
+    over_one.facts = replace(over_one.facts, local="192.0.2.2:50000")
+    for index in (0, 1):
+        gone = f"192.0.2.{index + 1}"
+        pair.client.engine.network_changed(f"if{index}", False, address=gone, now=pair.clock.now)
+    pair.client.pump()
+    assert pair.client.active == [0]
+    pair.client.engine.network_changed("", False, now=pair.clock.now)
+    pair.client.pump()
+    assert pair.client.state_of(0) is ConnectionState.SUSPECT, "all networks are gone"
 
 
 def test_a_silent_network_is_tried_often_at_first_and_then_ever_more_rarely() -> None:
