@@ -7,6 +7,7 @@ happens to it by the session.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from multi.core.facts import ConnectionFacts, TransportSample
 from multi.core.ids import ConnectionId, ConnectionState, SessionId, StreamId
@@ -137,7 +138,7 @@ class Connection:
 
         self.created_at = self.heard_at = self.sent_at = now
         self.progress_at = self.session_progress_at = now
-        self.suspect_since = 0.0
+        self.suspect_since = -inf
         self.ping_sent_at = 0.0
         self.ping_token = 0
         self.echo_due = 0.0
