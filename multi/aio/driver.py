@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
+from multi.aio.allocator import keep_freed_memory
 from multi.aio.events import Subscription
 from multi.aio.info import ConnectionInfo, connection_info
 from multi.aio.lifeline import Lifeline
@@ -113,6 +114,7 @@ class SessionDriver:
         on_opened: Callable[[], None] | None = None,
         on_closed: Callable[[SessionDriver], None] | None = None,
     ) -> None:
+        keep_freed_memory()
         self.engine = engine
         self.loop = asyncio.get_running_loop()
         self.links: dict[ConnectionId, _Link] = {}

@@ -119,7 +119,10 @@ class Resolver:
         interfaces, _ = await asyncio.gather(interfaces_async(kinds, max_age=max_age), resolving)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
-        routes, networks = await asyncio.to_thread(self._look_closer, interfaces, elsewhere)
+        routes: frozenset[tuple[str, str]] = frozenset()
+        networks: dict[str, str] = {}
+        if elsewhere:
+            routes, networks = await asyncio.to_thread(self._look_closer, interfaces, elsewhere)
         usable, rejections = self._expand(interfaces, addresses, routes)
         rejections = [
             replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if self._names.errors.get(r.what) == NO_ANSWER_YET else r
@@ -140,8 +143,6 @@ class Resolver:
         self, interfaces: Sequence[Interface], remotes: set[str]
     ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
         """In a thread: make routes where that is wanted; then ask which there are, and for names of the networks."""
-        if not remotes:
-            return frozenset(), {}
         with self._routes_lock:
             # This thread goes on when the session is over: what it made then would never be taken away.
             if self._routes is not None and not self._closed:

@@ -7,10 +7,11 @@ happens to it by the session.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from multi.core.facts import ConnectionFacts, TransportSample
 from multi.core.ids import ConnectionId, ConnectionState, SessionId, StreamId
-from multi.core.sealing import MAX_SEALED_PAYLOAD, Cipher, Opener, Sealer
+from multi.core.sealing import Cipher, Opener, Sealer
 from multi.core.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
 from multi.core.state import check_connection
 
@@ -137,7 +138,7 @@ class Connection:
 
         self.created_at = self.heard_at = self.sent_at = now
         self.progress_at = self.session_progress_at = now
-        self.suspect_since = 0.0
+        self.suspect_since = -inf
         self.ping_sent_at = 0.0
         self.ping_token = 0
         self.echo_due = 0.0
@@ -254,9 +255,7 @@ class Connection:
         rate = self.rate
         if rate < SLOW_RATE:
             return SLOW_SEGMENT
-        if rate < FAST_RATE or self._sealers is not None:
-            return min(FAST_SEGMENT, MAX_SEALED_PAYLOAD)
-        return FASTEST_SEGMENT
+        return FAST_SEGMENT if rate < FAST_RATE else FASTEST_SEGMENT
 
     @property
     def bucket_depth(self) -> float:

@@ -224,8 +224,10 @@ class Incoming:
             if connection is not carrier:
                 self._host.peer_lost(connection)
         elif step is DrainStep.SUSPECT:
-            # Said on the connection itself it is a late word: it came through.
-            if connection is not carrier and connection.state is ConnectionState.ACTIVE:
+            # Said on the connection itself it is a late word: it came through. Said again and again it would make us
+            # copy everything in flight each time.
+            settled = now >= connection.suspect_since + 2 * connection.suspect_after
+            if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
                 self._liveness.suspect(connection, "the peer's network went away", now)
         else:
             connection.drain_received = connection.drain_received or step is DrainStep.DRAINED

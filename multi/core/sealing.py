@@ -2,8 +2,8 @@
 
 A record is one segment: its header is authenticated in clear, its payload encrypted. Transports deliver in order, so
 the record counter is implicit and a replayed, dropped or reordered record fails like an altered one. Every lane of a
-connection and each direction has a key of its own; keys are updated after 2^20 records, which with payloads of at
-most 64 KiB is also 2^36 bytes, far inside the limits of AES-GCM (NIST SP 800-38D, RFC 9001 section 6.6).
+connection and each direction has a key of its own; keys are updated after 2^18 records, which with payloads of at
+most 256 KiB is 2^36 bytes, far inside the limits of AES-GCM (NIST SP 800-38D, RFC 9001 section 6.6).
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from multi.core.segment import TAG_LENGTH
 from multi.errors import RemoteProtocolError
 
-MAX_SEALED_PAYLOAD = 64 * 1024  # with RECORDS_PER_KEY it bounds the bytes under one key to 2^36
-RECORDS_PER_KEY = 1 << 20
+RECORDS_PER_KEY = 1 << 18  # with the longest payload it bounds the bytes under one key to 2^36
 NONCE_LENGTH = 12
 
 

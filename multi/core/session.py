@@ -311,7 +311,7 @@ class Session:
         found = self.connections.get(connection)
         if found is not None and found.state is ConnectionState.ACTIVE:
             self._liveness.suspect(found, reason, now)
-            if self._outgoing.usable_for_control()[0].may_deliver:
+            if any(c.may_deliver for c in self._outgoing.usable_for_control()):
                 self._liveness.say(found, DrainStep.SUSPECT)  # the peer would find out only by silence
 
     # === inputs: time  ===

@@ -64,6 +64,8 @@ async def interfaces_async(
     max_age: float = 0.0,
 ) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
+    if sys.platform == "linux" and netlink.is_known(max_age):
+        return interfaces(user_kinds, max_age=max_age)
     return await asyncio.to_thread(interfaces, user_kinds, max_age=max_age)
 
 

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
@@ -220,7 +221,7 @@ class TlsStream:
         total = 0
         try:
             while total < len(buffer):
-                size = self._sock.recv_into(buffer[total:])
+                size: Any = self._sock.read(len(buffer) - total, buffer[total:])  # an int
                 if not size:
                     self._ended = True
                     break

@@ -5,8 +5,17 @@ from __future__ import annotations
 import pytest
 
 from multi.core.events import CloseConnection, SendBytes
-from multi.core.ids import Role
-from multi.core.payloads import Ack, Keepalive, Policy, encode_ack, encode_keepalive, encode_policy
+from multi.core.ids import STREAM_ZERO, Role
+from multi.core.payloads import (
+    Ack,
+    DrainStep,
+    Keepalive,
+    Policy,
+    encode_ack,
+    encode_drain,
+    encode_keepalive,
+    encode_policy,
+)
 from multi.core.segment import SegmentType
 from multi.core.session import UNREAD_LIMIT
 
@@ -92,3 +101,23 @@ def test_a_role_set_before_a_connection_is_authenticated_holds_on_both_sides(sid
     for node in (ends.client, ends.server):
         assert node.states()[late.id] == "active"
         assert node.session.connections[late.id].role is Role.BACKUP
+
+
+def test_a_peer_that_keeps_saying_that_a_network_went_away_makes_nothing_sent_again_each_time() -> None:
+    ends, bad, good = two_lines()
+    ends.server.session.write(STREAM_ZERO, bytes(200_000), now=0.0)
+    good.hold_down = bad.hold_down = True
+    ends.pump()
+    sender = ends.server.session.sender
+    carried = max(ends.server.session.connections.values(), key=lambda c: c.in_flight)
+    if carried.id == bad.id:
+        bad, good = good, bad
+    before, start = sender.copied, ends.server.session.receiver.control.cumulative
+    copied = []
+    for control in range(start, start + 40):
+        bad.inject(ends.segment(T.DRAIN, encode_drain(carried.number, DrainStep.SUSPECT), sequence=control))
+        good.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(control))))
+        ends.pump()
+        copied.append(sender.copied)
+    assert copied[0] > before
+    assert copied[-1] == copied[0]

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from multi.core.handshake import SessionKeys, psk_binder
 from multi.core.ids import SessionId, StreamId
-from multi.core.sealing import MAX_SEALED_PAYLOAD, RECORDS_PER_KEY, Cipher, Opener, Sealer, expand
-from multi.core.segment import TAG_LENGTH, SegmentType, encode_header
+from multi.core.sealing import RECORDS_PER_KEY, Cipher, Opener, Sealer, expand
+from multi.core.segment import MAX_DATA_PAYLOAD, TAG_LENGTH, SegmentType, encode_header
 from multi.errors import RemoteProtocolError
 
 SESSION = SessionId(bytes(16))
@@ -31,7 +31,7 @@ def opened(opener: Opener, header: bytes, sealed: bytes) -> bytes:
 
 
 @every_cipher
-@pytest.mark.parametrize("payload", [b"", b"x", b"hello" * 1000, bytes(MAX_SEALED_PAYLOAD)])
+@pytest.mark.parametrize("payload", [b"", b"x", b"hello" * 1000, bytes(MAX_DATA_PAYLOAD)])
 def test_what_was_sealed_opens_again(cipher: Cipher, payload: bytes) -> None:
     sealer, opener = Sealer(SECRET, cipher, 0), Opener(SECRET, cipher, 0)
     header = header_for(payload)
@@ -140,7 +140,7 @@ def test_keys_are_updated_on_both_sides_at_the_same_record(cipher: Cipher) -> No
 
 
 def test_a_key_protects_at_most_2_to_the_36_bytes() -> None:
-    assert RECORDS_PER_KEY * MAX_SEALED_PAYLOAD == 1 << 36
+    assert RECORDS_PER_KEY * MAX_DATA_PAYLOAD == 1 << 36
 
 
 def test_no_key_and_nonce_is_ever_used_twice() -> None:
