@@ -223,6 +223,11 @@ def _ends(choices: Choices, settings: SessionSettings, server: SessionSettings |
     return Ends(settings, server or settings, psk=PSK.get if keyed else None, seed=choices.byte())
 
 
+def _pass_time(ends: Ends, seconds: float) -> None:
+    """In few steps: timers are due in each of them whatever is in between."""
+    ends.advance(seconds, max(0.05, seconds / 8))
+
+
 # --- a server and a stranger  ---
 
 
@@ -247,7 +252,7 @@ def run_server(data: bytes) -> None:
             case 1 if strangers:
                 ends.lose(choices.pick(strangers))
             case 2:
-                ends.advance(choices.pick((0.1, 1.0, 6.0, 0.01)))
+                _pass_time(ends, choices.pick((0.1, 1.0, 6.0, 0.01)))
             case 3 if choices.chance(3) and len(ends.lines) < 16:
                 ends.connect(facts)  # whoever knows the Session ID may have been first: nothing is promised then
             case 4 if strangers and (said := [s for line in ends.lines if line.client for s in line.sent_up]):
@@ -324,7 +329,7 @@ def run_peer(data: bytes, side: Side) -> None:
             case 0:
                 work(choices, ends, node)
             case 1:
-                ends.advance(choices.pick((0.01, 0.1, 1.0, 10.0)))
+                _pass_time(ends, choices.pick((0.01, 0.1, 1.0, 10.0)))
             case 2 if choices.chance(4):
                 node.session.connection_lost(line.id, choices.pick(("", "reset")), now=ends.now)
             case 3 if side is Side.CLIENT and len(lines) < 6:
@@ -368,7 +373,7 @@ def run_client(data: bytes) -> None:
                 line.captured = choices.chance(4)
                 lines.append(line)
             case 2:
-                ends.advance(choices.pick((0.01, 0.3, 1.5, 6.0)))
+                _pass_time(ends, choices.pick((0.01, 0.3, 1.5, 6.0)))
             case 3 if lines and choices.chance(3):
                 ends.lose(choices.pick(lines))
             case 4:

@@ -152,7 +152,7 @@ async def _quic(choices: Choices) -> None:
             else:
                 datagram = (_client_packet() if kind == 4 else _long_header(choices)) if kind < 7 else choices.some()
             address = PeerAddress(*choices.pick(sinks).getsockname(), 0, 0, b"", 0)
-            made.datagram_received(choices.damaged(datagram), address)
+            made.datagram_received(choices.damaged(datagram), address, 0.0)
             if choices.chance(2):
                 made.burst_finished()
         made.burst_finished()
