@@ -203,8 +203,8 @@ class _Client:
 
     # DatagramUser
 
-    def datagram_received(self, data: bytes, address: PeerAddress) -> None:
-        self._channel.datagram_received(data, address)
+    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
+        self._channel.datagram_received(data, address, at)
 
     def burst_finished(self) -> None:
         self._channel.burst_finished()
@@ -301,7 +301,7 @@ class QuicListener:
 
     # DatagramUser
 
-    def datagram_received(self, data: bytes, address: PeerAddress) -> None:
+    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
         try:
             header = PacketHeader(data)
         except ValueError:
@@ -319,7 +319,7 @@ class QuicListener:
             route = self._new_connection(header, address)
             if route is None:
                 return
-        route.datagram_received(data, address)
+        route.datagram_received(data, address, at)
         self._touched[route] = None
 
     def burst_finished(self) -> None:

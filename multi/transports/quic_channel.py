@@ -206,11 +206,11 @@ class QuicChannel:
     def start_handshake(self) -> None:
         self._transmit()
 
-    def datagram_received(self, data: bytes, address: PeerAddress) -> None:
+    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
         if self._state is _State.CLOSED:
             return
         try:
-            self._engine.receive(data, address, time.monotonic())
+            self._engine.receive(data, address, at)
         except EngineError as error:
             self._lose(error, None)
             return

@@ -1,6 +1,7 @@
 """A non-blocking UDP socket for QUIC: bursts in, bursts out, answers from the address it was reached at.
 
-Decides how many datagrams are read per turn and keeps what the socket does not take. It knows nothing of QUIC.
+Decides how many datagrams are read per turn and keeps what the socket does not take. It knows nothing of QUIC. It tells
+when the kernel received a datagram: a round trip measured when a busy event loop comes to it would count the waiting.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import errno
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +24,8 @@ DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 SEGMENTED_MAX = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
-ANCILLARY_SIZE = 128  # bytes, room for the destination address of a datagram and the size of its segments
+ANCILLARY_SIZE = 192  # bytes, room for a datagram's destination address, the size of its segments and its time
+LONGEST_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that was set
 
 # include/uapi/linux/in.h, in6.h, udp.h
 _SOL_UDP = 17
@@ -30,6 +33,8 @@ _UDP_SEGMENT = 103
 _UDP_GRO = 104
 _SEGMENT_SIZE = struct.Struct("=H")
 _GRO_SIZE = struct.Struct("=i")
+_SO_TIMESTAMPNS = 35  # asm-generic/socket.h, also the type of the message
+_TIMESPEC = struct.Struct("=qq")
 _IP_PKTINFO = 8
 _IPV6_RECVPKTINFO = 49
 _IPV6_PKTINFO = 50
@@ -66,7 +71,8 @@ class PeerAddress(NamedTuple):
 class DatagramUser(Protocol):
     """What a port calls."""
 
-    def datagram_received(self, data: bytes, address: PeerAddress) -> None: ...
+    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
+        """`at`: when it was received, by the monotonic clock."""
 
     def burst_finished(self) -> None:
         """No more datagrams for now: answer them together."""
@@ -97,6 +103,7 @@ class UdpPort:
         self._tells_destination = peer is None and _ask_for_destination(sock, self._local[0])
         self._segments = sys.platform == "linux"
         self._coalesces = _ask_for_coalescing(sock)
+        self._tells_time = _ask_for_time(sock)
         self._loop.add_reader(self._fd, self._on_readable)
 
     @property
@@ -196,14 +203,14 @@ class UdpPort:
         received = 0
         while received < DATAGRAMS_PER_EVENT:
             try:
-                size, segment, address = self._receive()
+                size, segment, address, at = self._receive()
             except OSError as error:
                 if error.errno not in _BUSY and peer is not None:
                     failure = error
                 break
-            for at in range(0, size, segment):
+            for start in range(0, size, segment):
                 received += 1
-                user.datagram_received(bytes(self._buffer[at : min(at + segment, size)]), address)
+                user.datagram_received(bytes(self._buffer[start : min(start + segment, size)]), address, at)
                 if self.closed:
                     return
         if received:
@@ -211,29 +218,32 @@ class UdpPort:
         if failure is not None and not self.closed:
             user.port_failed(failure)
 
-    def _receive(self) -> tuple[int, int, PeerAddress]:
-        """One read: bytes now in the buffer, size of each datagram in it, who sent them."""
-        if not (self._tells_destination or self._coalesces):
+    def _receive(self) -> tuple[int, int, PeerAddress, float]:
+        """One read: bytes now in the buffer, size of each datagram in it, who sent them and when they came."""
+        at = time.monotonic()
+        if not (self._tells_destination or self._coalesces or self._tells_time):
             if self._peer is not None:
                 size = self._sock.recv_into(self._buffer)
-                return size, max(1, size), self._peer
+                return size, max(1, size), self._peer, at
             size, source = self._sock.recvfrom_into(self._buffer)
-            return size, max(1, size), _peer_address(source)
+            return size, max(1, size), _peer_address(source), at
         size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
         segment = max(1, size)
         local, interface = b"", 0
         for level, kind, data in ancillary:
             if (level, kind) == (_SOL_UDP, _UDP_GRO):
                 segment = _GRO_SIZE.unpack_from(data)[0]
+            elif (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+                at -= _waited(data)
             elif (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
                 local, interface = _IN6_PKTINFO.unpack_from(data)
             elif (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
                 interface, local, _ = _IN_PKTINFO.unpack_from(data)
         if self._peer is not None:
-            return size, segment, self._peer
+            return size, segment, self._peer, at
         if not local.startswith(b"\xfe\x80"):
             interface = 0  # only a link-local answer needs it; otherwise routing decides, as it does for TCP
-        return size, segment, _peer_address(source, local, interface)
+        return size, segment, _peer_address(source, local, interface), at
 
 
 def _run_length(datagrams: Sequence[tuple[bytes, PeerAddress]], start: int) -> int:
@@ -261,6 +271,24 @@ def _ask_for_coalescing(sock: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def _ask_for_time(sock: socket.socket) -> bool:
+    """Make the socket tell when the kernel received each datagram. Linux only."""
+    if sys.platform != "linux" or struct.calcsize("l") != 8:
+        return False
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def _waited(stamp: bytes) -> float:
+    """Seconds since `stamp`, a time of day; 0 when the clock was set meanwhile."""
+    seconds, nanoseconds = _TIMESPEC.unpack_from(stamp)
+    waited = time.time() - (seconds + nanoseconds * 1e-9)
+    return waited if 0 < waited < LONGEST_WAIT else 0.0
 
 
 def _ask_for_destination(sock: socket.socket, host: str) -> bool:
