@@ -42,7 +42,8 @@ from multi.core.segment import Segment, SegmentType, encode
 from multi.core.settings import SessionSettings
 from multi.errors import RemoteProtocolError
 
-HELLO_PATIENCE = 1.0  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
+HELLO_PATIENCE_LEAST = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
+HELLO_PATIENCE_MOST = 1.0
 
 
 class Host(Protocol):
@@ -170,7 +171,10 @@ class ClientAuthenticator(Authenticator):
     def next_timer(self) -> float | None:
         if self.keys is not None or not self._waiting or not self._greeted:
             return None
-        return max(self._greeted.values()) + HELLO_PATIENCE
+        # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
+        rtt = max(self.host.connections[c].rtt if c in self.host.connections else 0.0 for c in self._greeted)
+        patience = max(HELLO_PATIENCE_LEAST, 4 * rtt) if rtt else HELLO_PATIENCE_MOST
+        return max(self._greeted.values()) + min(patience, HELLO_PATIENCE_MOST)
 
     def handle_timer(self, now: float) -> None:
         due = self.next_timer()

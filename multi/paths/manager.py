@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from math import inf
 from typing import Protocol
 
 from multi.core.events import (
@@ -72,6 +73,8 @@ class _Handover:
     slots: list[Slot]
     done: Callable[[str], None]
     deadline: float
+    left: list[Slot]
+    """Those of `slots` that an earlier handover had left."""
 
 
 class PathManager:
@@ -347,7 +350,8 @@ class PathManager:
         if not self._reachable(slots):
             done(next((slot.absent for slot in slots if slot.absent), "it is not wanted any more"))
             return
-        self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT)
+        left = [slot for slot in slots if slot.parked or slot.recalled]
+        self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left)
         for slot in slots:
             slot.parked = slot.recalled = False
             if slot.connection is None and not slot.attempts:
@@ -359,6 +363,7 @@ class PathManager:
         """Forget a handover under way; the old connections stay, and nobody waits for its `done`."""
         handover, self._handover = self._handover, None
         if handover is not None:
+            self._leave_again(handover)
             self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), "it was cancelled"))
 
     def stop(self) -> None:
@@ -675,8 +680,16 @@ class PathManager:
     def _fail_handover(self, reason: str) -> None:
         handover, self._handover = self._handover, None
         if handover is not None:
+            self._leave_again(handover)
             self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), reason))
             handover.done(reason)
+
+    def _leave_again(self, handover: _Handover) -> None:
+        """It came to nothing: what an earlier handover had left is as little wanted as before."""
+        for slot in handover.left:
+            slot.recalled = True
+        if handover.left:
+            self._dismiss_at = -inf
 
     def _recall(self, now: float) -> None:
         """What was handed over to may be dead or about to be: dial what was left for it before that is certain."""

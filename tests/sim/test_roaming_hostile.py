@@ -73,12 +73,6 @@ def left_for_the_other() -> Pair:
     return pair
 
 
-NOT_LEFT_AGAIN = pytest.mark.xfail(
-    strict=True, reason="hand_over() wants its target again, and nothing stops that when the handover comes to nothing"
-)
-
-
-@NOT_LEFT_AGAIN
 def test_a_target_that_had_been_left_is_left_again_when_the_handover_back_to_it_fails() -> None:
     pair = left_for_the_other()
     done = handed_over(pair, 0)
@@ -89,7 +83,6 @@ def test_a_target_that_had_been_left_is_left_again_when_the_handover_back_to_it_
     assert interfaces(pair) == ["if1"]
 
 
-@NOT_LEFT_AGAIN
 def test_a_target_that_had_been_left_is_left_again_when_the_handover_back_to_it_is_cancelled() -> None:
     pair = left_for_the_other()
     handed_over(pair, 0)
