@@ -213,11 +213,14 @@ class TlsStream:
         self._sock = sock
         self._unfinished: Buffer | None = None
         self._ended = False
+        self._finished = False
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Fill the buffer with as many records as there are."""
         if self._ended:
             return 0
+        if self._finished:
+            return self._sock.recv_into(buffer)  # TLS is over: the rest is only thrown away, still encrypted
         total = 0
         try:
             while total < len(buffer):
@@ -253,6 +256,7 @@ class TlsStream:
         return self._sock.pending()
 
     def finish(self) -> None:
+        self._finished = True
         try:
             self._sock.unwrap()
         except (OSError, ValueError):
