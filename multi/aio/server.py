@@ -24,7 +24,7 @@ from multi.core.facts import ConnectionFacts
 from multi.core.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.core.ids import ConnectionId, SessionId, Side
 from multi.core.incoming import HELD_LIMIT
-from multi.core.segment import HEADER_LENGTH, SegmentType, encode, peek
+from multi.core.segment import SegmentType, encode, peek
 from multi.core.session import Session as CoreSession
 from multi.core.session_table import Refused, SessionTable, TableLimits
 from multi.engine import Engine
@@ -275,8 +275,6 @@ class Server:
             arrival.drop(f"it does not speak MULTI ({error})")
             return
         if found is None:
-            if len(first) >= HEADER_LENGTH:
-                arrival.drop("no first segment")
             return
         if isinstance(found, Refused):
             arrival.drop(found.reason, found.reply)

@@ -94,6 +94,8 @@ class SessionTable(Generic[T]):
             return self._refusal(session_id, REFUSED_BUSY, reason, "max_sessions_per_source")
         if reason := self._full():
             return self._refusal(session_id, REFUSED_BUSY, reason, "max_memory")
+        if len(first) < int.from_bytes(first[4:8], "big"):
+            return None  # half a HELLO costs a stranger nothing, so it shall not cost us a session
         session = self._create(session_id, source)
         self._sessions[session_id] = session
         self._sources[session_id] = source

@@ -56,12 +56,15 @@ def test_hello_creates_a_session_and_everything_later_leads_to_it() -> None:
     assert len(sessions) == 1
 
 
-def test_the_first_header_is_enough_and_less_is_not() -> None:
+def test_a_session_is_made_for_a_whole_hello_and_found_by_a_header() -> None:
     sessions, created = table()
-    for length in range(HEADER_LENGTH):
+    for length in range(len(hello(1))):
         assert sessions.route(hello(1)[:length], "a") is None
     assert not created
-    assert sessions.route(bytearray(hello(1)[:HEADER_LENGTH]), "a") is not None
+    made = sessions.route(bytearray(hello(1)), "a")
+    assert made is not None
+    assert sessions.route(bytearray(hello(1)[: HEADER_LENGTH - 1]), "a") is None
+    assert sessions.route(bytearray(hello(1)[:HEADER_LENGTH]), "a") is made
 
 
 def test_join_for_an_unknown_session_gets_the_constant_refusal() -> None:
