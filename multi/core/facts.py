@@ -90,7 +90,7 @@ class ConnectionFacts:
     peer_verified: bool = False
     """The peer's certificate was verified against a trusted issuer."""
     channel_binding: bytes = b""
-    """SHA-256 of the server certificate (tls-server-end-point, RFC 5929) or empty."""
+    """SHA-256 of the server's certificate (tls-server-end-point, RFC 5929), on QUIC with an exported secret; or empty."""
     family: Family = Family.IPV4
     interface: str = ""
     kind: str = ""

@@ -119,7 +119,7 @@ class ChannelInfo:
     secure: bool = False
     peer_verified: bool = False
     channel_binding: bytes = b""
-    """SHA-256 over the DER server certificate, the same on both sides; empty without a certificate."""
+    """Names the server's certificate and, on QUIC, this very connection; the same on both sides. Empty without TLS."""
     peer_certificate: bytes = b""
     """DER certificate of the peer, or empty."""
     rtt: float = 0.0

@@ -7,7 +7,6 @@ and tells them apart by connection id.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import socket
 import ssl
@@ -164,10 +163,6 @@ def _load_certificate(configuration: QuicConfiguration, cert: Path, key: Path) -
         raise TransportError(f"cannot use {key} as a private key: {error}") from error
 
 
-def _binding(certificate: bytes) -> bytes:
-    return hashlib.sha256(certificate).digest() if certificate else b""
-
-
 class _Client:
     """A dialled connection and its socket."""
 
@@ -229,7 +224,7 @@ class _Client:
                 channel.info,
                 peer_verified=self._tls.verify or pinned,
                 peer_certificate=certificate,
-                channel_binding=_binding(certificate),
+                channel_binding=self._engine.channel_binding(certificate),
             )
         )
         if not self._opened.done():
@@ -279,7 +274,7 @@ class QuicListener:
         self._guard: ListenGuard = settings.guard
         self._accept = accept
         self._tokens = RetryTokens()
-        self._binding = _binding(configuration.certificate.public_bytes(Encoding.DER))
+        self._certificate = configuration.certificate.public_bytes(Encoding.DER)
         self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
         self._ids: dict[QuicChannel, set[bytes]] = {}
         self._engines: dict[QuicChannel, QuicEngine] = {}
@@ -352,7 +347,7 @@ class QuicListener:
                 channel.info,
                 peer_verified=bool(self._issuers),
                 peer_certificate=engine.peer_certificate,
-                channel_binding=self._binding,
+                channel_binding=engine.channel_binding(self._certificate),
             )
         )
         self._accept(channel)

@@ -6,12 +6,15 @@ connection only after its draining period. Those facts are read here; `check_eng
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import os
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any, TextIO, TypeAlias, cast
 
 import aioquic
 from aioquic._buffer import Buffer as QuicBuffer
@@ -62,6 +65,28 @@ PACER_ATTRIBUTES = ("bucket_max", "update_rate")
 SENDER_ATTRIBUTES = ("_acked", "_buffer_fin", "_buffer_start", "_buffer_stop", "_pending", "is_finished")
 
 
+class _Exporter:
+    """Takes the secrets that only the two ends of a connection know, where aioquic would write them to a log."""
+
+    LABELS = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")
+
+    def __init__(self) -> None:
+        self._secrets: dict[str, bytes] = {}
+
+    def write(self, line: str) -> None:
+        label, _client_random, secret = line.split()
+        if label in self.LABELS:
+            self._secrets[label] = bytes.fromhex(secret)
+
+    def flush(self) -> None:
+        """There is nothing to flush."""
+
+    def export(self) -> bytes:
+        """32 bytes both ends have and nobody else, once the handshake is done; the secrets are forgotten."""
+        key = b"".join(self._secrets.pop(label) for label in self.LABELS)
+        return hmac.digest(key, b"multi1 channel binding", "sha256")
+
+
 class EngineError(TransportError):
     """aioquic raised where it should not have: that connection is lost, the others must not notice."""
 
@@ -92,17 +117,19 @@ class _Pacer(QuicPacketPacer):
 class QuicEngine:
     """One QUIC connection: bytes and time in, datagrams, events and facts out."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: _Connection, exporter: _Exporter) -> None:
         self._connection = connection
+        self._exporter = exporter
         self._loss = connection._loss
         size = connection.configuration.max_datagram_size
         self._loss._pacer = _Pacer(max_datagram_size=size)
 
     @classmethod
     def client(cls, configuration: QuicConfiguration, address: NetworkAddress, now: float) -> QuicEngine:
-        connection = _Connection(configuration=configuration)
+        exporter = _Exporter()
+        connection = _Connection(configuration=replace(configuration, secrets_log_file=cast(TextIO, exporter)))
         connection.connect(address, now=now)
-        return cls(connection)
+        return cls(connection, exporter)
 
     @classmethod
     def server(
@@ -113,13 +140,18 @@ class QuicEngine:
         request_client_certificate: bool,
     ) -> QuicEngine:
         """`original_id` is the destination id of the client's first packet, `retry_id` the one we gave it."""
+        exporter = _Exporter()
         connection = _Connection(
-            configuration=configuration,
+            configuration=replace(configuration, secrets_log_file=cast(TextIO, exporter)),
             original_destination_connection_id=original_id,
             retry_source_connection_id=retry_id,
         )
         connection.request_client_certificate = request_client_certificate
-        return cls(connection)
+        return cls(connection, exporter)
+
+    def channel_binding(self, certificate: bytes) -> bytes:
+        """What names this connection and the server's certificate (DER) for proofs; once, after the handshake."""
+        return hashlib.sha256(hashlib.sha256(certificate).digest() + self._exporter.export()).digest()
 
     # What goes in
 

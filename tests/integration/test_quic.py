@@ -130,6 +130,18 @@ async def test_certificate_facts_are_the_same_on_both_sides(files: Certificates)
     server.listener.close()
 
 
+async def test_two_connections_with_one_certificate_are_told_apart(files: Certificates) -> None:
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    channels = [(await dial(files.client_settings(), port))[0] for _ in range(2)]
+    peers = [(await server.channels.get())[0] for _ in range(2)]
+    assert len({channel.info.channel_binding for channel in channels}) == 2
+    assert {c.info.channel_binding for c in channels} == {p.info.channel_binding for p in peers}
+    for channel in channels:
+        channel.abort()
+    server.listener.close()
+
+
 async def test_verification_can_be_switched_off_and_is_then_not_claimed(files: Certificates) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings("expired"))
