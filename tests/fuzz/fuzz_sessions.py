@@ -23,6 +23,7 @@ from multi.core import (
     session,
     streams,
 )
+from multi.core.facts import ConnectionFacts
 from multi.core.ids import Role, SessionId, Side, StreamId
 from multi.core.incoming import HELD_LIMIT
 from multi.core.payloads import (
@@ -214,6 +215,8 @@ def check_bounds(node: Node) -> None:
         check(found.unread <= UNREAD_LIMIT, "more unread answers than allowed")
     peers = [s for s in session.receiver.streams if (s % 2 == 0) == (session.side is Side.SERVER) and s]
     check(len(peers) <= settings.max_streams + 1, "more streams than allowed")
+    for stream in session.receiver.streams.values():
+        check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
     kept = sum(s.readable + s.reassembling for s in session.receiver.streams.values())
     check(kept <= settings.max_session_window, "more bytes kept than the window")
 
@@ -229,6 +232,21 @@ def _pass_time(ends: Ends, seconds: float) -> None:
 
 
 # --- a server and a stranger  ---
+
+
+def _stranger(choices: Choices, ends: Ends, facts: ConnectionFacts) -> Line:
+    """Most begin as clients do, and go on to claim or to send what only those may who have proved themselves."""
+    line = ends.stranger(facts)
+    if choices.chance(4):
+        return line
+    kind, proof = choices.pick(((SegmentType.HELLO, SegmentType.CONFIRM), (SegmentType.JOIN, SegmentType.PROVE)))
+    line.inject(ends.segment(kind, choices.damaged(choices.pick(spoken()[kind]))))
+    if choices.chance(2):
+        line.inject(ends.segment(proof, choices.take(32).ljust(32, b"\0")))
+    else:
+        piece = ends.segment(SegmentType.DATA, bytes(choices.pick((0, 1, 1000, 60_000))))
+        line.inject(*[piece] * choices.pick((0, 1, 4, 100)), lane=choices.below(line.server_facts.lanes))
+    return line
 
 
 def run_server(data: bytes) -> None:
@@ -248,7 +266,7 @@ def run_server(data: bytes) -> None:
             break
         match choices.below(12):
             case 0 if len(strangers) < 8:
-                strangers.append(ends.stranger(choices.pick((facts, PLAIN, QUIC))))
+                strangers.append(_stranger(choices, ends, choices.pick((facts, PLAIN, QUIC))))
             case 1 if strangers:
                 ends.lose(choices.pick(strangers))
             case 2:
@@ -262,7 +280,7 @@ def run_server(data: bytes) -> None:
                 line = choices.pick(strangers)
                 line.inject(grammar.segment(), lane=choices.pick((0, 0, 0, 1)) if line.server_facts.lanes > 1 else 0)
             case _:
-                strangers.append(ends.stranger(facts))
+                strangers.append(_stranger(choices, ends, facts))
         ends.pump()
         for node in ends.servers:
             check_bounds(node)

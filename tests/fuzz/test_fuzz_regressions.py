@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from multi.core.segment import SegmentType
+from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.targets import TARGETS
+from tests.unit.core_wiring import CLEAR, Ends
 
 FOUND = {
     "a report whose count of repeated bytes is text": ("bench-answer", b'{"retransmitted": "x"}\n'),
@@ -28,3 +31,16 @@ FOUND = {
 def test_an_input_that_was_found_breaks_no_promise(name: str) -> None:
     target, data = FOUND[name]
     TARGETS[target].run(data)
+
+
+@pytest.mark.xfail(reason="Session.receive disconnects a connection that its own bytes have ended already")
+def test_garbage_behind_a_wrong_proof_in_the_same_read_costs_only_that_connection() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    honest = ends.connect()
+    ends.pump()
+    stranger = ends.stranger()
+    stranger.inject(ends.segment(SegmentType.JOIN, spoken()[SegmentType.JOIN][0]))
+    ends.pump()
+    stranger.inject(ends.segment(SegmentType.PROVE, bytes(32)) + b"\5" * 32)
+    ends.pump()
+    assert ends.server.states() == {honest.id: "active", stranger.id: "lost"}
