@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hardening
 import links
 import loopback
 import memory
@@ -21,9 +22,17 @@ import opening
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less data and fewer runs: a look, not a measurement")
-    parser.add_argument("only", nargs="*", choices=["loopback", "opening", "memory", "links", []], help="default: all")
+    parser.add_argument(
+        "only", nargs="*", choices=["loopback", "opening", "hardening", "memory", "links", []], help="default: all"
+    )
     chosen = parser.parse_args()
-    parts = {"loopback": loopback.run, "opening": opening.run, "memory": memory.run, "links": links.run}
+    parts = {
+        "loopback": loopback.run,
+        "opening": opening.run,
+        "hardening": hardening.run,
+        "memory": memory.run,
+        "links": links.run,
+    }
     for name, part in parts.items():
         if not chosen.only or name in chosen.only:
             print(f"\n== {name} ==", flush=True)
