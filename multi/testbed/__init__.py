@@ -1,6 +1,7 @@
 """Two hosts with emulated links between them on one machine: real namespaces, real TCP, MPTCP and UDP."""
 
 from multi.testbed.errors import TestbedError, TestbedNotAllowed
+from multi.testbed.interception import Interceptor
 from multi.testbed.messages import WayStatistics
 from multi.testbed.namespaces import enter_user_namespace
 from multi.testbed.pipe import PipeStatistics
@@ -10,6 +11,7 @@ from multi.testbed.testbed import Host, Link, Testbed
 __all__ = [
     "Direction",
     "Host",
+    "Interceptor",
     "Link",
     "LinkSpec",
     "PipeStatistics",

@@ -16,6 +16,7 @@ from multi.testbed.pipe import PipeStatistics
 from multi.testbed.specs import Direction, LinkSpec, Way
 
 __all__ = [
+    "AskInterceptor",
     "Backend",
     "Blackhole",
     "Build",
@@ -23,6 +24,8 @@ __all__ = [
     "Carrier",
     "Done",
     "Failed",
+    "Inject",
+    "Intercept",
     "OpenSocket",
     "Presence",
     "Reply",
@@ -97,6 +100,31 @@ class Statistics:
 
 
 @dataclass(frozen=True, slots=True)
+class Intercept:
+    """Show the frames of a link to an interceptor, packed; none = to nobody any more."""
+
+    link: str
+    interceptor: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class AskInterceptor:
+    """Answered by bytes: question and answer are pickled."""
+
+    link: str
+    question: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Inject:
+    """Frames that enter a link as if a host had sent them; no interceptor sees them."""
+
+    link: str
+    way: Way
+    frames: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSocket:
     """Answered by a descriptor."""
 
@@ -126,7 +154,7 @@ class WayStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    value: Built | Mapping[str, WayStatistics] | None = None
+    value: Built | Mapping[str, WayStatistics] | bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +163,20 @@ class Failed:
     not_allowed: bool = False
 
 
-Request = Build | Shape | Blackhole | Carrier | SetAddress | Presence | Statistics | OpenSocket | Sweep
+Request = (
+    Build
+    | Shape
+    | Blackhole
+    | Carrier
+    | SetAddress
+    | Presence
+    | Statistics
+    | Intercept
+    | AskInterceptor
+    | Inject
+    | OpenSocket
+    | Sweep
+)
 Reply = Done | Failed
 
 

@@ -24,13 +24,17 @@ from typing import assert_never
 
 from multi.testbed.devices import READ_SIZE, wire_size
 from multi.testbed.errors import TestbedError, TestbedNotAllowed
+from multi.testbed.interception import Interception, unpack
 from multi.testbed.messages import (
+    AskInterceptor,
     Blackhole,
     Build,
     Built,
     Carrier,
     Done,
     Failed,
+    Inject,
+    Intercept,
     OpenSocket,
     Presence,
     Reply,
@@ -67,10 +71,16 @@ class RelayLink:
         self.pipes: dict[Way, Pipe] = {way: Pipe(ends.spec.direction(way), random, HOST_LATENCY) for way in DIRECTIONS}
         self.blackholes: dict[Way, bool] = dict.fromkeys(DIRECTIONS, False)
         self.carrier = True
+        self.interception: Interception | None = None
 
     def cut_or_mend(self) -> None:
         for way, pipe in self.pipes.items():
             pipe.cut(self.blackholes[way] or not self.carrier or self.ends.client is None)
+
+    def accept(self, way: Way, frame: bytes) -> None:
+        """A frame enters the link."""
+        size, packets = wire_size(frame)
+        self.pipes[way].accept(frame, size, packets, monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,8 @@ class Road:
     source: int
     pipe: Pipe
     sink: int
+    way: Way
+    link: RelayLink
 
 
 class Relay:
@@ -143,6 +155,9 @@ class Relay:
 
     def _take_in(self, road: Road) -> None:
         pipe, source = road.pipe, road.source
+        if road.link.interception is not None:
+            self._show(road, road.link.interception)
+            return
         try:
             for _ in range(BATCH):
                 frame = os.read(source, READ_SIZE)
@@ -150,6 +165,14 @@ class Relay:
                 pipe.accept(frame, size, packets, monotonic())
         except OSError:
             return  # nothing more to read, or the interface is down
+
+    @staticmethod
+    def _show(road: Road, interception: Interception) -> None:
+        """As `_take_in`, where somebody is in the path."""
+        with contextlib.suppress(OSError):
+            for _ in range(BATCH):
+                for way, frame in interception.frames(road.way, os.read(road.source, READ_SIZE)):
+                    road.link.accept(way, frame)
 
     def _serve(self) -> bool:
         """One request. False when the owner has gone."""
@@ -224,6 +247,16 @@ class Relay:
                         for name, link in self._links.items()
                     }
                 )
+            case Intercept(name, packed):
+                self._links[name].interception = None if packed is None else unpack(packed)
+            case AskInterceptor(name, question):
+                interception = self._links[name].interception
+                if interception is None:
+                    raise TestbedError(f"nobody intercepts {name}")
+                return Done(interception.answer(question))
+            case Inject(name, way, frames):
+                for frame in frames:
+                    self._links[name].accept(way, frame)
             case Sweep():
                 self._sweep()
             case Build() | OpenSocket():
@@ -250,9 +283,9 @@ class Relay:
             server = link.ends.server.descriptor
             # Without the client's end everything is cut: what the server sends is read and lost.
             client = link.ends.client.descriptor if link.ends.client is not None else server
-            self._roads[server] = Road(server, link.pipes["down"], client)
+            self._roads[server] = Road(server, link.pipes["down"], client, "down", link)
             if client != server:
-                self._roads[client] = Road(client, link.pipes["up"], server)
+                self._roads[client] = Road(client, link.pipes["up"], server, "up", link)
         self._watched = [self._control.fileno(), self._owner, *self._roads]
 
     def _built(self) -> Hosts:

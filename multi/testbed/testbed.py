@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from typing import Any, Self, TypeVar, cast
 from multi.testbed import call
 from multi.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.testbed.errors import TestbedError, TestbedNotAllowed
+from multi.testbed.interception import Interceptor, pack
 from multi.testbed.messages import (
+    AskInterceptor,
     Backend,
     Blackhole,
     Build,
@@ -29,6 +32,8 @@ from multi.testbed.messages import (
     Carrier,
     Done,
     Failed,
+    Inject,
+    Intercept,
     OpenSocket,
     Presence,
     Request,
@@ -275,6 +280,23 @@ class Link:
     def reappear(self) -> None:
         """Bring it back: the same name and addresses, another index."""
         self._testbed.ask(Presence(self.name, True))
+
+    def intercept(self, make: Callable[..., Interceptor] | None, *arguments: object, **keywords: object) -> None:
+        """Put somebody into the path: `make(*arguments)` is called in the relay and sees every frame; None = nobody.
+
+        The function must be importable by its name, and its arguments picklable; see `multi.testbed.interception`.
+        """
+        self._testbed.ask(Intercept(self.name, None if make is None else pack(make, arguments, keywords)))
+
+    def ask_interceptor(self, question: object) -> Any:
+        """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
+        answer = self._testbed.ask(AskInterceptor(self.name, pickle.dumps(question)))
+        assert isinstance(answer, bytes)
+        return pickle.loads(answer)
+
+    def inject(self, way: Way, *frames: bytes) -> None:
+        """Let frames enter the link as if a host had sent them. At most 100 KiB at a time."""
+        self._testbed.ask(Inject(self.name, way, frames))
 
     def statistics(self) -> WayStatistics:
         return self._testbed.statistics()[self.name]
