@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import ssl
 import subprocess
 import sys
 import threading
@@ -26,6 +27,7 @@ from aioquic.quic.connection import QuicConnection
 
 from multi.testbed import Direction, Host, LinkSpec, Testbed, TestbedError, call
 from multi.testbed.pytest_plugin import started
+from multi.transports.certificates import pin_of
 from tests.testbed.attack_ends import NEEDLE
 from tests.testbed.attacker import (
     CHALLENGE,
@@ -54,7 +56,8 @@ SERVER = "10.77.0.1"
 PLAIN, SECURE, OPEN, KEYED, RELAY = 7788, 7789, 7790, 7791, 7900
 MIB = 1 << 20
 BOTH = ["wlan0", "wwan0"]
-LIMITS = {"handshake_timeout": 2.0}
+LITTLE = dict.fromkeys(("max_send_buffer", "max_stream_window", "max_session_window"), MIB // 2)  # soon back
+LIMITS = LITTLE | {"handshake_timeout": 1.5}
 PATIENCE = 15.0  # seconds for whatever an end is told to do
 NOTICED = 4_000  # ms; a gap nobody would excuse, on shared processors and with an attacker at work
 
@@ -145,6 +148,7 @@ class Stage:
             "remote_host": SERVER,
             "remote_port": port,
             "interfaces": {"wifi": ["wlan0"], "cellular": ["wwan0"]},
+            "limits": LITTLE,
         } | more
 
     @property
@@ -154,7 +158,7 @@ class Stage:
     def listen(self, port: int, *transports: str, secure: bool = False, **more: Any) -> dict[str, Any]:
         files = {name: str(self.certificates / f"server-{name}.pem") for name in ("cert", "key")}
         tls = {"ssl_config": files} if secure else {}
-        return {"listen": {"host": "::", "port": port, "transports": list(transports)}} | tls | more
+        return {"listen": {"host": "::", "port": port, "transports": list(transports)}, "limits": LIMITS} | tls | more
 
     async def honest(self, config: dict[str, Any], name: str = "transfer", active: list[str] | None = None) -> float:
         """A session with a transfer under way; returns the seconds it took to open."""
@@ -213,7 +217,7 @@ async def stage(theatre: Stage) -> AsyncIterator[Stage]:
 @pytest_asyncio.fixture
 async def plain(stage: Stage) -> AsyncIterator[str]:
     """A server without certificates."""
-    await stage.server.do("serve", "plain", stage.listen(PLAIN, "tcp", limits=LIMITS))
+    await stage.server.do("serve", "plain", stage.listen(PLAIN, "tcp"))
     yield "plain"
 
 
@@ -315,7 +319,7 @@ async def test_a_recording_opens_nothing(stage: Stage, plain: str, tell: Any) ->
 
 
 async def test_a_recording_of_an_unprotected_session_opens_nothing_while_it_lives(stage: Stage, tell: Any) -> None:
-    await stage.server.do("serve", "open", stage.listen(OPEN, "tcp", protect="never", limits=LIMITS))
+    await stage.server.do("serve", "open", stage.listen(OPEN, "tcp", protect="never"))
     for name in ("wifi", "cellular"):
         stage.testbed.links[name].intercept(Wire)
     await stage.honest(stage.config(port=OPEN, protect="never"))
@@ -341,12 +345,19 @@ async def test_a_relay_with_another_certificate_is_not_believed(stage: Stage, se
     verified = await stage.client.do("attempt", stage.config(through, **stage.trusting))
     assert "NoUsableConnection" in verified
     assert "certificate" in verified
+    pin = pin_of(ssl.PEM_cert_to_DER_cert((stage.certificates / "server-cert.pem").read_text()))
+    pinned: dict[str, Any] = {"ssl_config": {"verify": False, "pin": [pin]}}
+    wrong = await stage.client.do("attempt", stage.config(through, **pinned))
+    assert "NoUsableConnection" in wrong
+    assert "pin" in wrong
+    assert not await stage.client.do("attempt", stage.config(direct, **pinned))
     # Nobody verifies: the first HELLO is anybody's, but a JOIN is bound to the certificate it came through.
     blind: dict[str, Any] = {"ssl_config": {"verify": False}}
     await stage.honest(stage.config(direct, through, **blind), active=["wwan0"])
-    await stage.client.do("until", "transfer", received=2 * MIB)
+    await stage.client.do("until", "transfer", received=MIB)
     facts = await stage.finished(secure)
-    tell(facts, verified=verified.splitlines()[-1].strip(), relay=await stage.between.do("relayed", RELAY))
+    words = [error.splitlines()[-1].strip() for error in (verified, wrong)]
+    tell(facts, errors=words, relay=await stage.between.do("relayed", RELAY))
     assert facts["events"].get("active") == 1
     assert any("refused" in reason or "proof" in reason for reason in facts["reasons"]), facts
 
@@ -378,12 +389,12 @@ async def test_who_only_passes_on_sees_no_plaintext(protection: str, stage: Stag
         stage.testbed.links[name].intercept(Wire, NEEDLE)
     trust = stage.trusting if tls else {}
     await stage.honest(stage.config(through, (transport, "wwan0", OPEN), **never, **trust))
-    await stage.client.do("until", "transfer", received=2 * MIB)
+    await stage.client.do("until", "transfer", received=MIB)
     counts = [stage.testbed.links[name].ask_interceptor(("counted",)) for name in ("wifi", "cellular")]
     facts = await stage.finished("seen", quiet=True)
     tell(facts, counts=counts)
     assert all(count["up"] > MIB // 8 for count in counts)
-    assert sum(count["down"] for count in counts) > MIB
+    assert sum(count["down"] for count in counts) > MIB // 2
     assert bool(sum(count.get("needle", 0) for count in counts)) == (protection == "never")
 
 
@@ -397,7 +408,7 @@ async def test_a_forged_refusal_costs_one_connection(garbage: bool, stage: Stage
     wifi.intercept(Resetter)
     await stage.client.do("until", "transfer", active=["wwan0"])
     wifi.intercept(Refuser, 1, garbage)
-    await stage.client.do("until", "transfer", received=2 * MIB)
+    await stage.client.do("until", "transfer", received=MIB)
     await until_counted(stage, "wifi", "refused", 1)
     await asyncio.sleep(1.5)
     refused = wifi.ask_interceptor(("counted",))["refused"]
@@ -441,8 +452,8 @@ async def test_flipped_bytes_cost_connections_and_not_the_session(transport: str
     await stage.honest(stage.config((name, "wlan0", OPEN), (name, "wwan0", OPEN), **trust))
     wifi = stage.testbed.links["wifi"]
     quic = transport == "quic"
-    wifi.intercept(Vandal, "flip", 20 if quic else 300, protocol=UDP if quic else TCP)
-    await asyncio.sleep(2.5)
+    wifi.intercept(Vandal, "flip", 20 if quic else 200, protocol=UDP if quic else TCP)
+    await asyncio.sleep(1.5)
     flipped = wifi.ask_interceptor(("counted",))["flip"]
     wifi.intercept(None)
     back = await stage.client.do("until", "transfer", active=BOTH)
@@ -461,7 +472,7 @@ async def test_segments_out_of_place_are_put_right_below_the_session(
     await stage.honest(stage.config())
     wifi = stage.testbed.links["wifi"]
     wifi.intercept(Vandal, what, 40)
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.7)
     done = wifi.ask_interceptor(("counted",)).get(what, 0)
     facts = await stage.finished(plain, quiet=True)
     tell(facts, done=done)
@@ -480,7 +491,7 @@ async def test_bytes_put_in_and_taken_out_cost_connections_and_not_the_session(
     await stage.honest(stage.config(("tcp", "wlan0", RELAY), ("tcp", "wwan0", OPEN), **trust))
     if what == "cut":
         stage.testbed.links["wifi"].intercept(Vandal, "cut", 400)
-    await asyncio.sleep(1.2)
+    await asyncio.sleep(0.7)
     facts = await stage.finished("edited")
     told = await stage.between.do("relayed", RELAY)
     tell(facts, relay=f"{told.count(what)} edits, {told.count('carried')} connections")
@@ -492,7 +503,7 @@ async def test_resets_again_and_again_leave_the_session_alive(stage: Stage, plai
     await stage.honest(stage.config())
     wifi = stage.testbed.links["wifi"]
     wifi.intercept(Resetter, 400)
-    await asyncio.sleep(5.0)
+    await asyncio.sleep(3.5)
     counts = wifi.ask_interceptor(("counted",))
     wifi.intercept(None)
     back = await stage.client.do("until", "transfer", active=BOTH, within=12.0)
@@ -522,8 +533,9 @@ async def test_claims_without_measure_harm_only_those_who_make_them(stage: Stage
 @pytest.mark.parametrize("where", ["one address", "many addresses"])
 async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: Stage, tell: Any) -> None:
     """From one address over a link; from many on the server's own loopback."""
-    await stage.server.do("serve", "besieged", stage.listen(OPEN, "tcp", secure=True, limits=LIMITS))
-    await stage.server.do("serve", "besieged plain", stage.listen(PLAIN, "tcp", limits=LIMITS))
+    crowded = {"limits": LIMITS | {"max_unauthenticated": 500}}
+    await stage.server.do("serve", "besieged", stage.listen(OPEN, "tcp", secure=True, **crowded))
+    await stage.server.do("serve", "besieged plain", stage.listen(PLAIN, "tcp", **crowded))
     config = stage.config(port=PLAIN)
     await stage.honest(config)
     kinds_ = ["nothing", "one byte", "half a ClientHello", "half a HELLO", "HELLO and no CONFIRM"]
@@ -545,7 +557,7 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
         assert not error, error
     opened = await attack
     took = time.monotonic() - started_at
-    await asyncio.sleep(max(0.0, 2.5 - took))
+    await asyncio.sleep(max(0.0, 2.0 - took))
     left = [await stage.server.do("statistics", name) for name in ("besieged", "besieged plain")]
     facts = await stage.finished("besieged plain", quiet=True)
     tell(facts, opened=opened, took=f"{took:.1f} s", opening=[f"{t:.2f} s" for t in opening], server=left)
@@ -619,8 +631,7 @@ async def test_forged_quic_packets_cost_at_most_a_connection(
     wifi = stage.testbed.links["wifi"]
     wifi.intercept(QuicForger, what, late)
     opened = await stage.honest(config, active=BOTH if late else [])
-    await stage.client.do("until", "transfer", received=MIB)
-    await asyncio.sleep(0.3)
+    await stage.client.do("until", "transfer", received=MIB // 2)
     forged = wifi.ask_interceptor(("counted",)).get(what, 0)
     wifi.intercept(None)
     back = await stage.client.do("until", "transfer", active=BOTH)
@@ -644,7 +655,7 @@ async def test_spoofed_quic_initials_are_answered_with_three_times_as_much_at_mo
         for datagram, _ in quic.datagrams_to_send(now=0.0):
             attacker.inject("up", spoofed(ethernet, ("10.77.3.2", port), (SERVER, SECURE), datagram))
             sent[port] = sent.get(port, 0) + len(datagram)
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(1.5)
     counts = attacker.ask_interceptor(("counted",))
     answered = {port: counts.get(f"down:{port}", 0) for port in sent}
     facts = await stage.finished(secure, quiet=True)
