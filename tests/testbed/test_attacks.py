@@ -533,7 +533,7 @@ async def test_claims_without_measure_harm_only_those_who_make_them(stage: Stage
 @pytest.mark.parametrize("where", ["one address", "many addresses"])
 async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: Stage, tell: Any) -> None:
     """From one address over a link; from many on the server's own loopback."""
-    crowded = {"limits": LIMITS | {"max_unauthenticated": 500}}
+    crowded: dict[str, Any] = {"limits": LIMITS | {"max_unauthenticated": 500}}
     await stage.server.do("serve", "besieged", stage.listen(OPEN, "tcp", secure=True, **crowded))
     await stage.server.do("serve", "besieged plain", stage.listen(PLAIN, "tcp", **crowded))
     config = stage.config(port=PLAIN)
