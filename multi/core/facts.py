@@ -90,7 +90,9 @@ class ConnectionFacts:
     peer_verified: bool = False
     """The peer's certificate was verified against a trusted issuer."""
     channel_binding: bytes = b""
-    """SHA-256 of the server's certificate (tls-server-end-point, RFC 5929), on QUIC with an exported secret; or empty."""
+    """SHA-256 of the server's certificate (tls-server-end-point, RFC 5929), on QUIC with an exported secret; or empty.
+
+    It is the same on both sides."""
     family: Family = Family.IPV4
     interface: str = ""
     kind: str = ""

@@ -214,7 +214,9 @@ class SegmentDecoder:
                     position += self._begin_rest(data, position)
                     yield self._continue(data[position:])
                     return
-                self._need = length
+                # Of a DATA segment the header is enough, also when its extensions are still to come.
+                streamed = self.streaming and data[position + 1] == SegmentType.DATA
+                self._need = int.from_bytes(data[position + 2 : position + 4], "big") if streamed else length
                 break
             yield self._segment(data, position, length, owned=False)
             position += length

@@ -151,7 +151,8 @@ class Session:
         try:
             self._incoming.receive(found, data, lane, now)
         except RemoteProtocolError as error:
-            self._protocol_error(found, error)
+            if found.alive:  # its own bytes may have ended it already: what follows them does not count
+                self._protocol_error(found, error)
 
     def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
         """The transport connection ended; an empty reason means the peer closed it in order."""

@@ -143,7 +143,8 @@ def run_table(data: bytes) -> None:
         except RemoteProtocolError:
             check(len(first) > 0, "nothing is refused")
         else:
-            check(routed is not None or len(first) < HEADER_LENGTH, "a whole header is not enough")
+            whole = max(HEADER_LENGTH, int.from_bytes(first[4:8], "big"))
+            check(routed is not None or len(first) < whole, "a whole segment is not enough")
             if isinstance(routed, Refused):
                 check(len(routed.reply) < 64, "an answer larger than what it answers")
                 kind, named = routed.reply[1], routed.reply[8:24]

@@ -33,7 +33,6 @@ def test_an_input_that_was_found_breaks_no_promise(name: str) -> None:
     TARGETS[target].run(data)
 
 
-@pytest.mark.xfail(reason="Session.receive disconnects a connection that its own bytes have ended already")
 def test_garbage_behind_a_wrong_proof_in_the_same_read_costs_only_that_connection() -> None:
     ends = Ends(CLEAR, CLEAR)
     honest = ends.connect()

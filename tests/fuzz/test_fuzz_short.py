@@ -11,13 +11,7 @@ from tests.fuzz.targets import TARGETS
 SEED = 20261121
 
 
-KNOWN = {"server-stranger": "bytes after the segment that ended their connection raise, see test_fuzz_regressions"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.xfail(reason=KNOWN[name])) if name in KNOWN else name for name in TARGETS],
-)
+@pytest.mark.parametrize("name", TARGETS)
 def test_what_comes_from_outside_breaks_no_promise(name: str) -> None:
     target = TARGETS[name]
     judge = Judge(target, timed=False, sampled=max(8, target.short // 8))
