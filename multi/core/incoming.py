@@ -101,6 +101,8 @@ class Incoming:
         """The handshake is far enough: take what had to wait for it."""
         held, connection.held = connection.held, []
         for lane, data in held:
+            if not connection.alive:
+                return
             decoder = connection.decoder(lane) if lane else SegmentDecoder()
             self._feed(connection, decoder, memoryview(data), lane, now)
 
