@@ -23,7 +23,7 @@ help:  ## show the targets
 setup: $(STAMP)  ## create .venv and install everything, once
 
 test: $(STAMP)  ## run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m tests $(ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(BIN)/ruff check

@@ -14,6 +14,8 @@ import pytest
 from multi.testbed import Direction, LinkSpec, Testbed, load_profile, measure, paper_links
 from multi.testbed.pytest_plugin import MakeTestbed, started
 
+pytestmark = pytest.mark.alone
+
 LOOSE = 3.0
 RATE_AIM = 0.05
 RTT_AIM, RTT_AIM_PART = 0.15e-3, 0.05

@@ -18,6 +18,8 @@ from benchmarks.roaming_stage import Timing, Variant
 from multi.testbed import load_profile
 from multi.testbed.pytest_plugin import started
 
+pytestmark = pytest.mark.alone
+
 LOOSE_TIME = 2.5  # times what is promised; two shared processors carry both ends and the networks
 LOOSE_SHARE = 0.5  # of the promised share of a goodput
 UNWATCHED = ("nothing-idle", "nothing-limited")  # next to no load: these run side by side

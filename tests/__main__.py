@@ -1,0 +1,26 @@
+"""All tests: `python -m tests [options of pytest]`.
+
+Most tests wait more than they compute and run side by side; those that measure run afterwards, one at a time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+NO_TESTS = 5  # exit code of pytest when nothing was selected
+SIDE_BY_SIDE = ["-m", "not alone", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
+ALONE = ["-m", "alone"]
+
+
+def main(arguments: list[str]) -> int:
+    codes = [
+        subprocess.run([sys.executable, "-m", "pytest", *selection, *arguments]).returncode
+        for selection in (SIDE_BY_SIDE, ALONE)
+    ]
+    ran = [code for code in codes if code != NO_TESTS]
+    return max(ran, default=NO_TESTS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
