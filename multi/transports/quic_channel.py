@@ -34,6 +34,7 @@ SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control a
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
 BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
 BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
+QUEUE_MOST = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 RATE_GAIN = 0.3  # weight of a new rate sample
@@ -114,6 +115,8 @@ class QuicChannel:
         self._linger_until = 0.0
         self._acked = 0
         self._rate = _RateMeter()
+        self._held_back = False
+        """Since the rate was measured last, fewer bytes were taken than congestion control allows."""
 
     # Channel
 
@@ -152,6 +155,12 @@ class QuicChannel:
         if engine.rtt:
             paced = int(engine.congestion_window / engine.rtt * BURST_TIME)
             room = min(room, max(BURST_MIN, min(paced, BURST_MAX)))
+            if engine.rtt > engine.min_rtt + QUEUE_MOST and self._rate.rate:
+                # What waits in the network, or in the socket of a peer that is too busy to read it, cannot be taken
+                # back when the path dies, and holds up what is rescued from another.
+                enough = int(self._rate.rate * (engine.min_rtt + QUEUE_MOST))
+                self._held_back = True
+                room = min(room, max(0, enough - engine.bytes_in_flight))
         credit = room + SLACK - engine.unsent() - self._waiting_bytes
         if credit < CREDIT_MIN:
             self._starved = True
@@ -407,7 +416,8 @@ class QuicChannel:
     def _measure(self) -> None:
         engine = self._engine
         self._acked = max(self._acked, engine.acknowledged())
-        idle = engine.bytes_in_flight * 2 < engine.congestion_window and not engine.unsent()
+        idle = engine.bytes_in_flight * 2 < engine.congestion_window and not engine.unsent() and not self._held_back
+        self._held_back = False
         self._rate.update(time.monotonic(), self._acked, engine.rtt, idle)
 
     # The end

@@ -24,6 +24,7 @@ DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 SEGMENTED_MAX = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
+RECEIVE_BUFFER = 1024 * 1024  # bytes; what waits here for a busy process looks like a slow network to the sender
 ANCILLARY_SIZE = 192  # bytes, room for a datagram's destination address, the size of its segments and its time
 LONGEST_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that was set
 
@@ -97,9 +98,9 @@ class UdpPort:
         self._buffer = receive_buffer(self._loop)
         self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
         self._local: SocketAddress = sock.getsockname()
-        for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+        for option, size in ((socket.SO_RCVBUF, RECEIVE_BUFFER), (socket.SO_SNDBUF, SOCKET_BUFFER)):
             with suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER)
+                sock.setsockopt(socket.SOL_SOCKET, option, size)
         self._tells_destination = peer is None and _ask_for_destination(sock, self._local[0])
         self._segments = sys.platform == "linux"
         self._coalesces = _ask_for_coalescing(sock)
