@@ -43,6 +43,7 @@ def run(scenario: Coroutine[Any, Any, T], loop: str = "asyncio", timeout: float 
         return await asyncio.wait_for(scenario, timeout)
 
     factory = asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
+    gc.collect()  # what an earlier test has left is not this one's
     before = set(sockets_open())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
@@ -50,7 +51,8 @@ def run(scenario: Coroutine[Any, Any, T], loop: str = "asyncio", timeout: float 
             result = runner.run(bounded())
         gc.collect()
     assert not reported, reported
-    assert not [str(w.message) for w in caught if issubclass(w.category, ResourceWarning)]
+    leaks = [str(w.message) for w in caught if issubclass(w.category, ResourceWarning)]
+    assert not leaks, leaks
     assert not set(sockets_open()) - before, "a socket was left open"
     return result
 
