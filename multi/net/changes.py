@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
+from multi.net.messages import HEADER, NLMSG_DONE, NLMSG_ERROR, attributes
 from multi.paths.links import Interface, InterfaceAddress
 
 __all__ = ["DumpAnswer", "Heard", "Known", "Loss", "compare"]
 
 # include/uapi/linux/netlink.h, rtnetlink.h, if.h, if_link.h, if_addr.h
-NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_DUMP_INTR = 0x10
 RTM_NEWLINK, RTM_DELLINK = 16, 17
 RTM_NEWADDR, RTM_DELADDR = 20, 21
@@ -32,13 +32,10 @@ RT_TABLE_LOCAL = 255
 RTM_F_CLONED = 0x200
 ROUTE_TYPES = frozenset({1, 6, 7, 8})  # unicast, blackhole, unreachable, prohibit: what decides where packets leave
 ADDRESS_LENGTHS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 16}
-ATTRIBUTE_TYPE = 0x3FFF  # without the flags NLA_F_NESTED and NLA_F_NET_BYTEORDER
 
-HEADER = struct.Struct("=IHHII")
 LINK = struct.Struct("=BxHiII")
 ADDRESS = struct.Struct("=BBBBI")
 ROUTE = struct.Struct("=BBBBBBBBI")
-ATTRIBUTE = struct.Struct("=HH")
 NUMBER = struct.Struct("=I")
 CREATED_OFFSET = 8  # of ifa_cacheinfo.cstamp
 NO_COUNT = -1
@@ -167,7 +164,7 @@ class Known:
             self._link_gone(index, heard)
             return
         before = self._links.get(index)
-        now = _link(flags, _attributes(body, LINK.size), before)
+        now = _link(flags, attributes(body, LINK.size), before)
         if now is None:
             return
         self._links[index] = now
@@ -192,17 +189,17 @@ class Known:
         length = ADDRESS_LENGTHS.get(family)
         if length is None:
             return
-        attributes = _attributes(body, ADDRESS.size)
+        found = attributes(body, ADDRESS.size)
         # On a point-to-point link IFA_ADDRESS is the other end and IFA_LOCAL ours.
-        packed = attributes.get(IFA_LOCAL) or attributes.get(IFA_ADDRESS)
+        packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
         if packed is None or len(packed) != length:
             raise ValueError("an address of another length")
         key = (index, socket.inet_ntop(family, packed), prefix_length)
         if not present:
             self._address_gone(key, heard)
             return
-        flags = _number(attributes, IFA_FLAGS, short_flags)
-        created = attributes.get(IFA_CACHEINFO, memoryview(b""))
+        flags = _number(found, IFA_FLAGS, short_flags)
+        created = found.get(IFA_CACHEINFO, memoryview(b""))
         duplicate = bool(flags & IFA_F_DADFAILED)
         tentative = flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC
         now = _Address(
@@ -281,9 +278,9 @@ def _matters(route: memoryview) -> bool:
     return kind in ROUTE_TYPES and table != RT_TABLE_LOCAL and not flags & RTM_F_CLONED
 
 
-def _link(flags: int, attributes: Mapping[int, memoryview], before: _Link | None) -> _Link | None:
+def _link(flags: int, found: Mapping[int, memoryview], before: _Link | None) -> _Link | None:
     """What a message says; what it leaves out, as those about wireless events do, is as it was before."""
-    name = bytes(attributes.get(IFLA_IFNAME, b"")).partition(b"\0")[0].decode(errors="replace")
+    name = bytes(found.get(IFLA_IFNAME, b"")).partition(b"\0")[0].decode(errors="replace")
     if before is None:
         if not name:
             return None
@@ -291,9 +288,9 @@ def _link(flags: int, attributes: Mapping[int, memoryview], before: _Link | None
     return _Link(
         name=name or before.name,
         up=bool(flags & IFF_UP),
-        carrier=_byte(attributes, IFLA_CARRIER, before.carrier) != 0,
-        operstate=_byte(attributes, IFLA_OPERSTATE, before.operstate),
-        carrier_downs=_number(attributes, IFLA_CARRIER_DOWN_COUNT, before.carrier_downs),
+        carrier=_byte(found, IFLA_CARRIER, before.carrier) != 0,
+        operstate=_byte(found, IFLA_OPERSTATE, before.operstate),
+        carrier_downs=_number(found, IFLA_CARRIER_DOWN_COUNT, before.carrier_downs),
     )
 
 
@@ -302,13 +299,13 @@ def _carrier_went(before: _Link, now: _Link) -> bool:
     return NO_COUNT not in (before.carrier_downs, now.carrier_downs) and before.carrier_downs != now.carrier_downs
 
 
-def _byte(attributes: Mapping[int, Collection[int]], kind: int, otherwise: int) -> int:
-    value = attributes.get(kind)
+def _byte(found: Mapping[int, Collection[int]], kind: int, otherwise: int) -> int:
+    value = found.get(kind)
     return next(iter(value), otherwise) if value is not None else otherwise
 
 
-def _number(attributes: Mapping[int, memoryview], kind: int, otherwise: int) -> int:
-    value = attributes.get(kind)
+def _number(found: Mapping[int, memoryview], kind: int, otherwise: int) -> int:
+    value = found.get(kind)
     number: int = NUMBER.unpack_from(value)[0] if value is not None else otherwise
     return number
 
@@ -323,15 +320,3 @@ def _messages(data: bytes | memoryview) -> Iterator[tuple[int, int, int, memoryv
             return
         yield kind, flags, sequence, view[offset + HEADER.size : offset + length]
         offset += (length + 3) & ~3
-
-
-def _attributes(body: memoryview, offset: int) -> dict[int, memoryview]:
-    """The attributes behind a fixed part, up to the first that cannot be one."""
-    found: dict[int, memoryview] = {}
-    while offset + ATTRIBUTE.size <= len(body):
-        length, kind = ATTRIBUTE.unpack_from(body, offset)
-        if length < ATTRIBUTE.size or offset + length > len(body):
-            break
-        found[kind & ATTRIBUTE_TYPE] = body[offset + ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
-    return found

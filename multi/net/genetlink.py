@@ -12,41 +12,68 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from typing import Self
 
-__all__ = ["NESTED", "GenericNetlink", "attribute", "attributes", "s32", "u8", "u16", "u32"]
+from multi.net.messages import (
+    HEADER,
+    NLM_F_ACK,
+    NLM_F_DUMP,
+    NLM_F_REQUEST,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    RECEIVE_SIZE,
+    attribute,
+    attributes,
+    error_code,
+    message,
+    messages,
+)
+
+__all__ = ["ANSWER_TIMEOUT", "GenericNetlink", "OpenSocket", "open_generic_netlink"]
 
 # include/uapi/linux/netlink.h, genetlink.h
-NETLINK_GENERIC = 16
+NETLINK_GENERIC = 16  # not in every Python
 SOL_NETLINK = 270
 NETLINK_ADD_MEMBERSHIP = 1
-NLMSG_ERROR, NLMSG_DONE = 2, 3
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x1, 0x4, 0x300
-NESTED = 0x8000
-TYPE_MASK = 0x3FFF
-GENL_ID_CTRL, CTRL_CMD_GETFAMILY = 16, 3
+GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CONTROL_VERSION = 16, 3, 1
 CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_ATTR_MCAST_GROUPS = 1, 2, 7
 CTRL_ATTR_MCAST_GRP_NAME, CTRL_ATTR_MCAST_GRP_ID = 1, 2
+GENERIC_HEADER = struct.Struct("=BBH")  # command, version, reserved
 
-MAX_ERRNO = 4095  # include/linux/err.h
-RECEIVE_SIZE = 1 << 16
-ANSWER_TIMEOUT = 1.0  # the kernel answers at once; never hang if something in between does not
+ANSWER_TIMEOUT = 1.0  # seconds; the kernel answers at once, or a driver hangs
 
-_HEADER = struct.Struct("=IHHII")
-_GENERIC = struct.Struct("=BBH")
-_ATTRIBUTE = struct.Struct("=HH")
+OpenSocket = Callable[[], socket.socket]
+"""Gives a connected socket that keeps message boundaries. Raises OSError."""
+
+
+def open_generic_netlink() -> socket.socket:
+    """A socket to the generic netlink of the network namespace this thread is in. Raises OSError."""
+    if sys.platform != "linux":
+        raise OSError(errno.EAFNOSUPPORT, "only Linux has netlink")
+    made = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_GENERIC)
+    try:
+        made.bind((0, 0))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 class GenericNetlink:
-    """Requests to one family of the kernel. Everything raises OSError; ENOENT: the kernel has no such family."""
+    """Requests to one family of the kernel, from one thread at a time.
 
-    def __init__(self, family: str) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_GENERIC)
+    Everything raises OSError with the kernel's number; ENOENT: the kernel has no such family.
+    """
+
+    def __init__(self, family: str, version: int = 1, open_socket: OpenSocket = open_generic_netlink) -> None:
+        self._version = version
+        self._socket = open_socket()
         self._sequence = 0
+        self.deadline: float | None = None
+        """When requests give up with TimeoutError, by the monotonic clock; None = each after ANSWER_TIMEOUT."""
         try:
-            self._socket.settimeout(ANSWER_TIMEOUT)
-            self._socket.bind((0, 0))
             self._family, self._groups = self._look_up(family)
         except OSError:
             self._socket.close()
@@ -64,89 +91,49 @@ class GenericNetlink:
     def join(self, group: str) -> None:
         """Hear a multicast group. What arrives is never read: the kernel drops it once the buffer is full."""
         if group not in self._groups:
-            raise FileNotFoundError(f"no multicast group {group}")
+            raise FileNotFoundError(errno.ENOENT, f"no multicast group {group}")
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
         self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, self._groups[group])
 
     def request(self, command: int, body: bytes = b"", *, dump: bool = False) -> list[bytes]:
         """The attributes of each answer; none where there is nothing but the acknowledgement."""
-        return self._exchange(self._family, command, body, NLM_F_DUMP if dump else NLM_F_ACK)
-
-    def _exchange(self, kind: int, command: int, body: bytes, flags: int) -> list[bytes]:
-        self._sequence += 1
-        message = _GENERIC.pack(command, 1, 0) + body
-        header = _HEADER.pack(_HEADER.size + len(message), kind, flags | NLM_F_REQUEST, self._sequence, 0)
-        self._socket.send(header + message)
-        answers: list[bytes] = []
-        while True:
-            for answered, content in self._messages(self._socket.recv(RECEIVE_SIZE)):
-                if answered == NLMSG_DONE:
-                    return answers
-                if answered == NLMSG_ERROR:
-                    if code := _error_code(content):
-                        raise OSError(code, os.strerror(code).lower())
-                    return answers
-                answers.append(content[_GENERIC.size :])
-
-    def _messages(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """(type, content) of the messages of a datagram that answer the last question."""
-        offset = 0
-        while offset + _HEADER.size <= len(data):
-            length, kind, _flags, sequence, _port = _HEADER.unpack_from(data, offset)
-            if length < _HEADER.size:
-                return
-            if sequence == self._sequence:
-                yield kind, data[offset + _HEADER.size : offset + length]
-            offset += (length + 3) & ~3
+        header = GENERIC_HEADER.pack(command, self._version, 0)
+        return self._exchange(self._family, NLM_F_DUMP if dump else NLM_F_ACK, header + body)
 
     def _look_up(self, family: str) -> tuple[int, dict[str, int]]:
+        """The message type of a family, given out when its module is loaded, and its multicast groups."""
         name = attribute(CTRL_ATTR_FAMILY_NAME, family.encode() + b"\0")
-        answers = self._exchange(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, name, NLM_F_ACK)
-        found = attributes(answers[0]) if answers else {}
-        if CTRL_ATTR_FAMILY_ID not in found:
-            raise FileNotFoundError(f"no generic netlink family {family}")
+        header = GENERIC_HEADER.pack(CTRL_CMD_GETFAMILY, CONTROL_VERSION, 0)
+        answers = map(attributes, self._exchange(GENL_ID_CTRL, NLM_F_ACK, header + name))
+        found = next((answer for answer in answers if len(answer.get(CTRL_ATTR_FAMILY_ID, b"")) == 2), None)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, f"no {family}")
         groups: dict[str, int] = {}
         for group in attributes(found.get(CTRL_ATTR_MCAST_GROUPS, b"")).values():
             facts = attributes(group)
             label = facts.get(CTRL_ATTR_MCAST_GRP_NAME, b"").rstrip(b"\0").decode(errors="replace")
             groups[label] = int.from_bytes(facts.get(CTRL_ATTR_MCAST_GRP_ID, b"")[:4], sys.byteorder)
-        return int.from_bytes(found[CTRL_ATTR_FAMILY_ID][:2], sys.byteorder), groups
+        return int.from_bytes(found[CTRL_ATTR_FAMILY_ID], sys.byteorder), groups
 
+    def _exchange(self, kind: int, flags: int, body: bytes) -> list[bytes]:
+        """One question and the attributes of all answers to it."""
+        self._sequence += 1
+        deadline = time.monotonic() + ANSWER_TIMEOUT if self.deadline is None else self.deadline
+        self._wait(deadline)
+        self._socket.send(message(kind, NLM_F_REQUEST | flags, self._sequence, body))
+        answers: list[bytes] = []
+        while True:
+            self._wait(deadline)
+            for answered, _flags, raw in messages(self._socket.recv(RECEIVE_SIZE), self._sequence):
+                if answered in (NLMSG_ERROR, NLMSG_DONE):
+                    # A dump that fails half-way tells so in its last message, which has the same layout.
+                    if (answered == NLMSG_ERROR or len(raw) >= HEADER.size + 4) and (code := error_code(raw)):
+                        raise OSError(code, os.strerror(code))
+                    return answers
+                answers.append(raw[HEADER.size + GENERIC_HEADER.size :])
 
-def _error_code(content: bytes) -> int:
-    """0 = no error. EBADMSG for what is no error number: nothing but an OSError may come of an answer."""
-    (code,) = struct.unpack_from("=i", content) if len(content) >= 4 else (1,)
-    return -int(code) if -MAX_ERRNO <= code <= 0 else errno.EBADMSG
-
-
-def attributes(data: bytes) -> dict[int, bytes]:
-    """Type -> value of attributes one after the other, the last of a type; what is cut short is left out."""
-    found: dict[int, bytes] = {}
-    offset = 0
-    while offset + _ATTRIBUTE.size <= len(data):
-        length, kind = _ATTRIBUTE.unpack_from(data, offset)
-        if length < _ATTRIBUTE.size or offset + length > len(data):
-            break
-        found[kind & TYPE_MASK] = data[offset + _ATTRIBUTE.size : offset + length]
-        offset += (length + 3) & ~3
-    return found
-
-
-def attribute(kind: int, value: bytes) -> bytes:
-    return _ATTRIBUTE.pack(len(value) + _ATTRIBUTE.size, kind) + value + bytes(-len(value) % 4)
-
-
-def u8(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack("=B", value))
-
-
-def u16(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack("=H", value))
-
-
-def u32(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack("=I", value))
-
-
-def s32(kind: int, value: int) -> bytes:
-    return attribute(kind, struct.pack("=i", value))
+    def _wait(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+        self._socket.settimeout(left)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import struct
 from collections.abc import Iterator
+from typing import TypeVar
 
 __all__ = [
     "HEADER",
@@ -24,8 +25,13 @@ __all__ = [
     "error_code",
     "message",
     "messages",
+    "s32",
+    "u8",
+    "u16",
     "u32",
 ]
+
+Bytes = TypeVar("Bytes", bytes, memoryview)
 
 # include/uapi/linux/netlink.h
 NLMSG_ERROR = 2
@@ -76,13 +82,25 @@ def attribute(kind: int, value: bytes) -> bytes:
     return ATTRIBUTE.pack(ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
 
 
+def u8(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=B", value))
+
+
+def u16(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=H", value))
+
+
 def u32(kind: int, value: int) -> bytes:
     return attribute(kind, struct.pack("=I", value))
 
 
-def attributes(data: bytes, offset: int = 0) -> dict[int, bytes]:
+def s32(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=i", value))
+
+
+def attributes(data: Bytes, offset: int = 0) -> dict[int, Bytes]:
     """Type -> value; of attributes with the same type the last one. What is cut off is left out."""
-    found: dict[int, bytes] = {}
+    found: dict[int, Bytes] = {}
     while offset + ATTRIBUTE.size <= len(data):
         length, kind = ATTRIBUTE.unpack_from(data, offset)
         if length < ATTRIBUTE.size or offset + length > len(data):

@@ -20,8 +20,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
-from multi.net.changes import HEADER, Heard, Known, Loss, compare
+from multi.net.changes import Heard, Known, Loss, compare
 from multi.net.interfaces import interfaces
+from multi.net.messages import NLM_F_DUMP, NLM_F_REQUEST, message
 from multi.paths.links import Interface
 
 __all__ = ["Loss", "NetworkMonitor", "monitor"]
@@ -47,7 +48,6 @@ RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNL
 ROUTE_GROUPS = (RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE)
 GROUPS = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
 RTM_GETLINK, RTM_GETADDR = 18, 22
-NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
 NETLINK_NO_ENOBUFS = 5
 SO_RCVBUFFORCE, SO_MEMINFO = 33, 55
 SK_MEMINFO = struct.Struct("=9I")  # the last one: SK_MEMINFO_DROPS, messages that found the buffer full
@@ -331,8 +331,7 @@ class _Events:
         The kernel prepares the next part of an answer whenever one is read, so this does not wait either.
         """
         self._sequence += 1
-        header = HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | NLM_F_DUMP, self._sequence, 0)
-        self._socket.send(header + body)
+        self._socket.send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, self._sequence, body))
         while self._receive(heard):
             for answer in heard.answers:
                 if answer.sequence == self._sequence:

@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from multi.core.facts import Candidate, Source
 from multi.core.ids import Family
-from multi.net.genetlink import NESTED, GenericNetlink, attribute, attributes, s32, u8, u16, u32
+from multi.net.genetlink import GenericNetlink
+from multi.net.messages import NESTED, attribute, attributes, s32, u8, u16, u32
 
 if sys.platform == "linux":
     import fcntl
@@ -306,7 +307,7 @@ def why_no_subflows(candidate: Candidate | None = None) -> str:
     except OSError as error:
         if error.errno in (errno.ENOENT, None):
             return "this kernel has no MPTCP path manager to ask (generic netlink family mptcp_pm)"
-        return f"the MPTCP path manager cannot be asked: {error.strerror or error}"
+        return f"the MPTCP path manager cannot be asked: {(error.strerror or str(error)).lower()}"
 
 
 def _why_no_mptcp() -> str:

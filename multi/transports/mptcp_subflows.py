@@ -23,6 +23,7 @@ from multi.core.facts import Candidate, Source
 from multi.net.mptcp_endpoints import EndpointLease, lease_endpoints
 from multi.net.mptcp_pm import USERSPACE, Place, SubflowName, path_manager_type, place_of, sources_of, why_no_subflows
 from multi.transports.mptcp_info import ESTABLISHED, SYN_SENT, MptcpInfo, subflow_names
+from multi.transports.sockets import words
 from multi.transports.tcp_info import TcpInfo
 
 __all__ = ["SubflowKeeper", "lease_acceptance", "lease_subflows", "release_subflows"]
@@ -80,7 +81,7 @@ def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
     try:
         return lease_endpoints(places, len(places)), ""
     except OSError as error:
-        return None, error.strerror or str(error)
+        return None, words(error)
 
 
 def lease_acceptance() -> tuple[EndpointLease | None, str]:
@@ -101,7 +102,7 @@ def lease_acceptance() -> tuple[EndpointLease | None, str]:
             return None, f"{what} needs CAP_NET_ADMIN"
         if error.errno == errno.ENOENT:  # a kernel without path managers to talk to; it does as it likes
             return None, ""
-        return None, error.strerror or str(error)
+        return None, words(error)
     return lease, ""
 
 
@@ -283,7 +284,7 @@ class SubflowKeeper:
         try:
             lease.manager.withdraw_address(kernel.token, id)
         except OSError as error:
-            logger.debug("MPTCP address %s not withdrawn: %s", place.address, error.strerror)
+            logger.debug("MPTCP address %s not withdrawn: %s", place.address, words(error))
 
     def _create(self, lease: EndpointLease, wanted: _Wanted, place: Place, kernel: MptcpInfo) -> None:
         candidate, name = self._candidate, wanted.source.interface
@@ -296,7 +297,7 @@ class SubflowKeeper:
             if error.errno == errno.ENOTCONN:  # the acknowledgement is on its way
                 wanted.try_at, self._ready, self._interval = 0.0, False, CHECK_FIRST
                 return
-            logger.info("MPTCP subflow over %s not made: %s", name, error.strerror)
+            logger.info("MPTCP subflow over %s not made: %s", name, words(error))
         else:
             logger.info("MPTCP subflow over %s asked for", name)
 
@@ -307,7 +308,7 @@ class SubflowKeeper:
             try:
                 self._lease.manager.destroy_subflow(kernel.token, name)
             except OSError as error:
-                logger.debug("MPTCP subflow from %s not closed: %s", name.local, error.strerror)
+                logger.debug("MPTCP subflow from %s not closed: %s", name.local, words(error))
 
     def _renew(
         self,

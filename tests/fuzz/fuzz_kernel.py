@@ -177,7 +177,7 @@ def run_generic(data: bytes) -> None:
             with patch.object(genetlink, "socket", _sockets(kernel)), GenericNetlink("nl80211") as asked:
                 asked.join("mlme")
                 for answer in asked.request(1, dump=True):
-                    genetlink.attributes(answer)
+                    messages.attributes(answer)
         elif what == 1:
             Nl80211(lambda: kernel).stations(1)
         elif what == 2:
@@ -189,7 +189,7 @@ def run_generic(data: bytes) -> None:
 
 
 def run_attributes(data: bytes) -> None:
-    genetlink.attributes(data)
+    messages.attributes(data)
     messages.attributes(data, min(8, len(data)))
     for _kind, _flags, raw in messages.messages(data, 0):
         check(raw in data, "a message that was not said")

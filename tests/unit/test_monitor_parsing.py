@@ -12,8 +12,6 @@ from hypothesis import given, strategies
 from multi.core.ids import Family
 from multi.net.changes import (
     ADDRESS,
-    ATTRIBUTE,
-    HEADER,
     IFA_ADDRESS,
     IFA_CACHEINFO,
     IFA_F_DADFAILED,
@@ -40,6 +38,7 @@ from multi.net.changes import (
     Loss,
     compare,
 )
+from multi.net.messages import ATTRIBUTE, HEADER
 from multi.paths.links import Interface, InterfaceAddress, Kind
 
 INDEX = 7

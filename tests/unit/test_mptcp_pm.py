@@ -17,7 +17,7 @@ import pytest
 from multi.core.facts import Candidate, Source
 from multi.core.ids import Family
 from multi.net import mptcp_endpoints, mptcp_pm
-from multi.net.genetlink import attribute, attributes, u16, u32
+from multi.net.messages import attribute, attributes, u16, u32
 from multi.net.mptcp_endpoints import EndpointLease, lease_endpoints
 from multi.net.mptcp_pm import (
     FLAG_SIGNAL,
