@@ -1,19 +1,26 @@
-"""Throughput of one TCP connection on loopback: `multi` against asyncio's own streams, two processes.
+"""Throughput of one TCP connection on loopback: `multi` against asyncio's own streams and iperf3, two processes each.
 
 64 KiB writes with `drain` after each, reads as they come. The clock runs from the first write until the server has
-confirmed the last byte. Every party is measured in turn, so that what else the machine does meets all alike; a ratio
-is taken between neighbours and its median printed against what is promised.
+confirmed the last byte; iperf3 (`-l 128K`) tells its receiver's rate itself. Every party is
+measured in turn, so that what else the machine does meets all alike; a ratio is taken between runs of one round and
+its median printed against what is promised.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
+import json
 import multiprocessing
+import shutil
+import socket
 import ssl
 import statistics
+import subprocess
 import tempfile
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,18 +41,23 @@ class Party:
     tls: bool = False
     protect: str = "never"
     limit: int = 2**16
-    against: str = ""
-    promise: float = 0.0
-    """At least so many times the rate of `against`."""
+    uvloop: bool = False
+    iperf3: bool = False
+    promises: tuple[tuple[str, float], ...] = ()
+    """(party, at least so many times its rate); 0 for a ratio that is only told."""
 
 
+STREAMS = "asyncio streams"
 PARTIES = (
-    Party("asyncio streams", asyncio=True),
-    Party("asyncio, roomy", asyncio=True, limit=ROOMY, against="asyncio streams"),
-    Party("multi unprotected", against="asyncio streams", promise=3.0),
-    Party("multi sealed", protect="auto", against="asyncio streams", promise=2.0),
-    Party("asyncio TLS", asyncio=True, tls=True, against="asyncio streams"),
-    Party("multi TLS", tls=True, protect="auto", against="asyncio TLS", promise=2.0),
+    Party(STREAMS, asyncio=True),
+    Party("asyncio, roomy", asyncio=True, limit=ROOMY, promises=((STREAMS, 0),)),
+    Party("asyncio on uvloop", asyncio=True, uvloop=True, promises=((STREAMS, 0),)),
+    Party("iperf3 -l 128K", iperf3=True, promises=((STREAMS, 0),)),
+    Party("multi unprotected", promises=((STREAMS, 3.0), ("iperf3 -l 128K", 0.6))),
+    Party("multi unprotected on uvloop", uvloop=True, promises=(("multi unprotected", 0), ("asyncio on uvloop", 0))),
+    Party("multi sealed", protect="auto", promises=((STREAMS, 2.0),)),
+    Party("asyncio TLS", asyncio=True, tls=True, promises=((STREAMS, 0),)),
+    Party("multi TLS", tls=True, protect="auto", promises=(("asyncio TLS", 2.0),)),
 )
 
 
@@ -92,8 +104,17 @@ async def _serve(transfer: Transfer, pipe: Connection) -> None:
     server.close()
 
 
+def _run(party: Party, work: Coroutine[Any, Any, Any]) -> Any:
+    """The result of `work` on the party's event loop."""
+    if party.uvloop:
+        import uvloop
+
+        return uvloop.run(work)
+    return asyncio.run(work)
+
+
 def _serve_process(transfer: Transfer, pipe: Connection) -> None:
-    asyncio.run(_serve(transfer, pipe))
+    _run(transfer.party, _serve(transfer, pipe))
 
 
 async def _connect(transfer: Transfer, port: int) -> tuple[Reader, Writer]:
@@ -134,14 +155,46 @@ def _measure(transfer: Transfer, results: Connection) -> None:
     server = multiprocessing.get_context("spawn").Process(target=_serve_process, args=(transfer, theirs))
     server.start()
     try:
-        results.send(asyncio.run(_send(transfer, ours.recv())))
+        results.send(_run(transfer.party, _send(transfer, ours.recv())))
     finally:
         server.join(10.0)
         server.terminate()
 
 
+def _iperf3(size: int) -> float:
+    """Gbit/s that iperf3's receiver saw."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    server = subprocess.Popen(
+        ["iperf3", "-s", "-1", "-p", port, "--forceflush"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert server.stdout is not None
+    try:
+        while b"listening" not in server.stdout.readline():  # it opens its port before it says so
+            if server.poll() is not None:
+                raise SystemExit("iperf3: the server has ended")
+        client = ["iperf3", "-c", "127.0.0.1", "-p", port, "-l", "128K", "-n", str(size), "--json"]
+        report = json.loads(subprocess.run(client, stdout=subprocess.PIPE, check=True).stdout)
+    finally:
+        server.kill()
+        server.communicate()
+    rate: float = report["end"]["sum_received"]["bits_per_second"]
+    return rate / 1e9
+
+
+def _missing(party: Party) -> str:
+    """What this machine lacks to measure a party."""
+    if party.iperf3 and shutil.which("iperf3") is None:
+        return "iperf3 is not installed"
+    if party.uvloop and importlib.util.find_spec("uvloop") is None:
+        return "uvloop is not installed"
+    return ""
+
+
 def measure(transfer: Transfer) -> float:
     """Gbit/s of one transfer, in fresh processes."""
+    if transfer.party.iperf3:
+        return _iperf3(transfer.size)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     client = context.Process(target=_measure, args=(transfer, theirs))
@@ -156,26 +209,35 @@ def run(*, quick: bool) -> None:
     from multi.cli.cert import write_development_certificates
 
     size, rounds = (1 << 28, 3) if quick else (2 << 30, 5)
-    rates: dict[str, list[float]] = {party.name: [] for party in PARTIES}
+    rates: dict[str, list[float]] = {party.name: [] for party in PARTIES if not _missing(party)}
     with tempfile.TemporaryDirectory(prefix="multi-loopback-") as directory:
         write_development_certificates(Path(directory), ["localhost"])
         for _ in range(rounds):
             for party in PARTIES:
-                rates[party.name].append(measure(Transfer(party, size, Path(directory))))
+                if party.name in rates:
+                    rates[party.name].append(measure(Transfer(party, size, Path(directory))))
     print(f"{size / (1 << 20):.0f} MiB over one TCP connection, {rounds} runs of each in turn, Gbit/s")
     for party in PARTIES:
+        if party.name not in rates:
+            print(f"  {party.name:27} not measured: {_missing(party)}")
+            continue
         values = rates[party.name]
-        line = (
-            f"  {party.name:18} median {statistics.median(values):6.2f}  (min {min(values):.2f}, max {max(values):.2f})"
+        print(
+            f"  {party.name:27} median {statistics.median(values):6.2f}  (min {min(values):.2f}, max {max(values):.2f})"
+            + "".join(_ratio(values, other, promise, rates.get(other, [])) for other, promise in party.promises)
         )
-        if party.against:
-            pairs = zip(values, rates[party.against], strict=True)
-            ratio = statistics.median(own / base for own, base in pairs)
-            line += f"  {ratio:5.2f} x {party.against}"
-            if party.promise:
-                held = "held" if ratio >= party.promise else f"short by {party.promise - ratio:.2f}"
-                line += f"  (promised {party.promise:g}: {held})"
-        print(line)
+
+
+def _ratio(values: list[float], other: str, promise: float, others: list[float]) -> str:
+    """What a line says of one ratio."""
+    if not others:
+        return f"  no ratio to {other}" + (f" (promised {promise:g}: not measured)" if promise else "")
+    ratio = statistics.median(own / base for own, base in zip(values, others, strict=True))
+    line = f"  {ratio:5.2f} x {other}"
+    if promise:
+        held = "held" if ratio >= promise else f"short by {promise - ratio:.2f}"
+        line += f" (promised {promise:g}: {held})"
+    return line
 
 
 if __name__ == "__main__":
