@@ -7,12 +7,14 @@ private addresses. Only the kernel's table of neighbours is asked, which costs n
 from __future__ import annotations
 
 import logging
+import socket
 import struct
 import sys
 from collections.abc import Iterable
 from ipaddress import ip_interface
 
 from multi.core.ids import Family
+from multi.net.messages import HEADER, attributes
 from multi.paths.links import Interface, Kind
 
 if sys.platform == "linux":
@@ -24,10 +26,10 @@ log = logging.getLogger("multi.net")
 
 # include/uapi/linux/neighbour.h and rtnetlink.h
 RTM_GETNEIGH = 30
+NDA_DST, NDA_LLADDR = 1, 2
 NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
 NEIGHBOUR = struct.Struct("=BxxxiHBB")
 NEIGHBOUR_REQUEST = bytes(NEIGHBOUR.size)
-HEADER_SIZE = 16  # struct nlmsghdr
 
 NO_MAC = "00:00:00:00:00:00"
 SHARED_MACS = ("00:00:5e:00:01:", "00:00:5e:00:02:", "00:00:0c:07:ac:", "00:00:0c:9f:f")
@@ -86,22 +88,27 @@ def _neighbours(indices: set[int]) -> _Neighbours:
         return {}
 
     def wanted(message: bytes) -> bool:
-        if len(message) < HEADER_SIZE + NEIGHBOUR.size:
+        if len(message) < HEADER.size + NEIGHBOUR.size:
             return False
-        _family, index, state, _flags, _type = NEIGHBOUR.unpack_from(message, HEADER_SIZE)
+        _family, index, state, _flags, _type = NEIGHBOUR.unpack_from(message, HEADER.size)
         return index in indices and not state & (NUD_INCOMPLETE | NUD_FAILED)
 
     known: _Neighbours = {}
     try:
         with netlink.NetlinkSocket() as kernel:
-            for neighbour in kernel.dump(RTM_GETNEIGH, NEIGHBOUR_REQUEST, wanted):
-                index, address, mac = (
-                    neighbour.get("ifindex"),
-                    neighbour.get_attr("NDA_DST"),
-                    neighbour.get_attr("NDA_LLADDR"),
-                )
-                if isinstance(index, int) and isinstance(address, str) and isinstance(mac, str) and mac != NO_MAC:
-                    known[index, address] = mac.lower()
+            told = kernel.raw_dump(RTM_GETNEIGH, NEIGHBOUR_REQUEST)
+        for key, mac in netlink.readable(_neighbour, filter(wanted, told)):
+            if mac != NO_MAC:
+                known[key] = mac
     except OSError as error:
         log.warning("cannot ask for the neighbours: %s", error)
     return known
+
+
+def _neighbour(message: bytes) -> tuple[tuple[int, str], str] | None:
+    family, index, _state, _flags, _type = NEIGHBOUR.unpack_from(message, HEADER.size)
+    found = attributes(message, HEADER.size + NEIGHBOUR.size)
+    address, mac = found.get(NDA_DST), found.get(NDA_LLADDR)
+    if not address or not mac or family not in netlink.FAMILIES:
+        return None
+    return (index, socket.inet_ntop(family, address)), netlink.hardware_address(mac)
