@@ -14,7 +14,7 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench bench-roaming fuzz lock clean
+.PHONY: help setup test lint format demo bench bench-roaming bench-paper fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -43,6 +43,9 @@ bench: $(STAMP)  ## measure against other parties and write a report
 
 bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; goes on where it was interrupted
 	$(BIN)/python -m benchmarks.roaming $(ARGS)
+
+bench-paper: $(STAMP)  ## do the paper's evaluation again; goes on where it was interrupted, ARGS=--quick for a look
+	$(BIN)/python -m benchmarks.paper $(ARGS)
 
 # Not part of setup: there are no wheels for every machine. Without atheris inputs are made without knowing what they
 # reach, and the command says so.
