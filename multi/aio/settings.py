@@ -10,10 +10,11 @@ from multi.config import Config
 from multi.core.payloads import Policy
 from multi.core.scheduler import Scheduler
 from multi.core.sealing import Cipher
-from multi.core.settings import Protect, SessionSettings
+from multi.core.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.schedulers import create_scheduler
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
+CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
 _TRANSPORTS = ("tcp", "mptcp", "quic")
 
 
@@ -34,7 +35,9 @@ def session_settings(config: Config) -> SessionSettings:
     policy = policy_of(config)
     psk_id, psk = key_of(config) if config.is_client else (b"", b"")
     chosen = config.multi_config.model_fields_set
+    smallest = min(limits.max_stream_window, limits.max_session_window)
     return SessionSettings(
+        initial_window=min(CLIENT_WINDOW, smallest) if config.is_client else EARLY_DATA_LIMIT,
         max_stream_window=limits.max_stream_window,
         max_session_window=limits.max_session_window,
         max_streams=limits.max_streams,

@@ -85,8 +85,10 @@ def _always(_size: int) -> bool:
 class Window:
     """What the peer may send: an absolute offset that follows consumption, with a size that grows with its speed.
 
-    The size doubles whenever half of it is consumed within two round trips, up to a hard cap: the receiver-side
-    autotuning of TCP. An application that does not read never makes it grow.
+    The size doubles whenever a quarter of it is consumed within two round trips, up to a hard cap: the receiver-side
+    autotuning of TCP. At half of it, senders that double their own windows every round trip, on several connections
+    and with what their kernels hold besides, found it shut: 1 MB over two paths took a fifth longer. An application
+    that does not read never makes it grow.
     """
 
     __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "may_grow", "size")
@@ -103,7 +105,7 @@ class Window:
     def consumed(self, total: int, now: float, rtt: float) -> bool:
         """`total` bytes have been consumed so far; return True when the peer should hear of a new window."""
         recently = now - self._mark_at <= 2 * rtt + 0.020
-        if total - self._mark >= self.size // 2:
+        if total - self._mark >= self.size // 4:
             grown = min(self._cap, self.size * 2) if recently else self.size
             if grown > self.size and self.may_grow(grown - self.size):
                 self.size = grown

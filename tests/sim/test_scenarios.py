@@ -45,6 +45,14 @@ def test_both_paths_together_come_near_the_sum() -> None:
     assert min(pair.client.oracles.data_bytes.values()) > 2_000_000
 
 
+def test_windows_do_not_hold_up_the_start_of_a_transfer_over_two_fast_paths() -> None:
+    fast = route(20e6, 0.022)
+    pair = opened(fast, fast)
+    assert transfer(pair, pair.client, 16_000_000) < 0.62  # 0.42 with a window that was never shut
+    generous = opened(fast, fast, client=replace(CLEAR, initial_window=1 << 20))
+    assert transfer(generous, generous.peer, 16_000_000) < 0.46
+
+
 def test_both_paths_are_used_in_both_directions_at_once() -> None:
     pair = opened(FAST, SLOW)
     pair.client.write(data(pair, 6_000_000))

@@ -278,6 +278,14 @@ def test_a_window_never_shrinks_and_grows_only_with_fast_consumption() -> None:
     assert window.size == 4000
 
 
+def test_a_quarter_of_a_window_consumed_at_once_makes_it_grow() -> None:
+    window = Window(1000, 4000, 0.0)
+    window.consumed(249, 0.01, 0.1)
+    assert window.size == 1000
+    window.consumed(250, 0.02, 0.1)
+    assert window.size == 2000
+
+
 def test_a_slow_reader_does_not_make_the_window_grow() -> None:
     window = Window(1000, 4000, 0.0)
     for step in range(1, 20):
