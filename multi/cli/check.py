@@ -22,6 +22,7 @@ from multi.paths.links import Kind
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
 from multi.transports.mptcp import NO_MPTCP, mptcp_available
+from multi.transports.quic_engine import checked_settings, implementation
 from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
 from multi.transports.tls import client_context, server_context
 
@@ -115,6 +116,8 @@ def _client_obstacle(config: Config, tls: TlsSettings | None, transport: str) ->
     """Why no connection of this transport can be opened, whatever the network; empty when it can."""
     if transport == "quic" and (tls is None or (tls.verify and not (tls.ca or (tls.cert and not tls.key)))):
         return 'QUIC needs ssl_config.ca (or "verify": false)'
+    if transport == "quic" and (obstacle := _engine_obstacle(config)):
+        return obstacle
     if transport == "mptcp" and not mptcp_available():
         return NO_MPTCP
     if tls is not None:
@@ -123,6 +126,16 @@ def _client_obstacle(config: Config, tls: TlsSettings | None, transport: str) ->
         except TransportError as error:
             return str(error)
     return _congestion_obstacle(config, transport)
+
+
+def _engine_obstacle(config: Config) -> str:
+    """Why the QUIC engine of the configuration cannot be used here; empty when it can."""
+    quic = config.transport_settings().quic
+    try:
+        checked_settings(implementation(quic.engine), quic)
+    except TransportError as error:
+        return str(error)
+    return ""
 
 
 def _congestion_obstacle(config: Config, transport: str) -> str:
@@ -190,6 +203,8 @@ def _server_obstacle(config: Config, transport: str) -> str:
         return str(transport_error(error, f"cannot listen on port {listen.port}"))
     if transport == "mptcp" and not mptcp_available():
         return NO_MPTCP
+    if transport == "quic":
+        return _engine_obstacle(config)
     return _congestion_obstacle(config, transport)
 
 

@@ -55,6 +55,7 @@ def contradictions(config: Config) -> list[Finding]:
     of_side = _server_contradictions if config.is_server else _client_contradictions
     return [
         *of_side(config),
+        *_quic_contradictions(config),
         *_auth_contradictions(config),
         *_interface_contradictions(config),
         *_scheduler_contradictions(config),
@@ -98,8 +99,22 @@ def _server_contradictions(config: Config) -> Iterator[Finding]:
             yield Finding(
                 ("ssl_config", "client_ca"), "missing; allowed: a PEM file, pin is about clients' certificates"
             )
+        if config.quic_config.engine == "qh3" and ssl.client_ca and listen is not None and "quic" in listen.transports:
+            yield Finding(
+                ("quic_config", "engine"),
+                'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", qh3 cannot ask for certificates',
+            )
     elif listen is not None and "quic" in listen.transports:
         yield Finding(("ssl_config",), "missing; allowed: an object with cert and key, QUIC cannot listen without them")
+
+
+def _quic_contradictions(config: Config) -> Iterator[Finding]:
+    quic = config.quic_config
+    if quic.engine == "qh3" and quic.congestion != "cubic":
+        yield Finding(
+            ("quic_config", "congestion"),
+            f'found {shown(quic.congestion)} together with the engine "qh3"; allowed: "cubic", qh3 has no other',
+        )
 
 
 def _auth_contradictions(config: Config) -> Iterator[Finding]:

@@ -182,6 +182,7 @@ class Config(Section):
                 idle_timeout=quic.idle_timeout,
                 congestion=quic.congestion,
                 max_datagram_size=quic.max_datagram_size,
+                engine=quic.engine,
             ),
             tls=self._tls_settings(),
         )

@@ -137,10 +137,13 @@ class QuicConfig(Section):
     congestion: Literal["cubic", "reno"] = "cubic"
     """Congestion control. Default `cubic`: recovers faster than Reno on fast or long paths (RFC 9438)."""
     max_datagram_size: int = Field(default=1350, ge=1200, le=65_527)
-    """Largest UDP payload sent, in bytes; 1200 is the minimum of RFC 9000 section 14. Default 1350: fits
-    through usual tunnels and mobile networks, there is no path MTU discovery."""
-    engine: Literal["aioquic"] = "aioquic"
-    """QUIC implementation. Default `aioquic`: the only one supported."""
+    """Largest UDP payload sent, in bytes; 1200 is the minimum of RFC 9000 section 14. Where the system knows that
+    the path carries less, less is sent; it does not probe for more. Default 1350: fits through usual tunnels and mobile
+    networks."""
+    engine: Literal["aioquic", "qh3"] = "aioquic"
+    """QUIC implementation; both ends may use different ones. `qh3` is several times as fast and has to be installed
+    (`pip install 'multi-session[qh3]'`); its congestion control is always `cubic`, and on a server it cannot ask for
+    client certificates (`client_ca`). Default `aioquic`: it is always there, and can all of this."""
 
 
 class SslConfig(Section):

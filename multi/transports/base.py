@@ -63,6 +63,7 @@ class QuicSettings:
     congestion: str = "cubic"
     max_datagram_size: int = 1350
     retry: bool = False
+    engine: str = "aioquic"
 
 
 @dataclass(frozen=True, slots=True)

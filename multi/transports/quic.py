@@ -9,17 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-from aioquic.quic.configuration import SMALLEST_MAX_DATAGRAM_SIZE, QuicConfiguration
 from aioquic.quic.packet import QuicErrorCode
-from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.core.facts import Candidate
 from multi.errors import TransportError
@@ -29,21 +25,18 @@ from multi.transports.base import (
     ChannelInfo,
     Listener,
     ListenGuard,
-    QuicSettings,
     TlsSettings,
     TransportSettings,
     register_transport,
 )
-from multi.transports.certificates import check_own, check_pin, read_certificates
+from multi.transports.certificates import check_pin, first_certificate, read_certificates
 from multi.transports.pending import source_of
-from multi.transports.quic_channel import ALPN, LANE_STREAMS, QuicChannel
-from multi.transports.quic_engine import (
-    CONNECTION_ID_LENGTH,
+from multi.transports.quic_channel import LANE_STREAMS, QuicChannel
+from multi.transports.quic_engine import Accept, Connect, QuicEngine, checked_settings, implementation
+from multi.transports.quic_packets import (
     PacketHeader,
-    QuicEngine,
     RetryTokens,
-    check_engine,
-    congestion_controls,
+    connection_of_all,
     refusal,
     version_negotiation,
 )
@@ -55,12 +48,10 @@ from multi.transports.sockets import (
     socket_address,
     transport_error,
 )
-from multi.transports.udp_port import PeerAddress, UdpPort
+from multi.transports.udp_port import PeerAddress, UdpPort, largest_datagram, largest_datagram_to
 
 logger = logging.getLogger("multi.transports")
 
-# Session credit is the flow control; these only have to stay out of its way. aioquic doubles them when half used.
-RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes; also what an unauthenticated peer can make one stream buffer
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
 GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
@@ -68,84 +59,50 @@ GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section
 
 @register_transport("quic")
 class Quic:
-    """QUIC through aioquic. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
+    """QUIC through aioquic or qh3. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
 
     name = "quic"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
-        tls = settings.tls
-        if tls is None or (tls.verify and _trusted(tls) is None):
-            raise TransportError('QUIC needs ssl_config.ca (or "verify": false)')
-        _checked_engine()
-        configuration = client_configuration(settings.quic, tls, candidate)
         sock = bound_socket(candidate, socket.SOCK_DGRAM)
         address = socket_address(candidate.remote_address, candidate.remote_port, candidate.interface)
         with ExitStack() as undo:
             undo.callback(sock.close)
+            connect = client_side(settings, candidate)
             try:
                 sock.connect(address)
             except OSError as error:
                 raise transport_error(error) from error
             undo.pop_all()
-        client = _Client(sock, candidate, configuration, tls)
+        client = _Client(sock, candidate, connect, settings)
         return await client.open()
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
-        _checked_engine()
-        configuration = server_configuration(settings.quic, settings.tls)
+        found = implementation(settings.quic.engine)
+        checked_settings(found, settings.quic)
+        answer = found.server(settings.quic, settings.tls)
+        certificate = first_certificate(settings.tls.cert)
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
-        return QuicListener(sock, configuration, issuers, settings, accept)
+        return QuicListener(sock, answer, found.VERSIONS, certificate, issuers, settings, accept)
 
 
-@cache
-def _checked_engine() -> None:
-    check_engine()
+def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:
+    """Raises TransportError if a file cannot be read, or the engine is not installed or cannot do what is asked."""
+    tls = settings.tls
+    trusted = _trusted(tls) if tls is not None else None
+    if tls is None or (tls.verify and trusted is None):
+        raise TransportError('QUIC needs ssl_config.ca (or "verify": false)')
+    found = implementation(settings.quic.engine)
+    checked_settings(found, settings.quic)
+    authorities = read_certificates(trusted) if tls.verify and trusted is not None else b""
+    return found.client(settings.quic, tls, authorities, _server_name(tls, candidate))
 
 
-def client_configuration(quic: QuicSettings, tls: TlsSettings, candidate: Candidate) -> QuicConfiguration:
-    """Raises TransportError if a file cannot be read or the congestion control does not exist."""
-    configuration = _configuration(quic, is_client=True)
-    configuration.server_name = tls.server_name or candidate.remote_host or candidate.remote_address
-    if tls.verify:
-        trusted = _trusted(tls)
-        assert trusted is not None
-        configuration.cadata = read_certificates(trusted)
-    else:
-        configuration.verify_mode = ssl.CERT_NONE
-    if tls.cert is not None and tls.key is not None:
-        _load_certificate(configuration, tls.cert, tls.key)
-    return configuration
-
-
-def server_configuration(quic: QuicSettings, tls: TlsSettings) -> QuicConfiguration:
-    """Raises TransportError if a file cannot be read or the congestion control does not exist."""
-    configuration = _configuration(quic, is_client=False)
-    assert tls.cert is not None
-    assert tls.key is not None
-    _load_certificate(configuration, tls.cert, tls.key)
-    return configuration
-
-
-def _configuration(quic: QuicSettings, is_client: bool) -> QuicConfiguration:
-    available = congestion_controls()
-    if quic.congestion and quic.congestion not in available:
-        names = ", ".join(available)
-        raise TransportError(f"congestion control {quic.congestion!r} is not available; available: {names}")
-    if quic.max_datagram_size < SMALLEST_MAX_DATAGRAM_SIZE:
-        raise TransportError(f"QUIC datagrams of less than {SMALLEST_MAX_DATAGRAM_SIZE} bytes are not allowed")
-    return QuicConfiguration(
-        alpn_protocols=[ALPN],
-        congestion_control_algorithm=quic.congestion or "cubic",
-        connection_id_length=CONNECTION_ID_LENGTH,
-        idle_timeout=quic.idle_timeout,
-        is_client=is_client,
-        max_data=RECEIVE_WINDOW,
-        max_stream_data=RECEIVE_WINDOW,
-        max_datagram_size=quic.max_datagram_size,
-    )
+def _server_name(tls: TlsSettings, candidate: Candidate) -> str:
+    return tls.server_name or candidate.remote_host or candidate.remote_address
 
 
 def _trusted(tls: TlsSettings) -> Path | None:
@@ -153,21 +110,11 @@ def _trusted(tls: TlsSettings) -> Path | None:
     return tls.ca or (tls.cert if tls.key is None else None)
 
 
-def _load_certificate(configuration: QuicConfiguration, cert: Path, key: Path) -> None:
-    check_own(cert, key)
-    try:
-        configuration.load_cert_chain(cert, key)
-    except OSError as error:
-        raise transport_error(error, f"cannot read {key}") from error
-    except (ValueError, TypeError) as error:
-        raise TransportError(f"cannot use {key} as a private key: {error}") from error
-
-
 class _Client:
     """A dialled connection and its socket."""
 
     def __init__(
-        self, sock: socket.socket, candidate: Candidate, configuration: QuicConfiguration, tls: TlsSettings
+        self, sock: socket.socket, candidate: Candidate, connect: Connect, settings: TransportSettings
     ) -> None:
         peer = PeerAddress(*sock.getpeername())
         info = ChannelInfo(
@@ -179,11 +126,13 @@ class _Client:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        self._tls = tls
-        self._host = configuration.server_name or format_address(peer)
+        assert settings.tls is not None
+        self._tls = settings.tls
+        self._host = _server_name(self._tls, candidate)
         self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
+        size = largest_datagram(sock, settings.quic.max_datagram_size)
         self._port = UdpPort(sock, self, peer)
-        engine = QuicEngine.client(configuration, peer, time.monotonic())
+        engine = connect(size, peer, time.monotonic())
         self._channel = QuicChannel(engine, self._port, self, info, is_client=True, peer=self._host)
         self._engine = engine
 
@@ -198,8 +147,8 @@ class _Client:
 
     # DatagramUser
 
-    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
-        self._channel.datagram_received(data, address, at)
+    def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        self._channel.datagrams_received(data, segment, address, at)
 
     def burst_finished(self) -> None:
         self._channel.burst_finished()
@@ -260,21 +209,25 @@ class QuicListener:
     def __init__(
         self,
         sock: socket.socket,
-        configuration: QuicConfiguration,
+        answer: Accept,
+        versions: Sequence[int],
+        certificate: bytes,
         issuers: bytes,
         settings: TransportSettings,
         accept: AcceptCallback,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._configuration = configuration
+        self._answer_with = answer
+        self._versions = versions
+        self._certificate = certificate
         self._issuers = issuers
         assert settings.tls is not None
         self._tls = settings.tls
         self._retry = settings.quic.retry
+        self._largest = settings.quic.max_datagram_size
         self._guard: ListenGuard = settings.guard
         self._accept = accept
         self._tokens = RetryTokens()
-        self._certificate = configuration.certificate.public_bytes(Encoding.DER)
         self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
         self._ids: dict[QuicChannel, set[bytes]] = {}
         self._engines: dict[QuicChannel, QuicEngine] = {}
@@ -296,7 +249,17 @@ class QuicListener:
 
     # DatagramUser
 
-    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
+    def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        # What the kernel hands over together came from one address, but that may be a proxy of many clients.
+        route = self._routes.get(connection_of_all(data, segment))
+        if isinstance(route, QuicChannel):
+            route.datagrams_received(data, segment, address, at)
+            self._touched[route] = None
+            return
+        for start in range(0, len(data), segment):
+            self._datagram_received(data[start : start + segment], address, at)
+
+    def _datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
         try:
             header = PacketHeader(data)
         except ValueError:
@@ -306,15 +269,15 @@ class QuicListener:
             self._answer(route)
             return
         if route is None:
-            if header.needs_version_negotiation(self._configuration):
-                self._reply(version_negotiation(header, self._configuration), address)
+            if header.needs_version_negotiation(self._versions):
+                self._reply(version_negotiation(header, self._versions), address)
                 return
             if not header.is_initial:
                 return
             route = self._new_connection(header, address)
             if route is None:
                 return
-        route.datagram_received(data, address, at)
+        route.datagrams_received(data, len(data), address, at)
         self._touched[route] = None
 
     def burst_finished(self) -> None:
@@ -397,8 +360,8 @@ class QuicListener:
                 self._reply(refusal(header, QuicErrorCode.INVALID_TOKEN), address)
                 return None
             original_id, retry_id = validated, header.destination_id
-        engine = QuicEngine.server(self._configuration, original_id, retry_id, bool(self._issuers))
         peer = address.socket_address
+        engine = self._answer_with(largest_datagram_to(peer, self._largest), original_id, retry_id)
         info = ChannelInfo(
             transport="quic",
             family=family_of(peer),

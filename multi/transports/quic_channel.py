@@ -14,18 +14,16 @@ from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
-from aioquic.quic import events
 from aioquic.quic.packet import QuicErrorCode
 
 from multi.core.facts import TransportSample
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import aioquic_cause, refused
-from multi.transports.quic_engine import EngineError, QuicEngine
+from multi.transports.quic_engine import ALPN, IDLE_TIMEOUT, Ending, EngineError, QuicEngine
 from multi.transports.sockets import transport_error
 from multi.transports.udp_port import PeerAddress, UdpPort
 
-ALPN = "multi/1"
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
 
@@ -94,6 +92,9 @@ class QuicChannel:
         self._is_client = is_client
         self._state = _State.HANDSHAKE
         self._sink: ChannelSink | None = None
+        self._arrived: list[bytes] = []
+        """Bytes of one lane that the burst has brought so far: many packets make one delivery."""
+        self._arrived_lane = 0
         self._early: deque[tuple[bytes, int]] = deque()
         self._waiting: dict[int, list[Buffer]] = {}
         self._waiting_bytes = 0
@@ -215,19 +216,21 @@ class QuicChannel:
     def start_handshake(self) -> None:
         self._transmit()
 
-    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
+    def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        """See `multi.transports.udp_port.DatagramUser`."""
         if self._state is _State.CLOSED:
             return
         try:
-            self._engine.receive(data, address, at)
+            self._engine.receive(data, segment, address, at)
         except EngineError as error:
             self._lose(error, None)
             return
-        self._drain_events()
+        self._engine.report(self)
 
     def burst_finished(self) -> None:
         if self._state is _State.CLOSED:
             return
+        self._deliver_arrived()
         if self._delivered and self._sink is not None:
             self._delivered = False
             self._call(self._sink.batch_finished)
@@ -239,6 +242,57 @@ class QuicChannel:
 
     def port_failed(self, error: OSError) -> None:
         self._lose(transport_error(error), None)
+
+    # EngineUser
+
+    def stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
+        if self._is_closed():
+            return
+        if stream_id not in LANE_STREAMS:
+            self._lose(TransportError("the peer opened a QUIC stream that is no lane"), VIOLATION)
+            return
+        lane = LANE_STREAMS.index(stream_id)
+        if lane == 1 and self._preface_missing and data:
+            if not data.startswith(LANE_1_PREFACE):
+                self._lose(TransportError("the peer did not open its second lane properly"), VIOLATION)
+                return
+            self._preface_missing = False
+            data = data[len(LANE_1_PREFACE) :]
+        if self._waiting_bytes:
+            self._open_waiting_lanes()
+        if end:
+            self._ended_lanes.add(lane)
+        if not data or self._state is not _State.OPEN:
+            return  # after `close` what the peer still sends is discarded
+        if lane != self._arrived_lane:
+            self._deliver_arrived()
+            self._arrived_lane = lane
+        self._arrived.append(data)
+
+    def handshake_completed(self) -> None:
+        if self._is_closed():
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        self._state = _State.OPEN
+        if self._is_client:
+            for stream_id in LANE_STREAMS:
+                self._engine.write(stream_id, b"")
+            self._engine.write(LANE_STREAMS[1], LANE_1_PREFACE)
+        self._info = replace(self._info, rtt=self._engine.rtt)
+        self._owner.opened(self)
+
+    def id_issued(self, connection_id: bytes) -> None:
+        if not self._is_closed():
+            self._owner.id_issued(self, connection_id)
+
+    def id_retired(self, connection_id: bytes) -> None:
+        if not self._is_closed():
+            self._owner.id_retired(self, connection_id)
+
+    def stream_given_up(self) -> None:
+        self._lose(TransportError("the peer gave up a QUIC stream"), VIOLATION)
 
     # Inside
 
@@ -257,46 +311,16 @@ class QuicChannel:
         finally:
             self._in_callback = False
 
-    def _drain_events(self) -> None:
-        for event in self._engine.events():
-            match event:
-                case events.StreamDataReceived():
-                    self._stream_data(event.stream_id, event.data, event.end_stream)
-                case events.HandshakeCompleted():
-                    self._handshake_completed()
-                case events.ConnectionIdIssued():
-                    self._owner.id_issued(self, event.connection_id)
-                case events.ConnectionIdRetired():
-                    self._owner.id_retired(self, event.connection_id)
-                case events.StreamReset() | events.StopSendingReceived():
-                    self._lose(TransportError("the peer gave up a QUIC stream"), VIOLATION)
-                case _:
-                    pass
-            if self._is_closed():
-                return
-
-    def _stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
-        if stream_id not in LANE_STREAMS:
-            self._lose(TransportError("the peer opened a QUIC stream that is no lane"), VIOLATION)
+    def _deliver_arrived(self) -> None:
+        if not self._arrived:
             return
-        lane = LANE_STREAMS.index(stream_id)
-        if lane == 1 and self._preface_missing and data:
-            if not data.startswith(LANE_1_PREFACE):
-                self._lose(TransportError("the peer did not open its second lane properly"), VIOLATION)
-                return
-            self._preface_missing = False
-            data = data[len(LANE_1_PREFACE) :]
-        if self._waiting_bytes:
-            self._open_waiting_lanes()
-        if end:
-            self._ended_lanes.add(lane)
-        if not data or self._state is not _State.OPEN:
-            return  # after `close` what the peer still sends is discarded
+        data = self._arrived[0] if len(self._arrived) == 1 else b"".join(self._arrived)
+        self._arrived.clear()
         if self._sink is None or self._early:
-            self._early.append((data, lane))
+            self._early.append((data, self._arrived_lane))
             return
         self._delivered = True
-        self._deliver(self._sink, data, lane)
+        self._deliver(self._sink, data, self._arrived_lane)
 
     def _deliver_early(self) -> None:
         sink = self._sink
@@ -319,18 +343,6 @@ class QuicChannel:
                 for buffer in self._waiting.pop(stream_id):
                     self._engine.write(stream_id, buffer)
                     self._waiting_bytes -= len(buffer)
-
-    def _handshake_completed(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-        self._state = _State.OPEN
-        if self._is_client:
-            for stream_id in LANE_STREAMS:
-                self._engine.write(stream_id, b"")
-            self._engine.write(LANE_STREAMS[1], LANE_1_PREFACE)
-        self._info = replace(self._info, rtt=self._engine.rtt)
-        self._owner.opened(self)
 
     def secured(self, info: ChannelInfo) -> None:
         """The owner adds what it verified, before anyone else sees the channel."""
@@ -410,7 +422,7 @@ class QuicChannel:
         except EngineError as error:
             self._lose(error, None)
             return
-        self._drain_events()
+        self._engine.report(self)
         self.burst_finished()
 
     def _measure(self) -> None:
@@ -444,6 +456,9 @@ class QuicChannel:
         if self._is_closed():
             return
         in_handshake = self._state is _State.HANDSHAKE
+        self._deliver_arrived()
+        if self._is_closed():
+            return  # the sink has aborted
         sink = self._sink
         delivered, self._delivered = self._delivered, False
         self._end = (error,)
@@ -514,7 +529,7 @@ _TLS_ALERTS = {
 }
 
 
-def _reason(closing: events.ConnectionTerminated, handshake_complete: bool, server: str) -> TransportError | None:
+def _reason(closing: Ending, handshake_complete: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
     code, said = closing.error_code, closing.reason_phrase
     if code == QuicErrorCode.NO_ERROR:
@@ -523,7 +538,7 @@ def _reason(closing: events.ConnectionTerminated, handshake_complete: bool, serv
         if code == ABORTED:
             return TransportError("connection aborted by peer")
         return TransportError(f"connection closed by peer: {said or f'error {code}'}")
-    if said == "Idle timeout":
+    if said == IDLE_TIMEOUT:
         if handshake_complete:
             return TransportError("idle timeout: nothing received")
         return TransportError("timed out: no answer to the QUIC handshake")

@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 from multi.transports.sockets import SocketAddress, format_address, unmapped
 from multi.transports.stream_channel import receive_buffer
 
+SMALLEST_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section 14)
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 SEGMENTED_MAX = 65_000  # bytes
@@ -32,6 +33,12 @@ LONGEST_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that 
 _SOL_UDP = 17
 _UDP_SEGMENT = 103
 _UDP_GRO = 104
+_IP_MTU = 14
+_IPV6_MTU = 24
+_MTU_OPTIONS = {  # level, option, bytes of IP and UDP headers
+    socket.AF_INET: (socket.IPPROTO_IP, _IP_MTU, 28),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, _IPV6_MTU, 48),
+}
 _SEGMENT_SIZE = struct.Struct("=H")
 _GRO_SIZE = struct.Struct("=i")
 _SO_TIMESTAMPNS = 35  # asm-generic/socket.h, also the type of the message
@@ -72,8 +79,11 @@ class PeerAddress(NamedTuple):
 class DatagramUser(Protocol):
     """What a port calls."""
 
-    def datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
-        """`at`: when it was received, by the monotonic clock."""
+    def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        """One or more datagrams of `segment` bytes each, the last may be shorter.
+
+        `at`: when they were received, by the monotonic clock.
+        """
 
     def burst_finished(self) -> None:
         """No more datagrams for now: answer them together."""
@@ -209,11 +219,10 @@ class UdpPort:
                 if error.errno not in _BUSY and peer is not None:
                     failure = error
                 break
-            for start in range(0, size, segment):
-                received += 1
-                user.datagram_received(bytes(self._buffer[start : min(start + segment, size)]), address, at)
-                if self.closed:
-                    return
+            received += 1 + size // segment
+            user.datagrams_received(bytes(self._buffer[:size]), segment, address, at)
+            if self.closed:
+                return
         if received:
             user.burst_finished()
         if failure is not None and not self.closed:
@@ -245,6 +254,31 @@ class UdpPort:
         if not local.startswith(b"\xfe\x80"):
             interface = 0  # only a link-local answer needs it; otherwise routing decides, as it does for TCP
         return size, segment, _peer_address(source, local, interface), at
+
+
+def largest_datagram(sock: socket.socket, wanted: int) -> int:
+    """Bytes of UDP payload: `wanted`, or what fits the path of a connected socket as far as the system knows it."""
+    option = _MTU_OPTIONS.get(sock.family) if sys.platform == "linux" else None
+    if option is None:
+        return wanted
+    level, name, headers = option
+    try:
+        mtu = sock.getsockopt(level, name)
+    except OSError:
+        return wanted
+    return max(SMALLEST_DATAGRAM, min(wanted, mtu - headers))
+
+
+def largest_datagram_to(peer: SocketAddress, wanted: int) -> int:
+    """The same for a peer of a socket that is not connected."""
+    host = unmapped(peer[0])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((host, *peer[1:]) if family == socket.AF_INET6 else (host, peer[1]))
+            return largest_datagram(sock, wanted)
+    except OSError:
+        return wanted
 
 
 def _run_length(datagrams: Sequence[tuple[bytes, PeerAddress]], start: int) -> int:

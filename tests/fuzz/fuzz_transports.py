@@ -9,6 +9,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 
 from multi.core.facts import Candidate
 from multi.core.ids import Family
-from multi.transports import quic, quic_engine, stream_listener, stream_reception
+from multi.transports import quic, quic_aioquic, quic_channel, quic_packets, stream_listener, stream_reception
 from multi.transports.base import QuicSettings, TlsSettings, TransportSettings
-from multi.transports.quic import Quic, QuicListener, client_configuration, server_configuration
-from multi.transports.quic_engine import PacketHeader, QuicEngine, RetryTokens, refusal, version_negotiation
+from multi.transports.quic import Quic, QuicListener, client_side
+from multi.transports.quic_packets import PacketHeader, RetryTokens, connection_of_all, refusal, version_negotiation
 from multi.transports.tcp import Tcp
 from multi.transports.udp_port import PeerAddress
 from tests.fuzz.mutation import Choices
@@ -65,8 +66,8 @@ def _settings() -> TransportSettings:
 def _client_packet() -> bytes:
     """The first datagram of an honest client, made once: its keys are random."""
     candidate = Candidate("quic", Family.IPV4, "server.example", "127.0.0.1", 1)
-    configuration = client_configuration(QuicSettings(), TlsSettings(verify=False), candidate)
-    return QuicEngine.client(configuration, "server", 0.0).datagrams(0.0)[0][0]
+    connect = client_side(TransportSettings(tls=TlsSettings(verify=False)), candidate)
+    return connect(1350, "server", 0.0).datagrams(0.0)[0][0]
 
 
 def _initial(choices: Choices, packet_type: int = 0xC0) -> bytes:
@@ -102,13 +103,16 @@ def _long_header(choices: Choices) -> bytes:
 
 def run_header(data: bytes) -> None:
     """What `QuicListener` does with the first packet of a connection, each answer tried."""
+    for segment in (1, 9, 400, max(1, len(data))):
+        of_all = connection_of_all(data, segment)
+        check(not of_all or all(data[at + 1 : at + 9] == of_all for at in range(0, len(data), segment)), "mixed up")
     try:
         header = PacketHeader(data)
     except ValueError:
         return
-    configuration, tokens = _configuration(), RetryTokens()
-    if header.needs_version_negotiation(configuration):
-        check(len(version_negotiation(header, configuration)) < 128, "an answer that amplifies")
+    tokens, versions = RetryTokens(), quic_aioquic.VERSIONS
+    if header.needs_version_negotiation(versions):
+        check(len(version_negotiation(header, versions)) < 128, "an answer that amplifies")
         return
     if not header.is_initial:
         return
@@ -121,23 +125,22 @@ def run_header(data: bytes) -> None:
     check(tokens.original_id(again, "somebody", 1.0) == header.destination_id, "a token that does not come back")
 
 
-@cache
-def _configuration() -> Any:
-    tls = _settings().tls
-    assert tls is not None
-    return server_configuration(QuicSettings(), tls)
-
-
 def run_quic(data: bytes) -> None:
     """Datagrams from a few strangers to one listener."""
-    loop().run_until_complete(_quic(Choices(data)))
+    loop().run_until_complete(_quic(Choices(data), "aioquic"))
     _raise_unhandled()
 
 
-async def _quic(choices: Choices) -> None:
+def run_qh3(data: bytes) -> None:
+    """The same to a listener with the other engine."""
+    loop().run_until_complete(_quic(Choices(data), "qh3"))
+    _raise_unhandled()
+
+
+async def _quic(choices: Choices, engine: str) -> None:
     sinks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     accepted: list[Any] = []
-    settings = replace(_settings(), quic=QuicSettings(retry=choices.chance(4)))
+    settings = replace(_settings(), quic=QuicSettings(retry=choices.chance(4), engine=engine))
     made = await Quic().listen("127.0.0.1", 0, settings, accepted.append)
     assert isinstance(made, QuicListener)
     try:
@@ -152,7 +155,9 @@ async def _quic(choices: Choices) -> None:
             else:
                 datagram = (_client_packet() if kind == 4 else _long_header(choices)) if kind < 7 else choices.some()
             address = PeerAddress(*choices.pick(sinks).getsockname(), 0, 0, b"", 0)
-            made.datagram_received(choices.damaged(datagram), address, 0.0)
+            datagram = choices.damaged(datagram)
+            segment = choices.pick((len(datagram), len(datagram), 400)) or 1
+            made.datagrams_received(datagram, segment, address, 0.0)
             if choices.chance(2):
                 made.burst_finished()
         made.burst_finished()
@@ -218,18 +223,29 @@ def _headers() -> list[bytes]:
     return [*made, _client_packet(), b"\x40" + bytes(40)]
 
 
+def _qh3_targets() -> list[Target]:
+    """The optional engine, where it is installed."""
+    if find_spec("qh3") is None:
+        return []
+    from multi.transports import quic_qh3
+
+    watched = (quic, quic_packets, quic_qh3, quic_channel)
+    return [Target("quic-qh3", run_qh3, _quic_seeds, watched, short=25, longest=700, memory_base=8 << 20)]
+
+
 TARGETS = (
-    Target("quic-header", run_header, _headers, (quic_engine,), short=200, longest=1400),
+    Target("quic-header", run_header, _headers, (quic_packets,), short=200, longest=1400),
     Target(
         "quic-listener",
         run_quic,
         _quic_seeds,
-        (quic, quic_engine),
+        (quic, quic_packets, quic_aioquic, quic_channel),
         short=25,
         weight=2,
         longest=700,
         memory_base=8 << 20,
     ),
+    *_qh3_targets(),
     Target(
         "first-bytes",
         run_first_bytes,

@@ -22,8 +22,9 @@ from multi.aio.guard import LIMITS, LimitLog, TokenBucket
 from multi.core.ids import SessionId, StreamId
 from multi.core.segment import HEADER_LENGTH, SegmentType, encode, encode_header
 from multi.core.settings import Protect
+from multi.transports.quic_aioquic import AioquicEngine
 from multi.transports.quic_channel import ALPN
-from multi.transports.quic_engine import CONNECTION_ID_LENGTH, QuicEngine
+from multi.transports.quic_engine import CONNECTION_ID_LENGTH
 from tests.integration.aio_support import Inbox, Relay, Way, pattern, run, until
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
 
@@ -90,7 +91,7 @@ def test_whoever_does_not_go_on_is_given_up_in_time(
 def initial_datagrams() -> list[bytes]:
     """The first flight of a QUIC client that never goes on."""
     configuration = QuicConfiguration(is_client=True, alpn_protocols=[ALPN], server_name="localhost")
-    engine = QuicEngine.client(configuration, ("127.0.0.1", 1), time.monotonic())
+    engine = AioquicEngine.client(configuration, 1200, ("127.0.0.1", 1), time.monotonic())
     return [data for data, _ in engine.datagrams(time.monotonic())]
 
 

@@ -19,11 +19,40 @@ from aioquic.quic.configuration import QuicConfiguration
 from multi.core.facts import Candidate
 from multi.core.ids import Family
 from multi.errors import TransportError
-from multi.transports import quic_channel, quic_engine, transport
+from multi.transports import quic_aioquic, quic_channel, transport
 from multi.transports.base import Channel, Listener, QuicSettings, TlsSettings, TransportSettings
-from multi.transports.quic_engine import check_engine
+from multi.transports.quic_aioquic import check
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import Recorder, pattern, until, write_all
+
+
+class Engines:
+    """Which engine the client and the server of a test use."""
+
+    client = "aioquic"
+    server = "aioquic"
+
+
+ENGINES = {
+    "aioquic": ("aioquic", "aioquic"),
+    "qh3": ("qh3", "qh3"),
+    "aioquic to qh3": ("aioquic", "qh3"),
+    "qh3 to aioquic": ("qh3", "aioquic"),
+}
+
+
+@pytest.fixture(params=ENGINES, autouse=True)
+def engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engines:
+    client, server = ENGINES[request.param]
+    if "qh3" in (client, server):
+        pytest.importorskip("qh3")
+    monkeypatch.setattr(Engines, "client", client)
+    monkeypatch.setattr(Engines, "server", server)
+    return Engines()
+
+
+def using(settings: TransportSettings, engine: str) -> TransportSettings:
+    return replace(settings, quic=replace(settings.quic, engine=engine))
 
 
 @pytest.fixture
@@ -43,7 +72,7 @@ class QuicServer:
         self.listener: Listener
 
     async def listen(self, settings: TransportSettings, host: str = "127.0.0.1") -> int:
-        self.listener = await transport("quic").listen(host, 0, settings, self.accept)
+        self.listener = await transport("quic").listen(host, 0, using(settings, Engines.server), self.accept)
         return self.listener.address[1]
 
     def accept(self, channel: Channel) -> None:
@@ -55,7 +84,7 @@ class QuicServer:
 async def dial(
     settings: TransportSettings, port: int, host: str = "127.0.0.1", name: str = "localhost"
 ) -> tuple[Channel, Recorder]:
-    channel = await transport("quic").dial(candidate(port, host, name), settings)
+    channel = await transport("quic").dial(candidate(port, host, name), using(settings, Engines.client))
     sink = Recorder()
     sink.attach(channel)
     return channel, sink
@@ -188,7 +217,11 @@ async def test_missing_settings_are_named(files: Certificates, tmp_path: Path) -
         await dial(replace(files.client_settings(), quic=QuicSettings(max_datagram_size=1000)), 1)
 
 
-async def test_client_certificate_is_required_and_verified(files: Certificates) -> None:
+async def test_client_certificate_is_required_and_verified(files: Certificates, engines: Engines) -> None:
+    if engines.server == "qh3":
+        with pytest.raises(TransportError, match="the QUIC engine 'qh3' cannot ask clients for certificates"):
+            await QuicServer().listen(files.server_settings(client_ca=files.ca))
+        return
     server = QuicServer()
     port = await server.listen(files.server_settings(client_ca=files.ca))
     tls = TlsSettings(ca=files.ca, cert=files.cert("client"), key=files.key("client"))
@@ -227,7 +260,7 @@ async def test_retry_validates_the_address_first(files: Certificates) -> None:
     server.listener.close()
 
 
-async def test_server_may_speak_first_on_either_lane(files: Certificates) -> None:
+async def test_server_may_speak_first_on_either_lane(files: Certificates, engines: Engines) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
     channel, sink = await dial(files.client_settings(), port)
@@ -236,6 +269,9 @@ async def test_server_may_speak_first_on_either_lane(files: Certificates) -> Non
     peer.write([b"then control"], 0)
     peer.flush()
     assert await sink.until_received(10, 1) == b"data first"
+    if engines.server == "qh3":  # it waits until the client has written there
+        channel.write([b"hello"], 0)
+        channel.flush()
     assert await sink.until_received(12, 0) == b"then control"
     channel.write([b"answer"], 1)
     channel.flush()
@@ -461,10 +497,35 @@ async def test_garbage_does_not_disturb_the_server(files: Certificates) -> None:
 
 
 def test_installed_aioquic_has_what_the_adapter_reads() -> None:
-    check_engine()
+    check()
 
 
 def test_missing_attribute_of_aioquic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic_engine, "RECOVERY_ATTRIBUTES", ("_no_such_thing",))
+    monkeypatch.setattr(quic_aioquic, "RECOVERY_ATTRIBUTES", ("_no_such_thing",))
     with pytest.raises(TransportError, match=r"aioquic .* is not supported: .* has no _no_such_thing"):
-        check_engine()
+        check()
+
+
+async def test_engine_that_is_not_installed_is_named_with_its_extra(
+    files: Certificates, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "aioquic" not in (engines.client, engines.server):
+        pytest.skip("needs no engine")
+    monkeypatch.setitem(sys.modules, "qh3", None)
+    monkeypatch.delitem(sys.modules, "multi.transports.quic_qh3", raising=False)
+    settings = QuicSettings(engine="qh3")
+    reason = r"the QUIC engine 'qh3' is not installed: pip install 'multi-session\[qh3\]'"
+    with pytest.raises(TransportError, match=reason):
+        await transport("quic").dial(candidate(1), replace(files.client_settings(), quic=settings))
+    with pytest.raises(TransportError, match=reason):
+        await transport("quic").listen("127.0.0.1", 0, replace(files.server_settings(), quic=settings), print)
+
+
+def test_installed_qh3_has_what_the_adapter_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("qh3")
+    from multi.transports import quic_qh3
+
+    quic_qh3.check()
+    monkeypatch.setattr(quic_qh3, "CORE_ATTRIBUTES", ("no_such_thing",))
+    with pytest.raises(TransportError, match=r"qh3 .* is not supported: .* has no no_such_thing"):
+        quic_qh3.check()

@@ -19,14 +19,14 @@ from multi.core.facts import Candidate
 from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import transport, transport_names
-from multi.transports.base import Channel, Listener, TcpSettings, TransportSettings
+from multi.transports.base import Channel, Listener, QuicSettings, TcpSettings, TransportSettings
 from tests.integration.certificates import certificates_in
 
 T = TypeVar("T")
 TIMEOUT = 20.0  # seconds; far above what any of these needs
 LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 LOOPS = ["asyncio", "uvloop"]
-SECURE = ["quic", "tcp+tls", "mptcp+tls"]
+SECURE = ["quic", "quic+qh3", "tcp+tls", "mptcp+tls"]
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -163,10 +163,15 @@ def settings_of(name: str, request: pytest.FixtureRequest) -> tuple[TransportSet
     if name not in SECURE:
         return TransportSettings(), TransportSettings()
     files = certificates_in(request.getfixturevalue("tmp_path_factory").getbasetemp() / "certificates")
-    return files.client_settings(), files.server_settings()
+    client, server = files.client_settings(), files.server_settings()
+    if name.endswith("+qh3"):
+        pytest.importorskip("qh3")
+        quic = QuicSettings(engine="qh3")
+        return replace(client, quic=quic), replace(server, quic=quic)
+    return client, server
 
 
-@pytest.fixture(params=[*transport_names(), "tcp+tls", "mptcp+tls"])
+@pytest.fixture(params=[*transport_names(), "quic+qh3", "tcp+tls", "mptcp+tls"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -186,14 +191,14 @@ def family(request: pytest.FixtureRequest) -> Family:
 @pytest.fixture
 def case(name: str, family: Family, loop_name: str, request: pytest.FixtureRequest) -> Case:
     client, server = settings_of(name, request)
-    return Case(name.removesuffix("+tls"), family, loop_name, client, server)
+    return Case(name.partition("+")[0], family, loop_name, client, server)
 
 
 @pytest.fixture
 def case4(name: str, loop_name: str, request: pytest.FixtureRequest) -> Case:
     """Where the IP version makes no difference."""
     client, server = settings_of(name, request)
-    return Case(name.removesuffix("+tls"), Family.IPV4, loop_name, client, server)
+    return Case(name.partition("+")[0], Family.IPV4, loop_name, client, server)
 
 
 def ipv6_works() -> bool:
@@ -608,7 +613,7 @@ def test_dual_stack_listener_serves_both_families(name: str, request: pytest.Fix
     if not ipv6_works():
         pytest.skip("no IPv6 loopback here")
     client, server_settings = settings_of(name, request)
-    case6 = Case(name.removesuffix("+tls"), Family.IPV6, "asyncio", client, server_settings)
+    case6 = Case(name.partition("+")[0], Family.IPV6, "asyncio", client, server_settings)
     case4 = replace(case6, family=Family.IPV4)
 
     async def scenario() -> None:
@@ -701,7 +706,9 @@ def test_unknown_congestion_control_is_an_error(case4: Case) -> None:
     async def scenario() -> None:
         server = await case4.listen()
         candidate = case4.candidate(server.listener.address[1])
-        with pytest.raises(TransportError, match=r"congestion control 'nosuch' is not available; available: .*reno"):
+        with pytest.raises(
+            TransportError, match=r"congestion control 'nosuch' is not available; available: .*(reno|cubic)"
+        ):
             await transport(case4.name).dial(candidate, settings)
         server.listener.close()
 

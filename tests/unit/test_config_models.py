@@ -238,6 +238,13 @@ def test_a_server_without_certificate_offers_no_quic_by_default() -> None:
     assert certified.listen.transports == ("tcp", "mptcp", "quic")
 
 
+def test_a_server_whose_engine_cannot_ask_for_certificates_must_not_be_told_to() -> None:
+    ssl = {"cert": "c.pem", "key": "k.pem", "client_ca": "a.pem"}
+    config = {"listen": {}, "ssl_config": ssl, "quic_config": {"engine": "qh3"}}
+    assert refused(config).key_path == "quic_config.engine"
+    assert load_config({**config, "listen": {"transports": ["tcp"]}}).quic_config.engine == "qh3"
+
+
 def test_a_server_asked_for_quic_needs_a_certificate() -> None:
     assert refused({"listen": {"transports": ["quic"]}}).key_path == "ssl_config"
 
@@ -497,12 +504,14 @@ def test_transport_settings_carry_the_sections() -> None:
     settings = client(
         tcp_config={"nagle": True, "idle_timeout": 10, "congestion": "cubic"},
         mptcp_config={"idle_timeout": 7, "scheduler": "RR"},
-        quic_config={"idle_timeout": 5, "congestion": "reno", "max_datagram_size": 1200},
+        quic_config={"idle_timeout": 5, "congestion": "reno", "max_datagram_size": 1200, "engine": "aioquic"},
     ).transport_settings()
     assert (settings.tcp.nagle, settings.tcp.idle_timeout, settings.tcp.congestion) == (True, 10.0, "cubic")
     assert (settings.mptcp.nagle, settings.mptcp.idle_timeout) == (False, 7.0)
     assert (settings.quic.idle_timeout, settings.quic.congestion) == (5.0, "reno")
     assert settings.quic.max_datagram_size == 1200
+    assert settings.quic.engine == "aioquic"
+    assert client(quic_config={"engine": "qh3"}).transport_settings().quic.engine == "qh3"
     assert settings.tls is None
 
 
@@ -525,6 +534,7 @@ def test_idle_timeouts_can_be_looked_up_by_transport() -> None:
         ("quic_config", {"max_datagram_size": 1000}, "quic_config.max_datagram_size"),
         ("quic_config", {"max_datagram_size": 1400.0}, "quic_config.max_datagram_size"),
         ("quic_config", {"engine": "quiche"}, "quic_config.engine"),
+        ("quic_config", {"engine": "qh3", "congestion": "reno"}, "quic_config.congestion"),
         ("wifi_config", {"power_savings": "off"}, "wifi_config.power_savings"),
         ("auth", {}, "auth.psk_file"),
         ("auth", {"psk_file": ""}, "auth.psk_file"),
