@@ -17,13 +17,14 @@ import links
 import loopback
 import memory
 import opening
+import quic_loopback
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less data and fewer runs: a look, not a measurement")
     parser.add_argument(
-        "only", nargs="*", choices=["loopback", "opening", "hardening", "memory", "links", []], help="default: all"
+        "only", nargs="*", choices=["loopback", "opening", "hardening", "memory", "links", "quic", []], help="default: all"
     )
     chosen = parser.parse_args()
     parts = {
@@ -32,6 +33,7 @@ def main() -> int:
         "hardening": hardening.run,
         "memory": memory.run,
         "links": links.run,
+        "quic": quic_loopback.run,
     }
     for name, part in parts.items():
         if not chosen.only or name in chosen.only:

@@ -19,6 +19,7 @@ from aioquic.quic.packet import QuicErrorCode
 
 from multi.core.facts import Candidate
 from multi.errors import TransportError
+from multi.transports import quic_aioquic as quic_aioquic  # now: the first dial must not wait for its import
 from multi.transports.base import (
     AcceptCallback,
     Channel,
