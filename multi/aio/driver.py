@@ -157,9 +157,6 @@ class SessionDriver:
         self.confirmed = self.loop.create_future()
         self.attempted_all = self.loop.create_future()
         self.closed = self.loop.create_future()
-        for future in (self.opened, self.confirmed, self.attempted_all, self.closed):
-            # Nobody has to look at a failure that another call reports.
-            future.add_done_callback(lambda f: f.cancelled() or f.exception())
         self._lifeline = Lifeline(self._cut)
         for text in engine.session.settings.warnings:
             engine.session.notify(Warned(text))
@@ -513,6 +510,7 @@ class SessionDriver:
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():
                 future.set_exception(failure)
+                future.exception()  # nobody has to look at a failure that another call reports
         self.closed.set_result(None)
         for stream in list(self._readers):
             self._stream_readable(StreamReadable(stream))
@@ -545,26 +543,29 @@ class SessionDriver:
     def _notify(self, effect: Notify) -> None:
         event = effect.event
         if isinstance(event, ConnectionChanged):
-            logger.info(
-                "session %s connection %d (%s %s) %s: %s",
-                self.engine.session.session_id.hex()[:8],
-                event.connection,
-                event.facts.transport,
-                event.facts.interface or event.facts.local,
-                event.state.value,
-                event.reason,
-            )
+            if logger.isEnabledFor(logging.INFO):
+                logger.info(
+                    "session %s connection %d (%s %s) %s: %s",
+                    self.engine.session.session_id.hex()[:8],
+                    event.connection,
+                    event.facts.transport,
+                    event.facts.interface or event.facts.local,
+                    event.state.value,
+                    event.reason,
+                )
             if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
                 self._remember(event.connection)
         elif isinstance(event, Warned):
             logger.warning("%s", event.message)
             self._warnings.append(event)
         else:
-            logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
             if isinstance(event, SessionConfirmed) and not self.confirmed.done():
                 self.confirmed.set_result(None)
-        for subscription in list(self._subscriptions):
-            subscription.put(event)
+        if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
+            for subscription in list(self._subscriptions):
+                subscription.put(event)
         if self.on_event is not None:
             self.on_event(event)
 

@@ -93,7 +93,8 @@ class Networks:
         if self._task is not None:
             self._task.cancel()
         self._resolver.close()
-        self._driver.finish_in_thread(self._put_back)
+        if self._power is not None or self._resolver.changes_machine:
+            self._driver.finish_in_thread(self._put_back)
 
     def _put_back(self) -> None:
         self._resolver.put_back()

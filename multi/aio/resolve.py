@@ -7,11 +7,12 @@ import ipaddress
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from multi.aio.names import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
 from multi.core.facts import Candidate
-from multi.net import interfaces_async, routed
+from multi.net import interfaces_async, interfaces_known, routed
 from multi.net.mptcp_pm import why_no_subflows
 from multi.net.networks import network_ids
 from multi.net.policy_routes import PolicyRoutes
@@ -56,6 +57,7 @@ class Resolver:
     def __init__(self, config: Config, on_more: Callable[[], None], *, may_change: bool = True) -> None:
         """`may_change`: routes may be installed, where the configuration wants it."""
         self._config = config
+        self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         self._names = Names(on_more)
         self._specs: list[EntrySpec] = [self._spec(entry) for entry in config.connection_priority]
         self._configured = len(self._specs)
@@ -95,6 +97,11 @@ class Resolver:
         self._announced = tuple((a, port) for a, port in addresses if _is_elsewhere(a) or (here and _is_loopback(a)))
         return self._announced != known
 
+    @property
+    def changes_machine(self) -> bool:
+        """There may be something to `put_back`."""
+        return self._routes is not None
+
     def close(self) -> None:
         """Ask and tell nothing any more."""
         self._names.close()
@@ -111,12 +118,15 @@ class Resolver:
 
         Waits until the name of one entry can be dialled, or with `entry` that one's.
         """
-        config = self._config
-        kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         specs = [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
         awaited = specs if entry is None else [self._specs[entry]]
         resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in awaited)
-        interfaces, _ = await asyncio.gather(interfaces_async(kinds, max_age=max_age), resolving)
+        known = interfaces_known(self._kinds, max_age=max_age)
+        if known is not None:
+            interfaces = known
+            await resolving
+        else:
+            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, max_age=max_age), resolving)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()
@@ -131,7 +141,10 @@ class Resolver:
         rejected = [(host, error) for host, error in self._names.errors.items() if error != NO_ANSWER_YET]
         rejected += [(f"entry {r.entry} ({r.what})", r.reason) for r in rejections]
         self.last = Found(
-            [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
+            [
+                replace(candidate, network=network) if (network := networks.get(candidate.interface)) else candidate
+                for candidate in usable
+            ],
             rejected,
             rejections,
             interfaces,
@@ -224,6 +237,7 @@ class Resolver:
         )
 
 
+@lru_cache(maxsize=1024)
 def _is_loopback(literal: str) -> bool:
     return ipaddress.ip_address(literal).is_loopback
 

@@ -151,7 +151,8 @@ class Incoming:
         elif segment.type == SegmentType.KEEPALIVE:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
         elif segment.type in CONTROL_TYPES:
-            self._receiver.control_arrived()
+            # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
+            self._receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
             if not connection.echo_due:
                 connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
             if self._receiver.control.take(segment.sequence):

@@ -132,8 +132,11 @@ class Receiver:
 
     # --- acknowledgement  ---
 
-    def control_arrived(self) -> None:
-        self.ack_now = True
+    def control_arrived(self, now: float, *, urgent: bool) -> None:
+        if urgent:
+            self.ack_now = True
+        elif self.ack_due is None:
+            self.ack_due = now + ACK_DELAY
 
     def everything_dirty(self) -> None:
         """A connection died or joined: say everything again (mechanics B3)."""

@@ -98,6 +98,8 @@ class Session:
         self._make_scheduler = make_scheduler
         self.policy = settings.policy
         self._effects: list[Effect] = []
+        self._fresh_for = (self.policy.scheduler, self.policy.parameters) if scheduler is None else None
+        """The name and parameters the scheduler was made for, as long as it is the one made with the session."""
         if scheduler is None:
             scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
         self.sender = Sender(scheduler, self.policy.reinject, EARLY_DATA_LIMIT)
@@ -516,6 +518,9 @@ class Session:
 
     def _follow(self, policy: Policy) -> None:
         """Schedule as the client asks; an unknown name falls back to `adaptive` and both sides hear of it."""
+        if self._fresh_for == (policy.scheduler, policy.parameters):
+            self._use_scheduler(policy, self.sender.scheduler, by_peer=True)  # most clients ask for the default
+            return
         try:
             scheduler = self._make_scheduler(policy.scheduler, dict(policy.parameters))
             reason = ""
@@ -529,6 +534,8 @@ class Session:
 
     def _use_scheduler(self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = "") -> None:
         self.policy = policy
+        if scheduler is not self.sender.scheduler:
+            self._fresh_for = None
         self.sender.scheduler = scheduler
         self.sender.reinject = policy.reinject
         self.notify(SchedulerChanged(policy.scheduler, by_peer, reason))

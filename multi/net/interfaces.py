@@ -22,7 +22,7 @@ from multi.paths.links import Interface, InterfaceAddress, Kind
 if sys.platform == "linux":
     from multi.net import netlink
 
-__all__ = ["interfaces", "interfaces_async", "routed"]
+__all__ = ["interfaces", "interfaces_async", "interfaces_known", "routed"]
 
 log = logging.getLogger("multi.net")
 
@@ -58,14 +58,26 @@ def interfaces(
     return _from_netifaces(named)
 
 
+def interfaces_known(
+    user_kinds: UserKinds = {},  # noqa: B006 - never changed
+    *,
+    max_age: float,
+) -> tuple[Interface, ...] | None:
+    """What was read at most `max_age` seconds ago; None = it has to be read, which takes milliseconds."""
+    if sys.platform == "linux" and netlink.is_known(max_age):
+        return interfaces(user_kinds, max_age=max_age)
+    return None
+
+
 async def interfaces_async(
     user_kinds: UserKinds = {},  # noqa: B006 - never changed
     *,
     max_age: float = 0.0,
 ) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
-    if sys.platform == "linux" and netlink.is_known(max_age):
-        return interfaces(user_kinds, max_age=max_age)
+    known = interfaces_known(user_kinds, max_age=max_age)
+    if known is not None:
+        return known
     return await asyncio.to_thread(interfaces, user_kinds, max_age=max_age)
 
 
@@ -105,8 +117,17 @@ def _named_kinds(user_kinds: UserKinds) -> dict[str, Kind]:
 
 
 if sys.platform == "linux":
+    _last: tuple[netlink.Snapshot, dict[str, Kind], tuple[Interface, ...]] | None = None
 
-    def _from_netlink(snapshot: netlink.Snapshot, named: Mapping[str, Kind]) -> tuple[Interface, ...]:
+    def _from_netlink(snapshot: netlink.Snapshot, named: dict[str, Kind]) -> tuple[Interface, ...]:
+        """The same snapshot is not looked at twice: that takes as long as all else that opens a session."""
+        global _last
+        last = _last
+        if last is None or last[0] is not snapshot or last[1] != named:
+            last = _last = (snapshot, named, _read_snapshot(snapshot, named))
+        return last[2]
+
+    def _read_snapshot(snapshot: netlink.Snapshot, named: Mapping[str, Kind]) -> tuple[Interface, ...]:
         addresses: dict[int, list[InterfaceAddress]] = {}
         for record in snapshot.addresses:
             addresses.setdefault(record.index, []).append(_address(record))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from ipaddress import (
     IPv4Address,
     IPv4Network,
@@ -310,7 +311,7 @@ def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
 
 def _remotes(entry: Entry, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
     """The remote addresses of the entry's IP version in the order to try them, or why there are none."""
-    known = [ip_address(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
+    known = [_parse(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
     wanted = [a for a in dict.fromkeys(known) if entry.ip in (ANY, _family(a).value)]
     if not wanted:
         label = "" if entry.ip == ANY else f"{entry.ip} "
@@ -326,7 +327,7 @@ class _Machine:
 
     def __init__(self, interfaces: Sequence[Interface], routed: Collection[tuple[str, str]]) -> None:
         self._interfaces = interfaces
-        self._routed = {(name, ip_address(remote)) for name, remote in routed}
+        self._routed = {(name, _parse(remote)) for name, remote in routed}
         self._own = {_literal(a) for i in interfaces for a in i.addresses}
 
     def sources(self, listed: str, remotes: Sequence[_Address]) -> list[_Source] | str:
@@ -440,12 +441,16 @@ def _family(address: _Address) -> Family:
     return Family.IPV4 if isinstance(address, IPv4Address) else Family.IPV6
 
 
+_parse = lru_cache(maxsize=1024)(ip_address)
+_network = lru_cache(maxsize=1024)(ip_interface)
+
+
 def _literal(address: InterfaceAddress) -> _Address:
-    return ip_address(address.address)
+    return _parse(address.address)
 
 
 def _subnet(address: InterfaceAddress) -> _Network:
-    return ip_interface(f"{address.address}/{address.prefix_length}").network
+    return _network(f"{address.address}/{address.prefix_length}").network
 
 
 def _is_local(address: _Address) -> bool:

@@ -24,6 +24,8 @@ F = TypeVar("F", bound=SchedulerFactory)
 _factories: dict[str, SchedulerFactory] = {}
 _aliases: dict[str, str] = {}
 _loaded: list[bool] = []
+_parameters: dict[str, tuple[SchedulerFactory, list[str] | None]] = {}
+"""What was found out about a name's factory: asking costs as much as all else a new scheduler needs."""
 
 
 def register_scheduler(name: str, *, aliases: Sequence[str] = ()) -> Callable[[F], F]:
@@ -55,7 +57,7 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
     path).
     """
     factory = _factory(name, allow_import)
-    allowed = _parameter_names(factory)
+    allowed = _allowed(name, factory)
     for key, value in parameters.items():
         if allowed is not None and key not in allowed:
             names = ", ".join(allowed) if allowed else "none"
@@ -115,6 +117,15 @@ def _load_shipped() -> None:
 
 def _is_shipped(factory: SchedulerFactory) -> bool:
     return getattr(factory, "__module__", "").startswith(f"{PACKAGE}.")
+
+
+def _allowed(name: str, factory: SchedulerFactory) -> list[str] | None:
+    known = _parameters.get(name)
+    if known is None or known[0] is not factory:
+        known = (factory, _parameter_names(factory))
+        if name in _factories or name in _aliases:  # others are imported, and there may be any number of them
+            _parameters[name] = known
+    return known[1]
 
 
 def _parameter_names(factory: SchedulerFactory) -> list[str] | None:

@@ -7,6 +7,7 @@ others, and who proves himself at once gets in.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Generic, TypeVar
 
@@ -16,6 +17,7 @@ TOO_MANY = "too many connections have not proved themselves"
 T = TypeVar("T", bound=Hashable)
 
 
+@lru_cache(maxsize=4096)  # asked several times for each connection
 def source_of(host: str) -> str:
     """Where limits per source count a peer: its IPv4 /24 or IPv6 /56, what one customer usually holds."""
     address = ip_address(host.partition("%")[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from multi.transports.sockets import transport_error
 
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
+CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
 WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
 
 _WORDS = {
@@ -47,8 +49,41 @@ _WORDS = {
 }
 
 
+_contexts: dict[TlsSettings, tuple[tuple[object, ...], ssl.SSLContext]] = {}
+
+
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
-    """Raises TransportError if a file cannot be used."""
+    """Raises TransportError if a file cannot be used.
+
+    Reading certificates takes longer than a handshake, so the context is used again until one of the files changes.
+    """
+    state = _state_of_files(tls)
+    known = _contexts.get(tls)
+    if known is None or known[0] != state:
+        while len(_contexts) >= CONTEXTS_KEPT:
+            _contexts.pop(next(iter(_contexts)), None)
+        known = _contexts[tls] = (state, _new_client_context(tls))
+    return known[1]
+
+
+def _state_of_files(tls: TlsSettings) -> tuple[object, ...]:
+    """What is different once a file that the client's context is made of has been replaced or written to."""
+    paths: list[Path | str | None] = [tls.cert, tls.key, tls.ca]
+    if tls.verify and tls.ca is None and (tls.cert is None or tls.key is not None):
+        system = ssl.get_default_verify_paths()
+        paths += [system.cafile, system.capath]
+    return tuple(_stamp(path) for path in paths if path is not None)
+
+
+def _stamp(path: Path | str) -> object:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _new_client_context(tls: TlsSettings) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _common(context)
     if not tls.verify:
