@@ -179,7 +179,6 @@ class Guard:
     def opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
         self._guests[driver] = _Guest(source)
-        self._unconfirmed.add(driver, source)
         receiver = driver.engine.session.receiver
         self._windows += receiver.window.size
         receiver.ask_to_grow(partial(self._may_grow, source))
@@ -222,6 +221,8 @@ class Guard:
         guest = self._guests.get(driver)
         if guest is None:
             return
+        if not guest.hosts and not driver.engine.session.confirmed and driver not in self._unconfirmed:
+            self._unconfirmed.add(driver, host)
         guest.hosts[connection] = host
         if len(guest.pending) >= self._limits.max_pending_joins:
             self.log.hit("max_pending_joins", source_of(host))

@@ -30,9 +30,11 @@ from multi.core.session_table import Refused, SessionTable, TableLimits
 from multi.engine import Engine
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.transports.base import Channel, Listener, transport
-from multi.transports.pending import source_of
+from multi.transports.pending import Turns, source_of
 
 logger = logging.getLogger("multi.server")
+
+GREETING_TIME = 0.020  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
 
@@ -68,7 +70,11 @@ class _Arrival:
 
     def batch_finished(self) -> None:
         if self._first and not self._answered:
-            self._server.route(self, self._first, self._lanes)
+            self._server.greeted(self)
+
+    def go_on(self) -> None:
+        """What has come may be looked at."""
+        self._server.route(self, self._first, self._lanes)
 
     def writable(self) -> None:
         """Nothing waits to be written before the first segment."""
@@ -95,6 +101,7 @@ class _Arrival:
 
     def leave(self) -> None:
         self._deadline.cancel()
+        self._server.waiting.discard(self)
         self._server.arrivals.pop(self, None)
         self._server.guard.strangers.discard(self)
 
@@ -127,6 +134,10 @@ class Server:
             TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.guard.full
         )
         self.arrivals: dict[_Arrival, None] = {}
+        self.waiting: Turns[_Arrival] = Turns()
+        """Those whose first bytes have not been looked at yet."""
+        self._greeting: asyncio.Handle | None = None
+        self._greeting_until = 0.0
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -266,6 +277,30 @@ class Server:
             channel.abort()
             return
         channel.start(_Arrival(self, channel))
+
+    def greeted(self, arrival: _Arrival) -> None:
+        """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
+        self.waiting.add(arrival, arrival.host)
+        if self._greeting is None:
+            loop = asyncio.get_running_loop()
+            self._greeting = loop.call_soon(self._greet_more)
+            self._greeting_until = loop.time() + GREETING_TIME
+            self._greet()
+
+    def _greet(self) -> None:
+        time = asyncio.get_running_loop().time
+        while len(self.waiting) and time() < self._greeting_until:
+            if (arrival := self.waiting.next()) is not None:
+                arrival.go_on()
+
+    def _greet_more(self) -> None:
+        """Another turn of the event loop: what has come meanwhile is among them."""
+        self._greeting = None
+        if len(self.waiting):
+            loop = asyncio.get_running_loop()
+            self._greeting = loop.call_soon(self._greet_more)
+            self._greeting_until = loop.time() + GREETING_TIME
+            self._greet()
 
     def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""

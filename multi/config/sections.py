@@ -278,7 +278,7 @@ class Limits(Section):
     flood."""
     max_unauthenticated: Count = 1024
     """Connections of a server that have not proved anything yet. Default 1024: they are short-lived; when
-    full, the oldest of the busiest source goes first."""
+    full, the oldest of the busiest address of the busiest source goes first."""
     max_unauthenticated_per_source: Count = 32
     """The same from one source. Default 32: several clients may start together, one cannot fill the table."""
     handshake_timeout: Annotated[float, Field(ge=0.1, le=300.0)] = 5.0

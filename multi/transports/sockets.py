@@ -25,7 +25,7 @@ from multi.transports.base import TcpSettings
 SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
 
-LISTEN_BACKLOG = 1024  # connections; the kernel cuts it down to net.core.somaxconn
+LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 NOTSENT_LOWAT = (
     16 * 1024
 )  # bytes; unsent bytes cannot be taken back from a slow path. The channel raises it on fast ones

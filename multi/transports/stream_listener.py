@@ -16,7 +16,7 @@ from multi.transports.stream_reception import StreamReception
 
 logger = logging.getLogger("multi.transports")
 
-ACCEPTS_PER_EVENT = 64  # then established connections get their turn
+ACCEPTS_PER_EVENT = 256  # then established connections get their turn; who waits in the kernel cannot be told apart
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
 EXHAUSTED_LOG_INTERVAL = 10.0  # seconds
 
