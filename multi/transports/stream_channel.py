@@ -31,10 +31,23 @@ QUANTUM_MAX = 2 * 1024 * 1024  # above this larger writes gain nothing
 QUANTUM_TIME = 0.004  # seconds of sending one credit should last
 LOWAT_MAX = 2 * 1024 * 1024  # bytes; under a millisecond where it is reached
 LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not run dry between two wake-ups
+LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
+SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
+TURN_DECAY = 0.9  # with each sample: a loop that was busy may be so again
 LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
 LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
 
 _receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
+
+
+def unsent_limit(rate: float, turn: float) -> int:
+    """Bytes the kernel may hold unsent at `rate` when the event loop takes `turn` seconds to come by again.
+
+    Beside a QUIC connection that fills a processor, turns take 20 ms and more; a fast link with 10 ms of bytes was idle
+    half of the time.
+    """
+    time = min(max(LOWAT_TIME + 2 * (turn - SAMPLES_APART), LOWAT_TIME), LOWAT_TIME_MAX)
+    return int(min(max(rate * time, NOTSENT_LOWAT), LOWAT_MAX))
 
 
 def receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
@@ -90,6 +103,9 @@ class StreamChannel:
         self._failing = False
         self._quantum = QUANTUM_START
         self._lowat = NOTSENT_LOWAT
+        self._sampled_at = 0.0
+        """When the last sample was taken with bytes under way, so that the next is due soon; 0.0 = there were none."""
+        self._turn = 0.0
         self._linger: asyncio.TimerHandle | None = None
         self._linger_until = 0.0
         kernel = read_tcp_info(sock)
@@ -316,6 +332,9 @@ class StreamChannel:
         return self._sample(kernel, kernel.bytes_acked - self._acked_base, in_flight)
 
     def _sample(self, kernel: TcpInfo, bytes_acked: int, in_flight: int) -> TransportSample:
+        now = self._loop.time()
+        self._turn = max(now - self._sampled_at if self._sampled_at else 0.0, TURN_DECAY * self._turn)
+        self._sampled_at = now if in_flight else 0.0
         if kernel.rate:
             self._adapt(kernel.rate)
         return TransportSample(
@@ -333,7 +352,7 @@ class StreamChannel:
 
     def _adapt(self, rate: float) -> None:
         self._quantum = int(min(max(rate * QUANTUM_TIME, QUANTUM_MIN), QUANTUM_MAX))
-        lowat = int(min(max(rate * LOWAT_TIME, NOTSENT_LOWAT), LOWAT_MAX))
+        lowat = unsent_limit(rate, self._turn)
         if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
             self._lowat = lowat
             set_notsent_lowat(self._sock, lowat)

@@ -21,7 +21,7 @@ from multi.transports import transport
 from multi.transports.base import Channel, ListenGuard, TcpSettings, TlsSettings, TransportSettings
 from multi.transports.pending import Strangers
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
-from multi.transports.stream_channel import LOWAT_MAX, QUANTUM_MAX
+from multi.transports.stream_channel import LOWAT_MAX, LOWAT_TIME, LOWAT_TIME_MAX, QUANTUM_MAX, unsent_limit
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import (
     Recorder,
@@ -115,6 +115,13 @@ async def test_credit_stays_zero_and_backlog_bounded_while_the_peer_does_not_rea
             received += await loop.sock_recv(sock, 1_000_000)
         assert received == data
         assert sink.writable_calls > calls
+
+
+def test_a_busy_event_loop_leaves_more_with_the_kernel() -> None:
+    rate = 25e6
+    assert unsent_limit(rate, 0.0) == unsent_limit(rate, 0.010) == rate * LOWAT_TIME
+    assert unsent_limit(rate, 0.025) > rate * 0.025, "enough until it comes by again"
+    assert unsent_limit(rate, 1.0) == rate * LOWAT_TIME_MAX, "what a dying path was given cannot be taken back"
 
 
 async def test_peer_that_ends_its_direction_is_reported_after_its_last_byte() -> None:
