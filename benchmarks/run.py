@@ -24,7 +24,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less data and fewer runs: a look, not a measurement")
     parser.add_argument(
-        "only", nargs="*", choices=["loopback", "opening", "hardening", "memory", "links", "quic", []], help="default: all"
+        "only",
+        nargs="*",
+        choices=["loopback", "opening", "hardening", "memory", "links", "quic", []],
+        help="default: all",
     )
     chosen = parser.parse_args()
     parts = {
