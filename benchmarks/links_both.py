@@ -200,7 +200,7 @@ async def _quic_both_ways(engine: str, rounds: int, seconds: float, congestion: 
     settings = None if engine == ENGINES[0] else {"engine": engine}
     with (
         tempfile.TemporaryDirectory(prefix="multi-links-") as work,
-        Stage.open(load_profile("wifi_and_5g"), congestion, Path(work)) as stage,
+        Stage.open(load_profile("wifi_and_5g"), congestion, Path(work), quic=settings) as stage,
     ):
         for down in (True, False):
             loopback: list[float] = []

@@ -65,21 +65,23 @@ class Stage:
         *,
         mptcp: bool = False,
         protections: Sequence[str] = tuple(PORTS),
+        quic: dict[str, Any] | None = None,
     ) -> Iterator[Self]:
-        """The links, and a server of `multi bench` for each of the protections."""
+        """The links, and a server of `multi bench` for each of the protections. `quic`: their `quic_config`."""
         with ExitStack() as stack:
             testbed = stack.enter_context(Testbed(links, congestion=congestion, mptcp=mptcp))
             write_development_certificates(work, [])
             stage = cls(testbed, work)
             for protection in protections:
-                stack.enter_context(stage._serving(protection))
+                stack.enter_context(stage._serving(protection, quic or {}))
             yield stage
 
     @contextmanager
-    def _serving(self, protection: str) -> Iterator[None]:
+    def _serving(self, protection: str, quic: dict[str, Any]) -> Iterator[None]:
         config: dict[str, Any] = {"listen": {"host": "::", "port": PORTS[protection], "transports": ["tcp"]}}
         if protection == "tls":
             config["listen"]["transports"] = ["tcp", "quic"]
+            config["quic_config"] = quic
             config["ssl_config"] = {name: str(self.work / f"server-{name}.pem") for name in ("cert", "key")}
         elif protection == "unprotected":
             config["protect"] = "never"

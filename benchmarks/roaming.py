@@ -31,6 +31,7 @@ VARIANT_ROUNDS = 3  # at most, of each other kind of session unless it is the on
 EACH: tuple[Variant, ...] = (
     BASE,
     replace(BASE, transport="quic"),
+    replace(BASE, transport="quic-qh3"),
     replace(BASE, transport="mptcp"),
     replace(BASE, transport="mixed"),
     replace(BASE, transport="one-mptcp"),
@@ -59,7 +60,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter, once: a look, not a measurement")
     parser.add_argument("--rounds", type=int, default=None, help=f"runs of each row; default {ROUNDS}, quick: 1")
     parser.add_argument("--only", action="append", choices=[row.key for row in ROWS], metavar="ROW", help="repeatable")
-    parser.add_argument("--transport", choices=["tcp", "quic", "mptcp", "mixed", "one-mptcp"])
+    parser.add_argument("--transport", choices=["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp"])
     parser.add_argument(
         "--variants", choices=["base", "each", "all"], help="base; what differs in one thing (default); the product"
     )

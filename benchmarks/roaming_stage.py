@@ -46,7 +46,7 @@ PROBE_INTERVAL = 0.004  # seconds between two datagrams that ask whether a link 
 class Variant:
     """What else a row may be measured with."""
 
-    transport: Literal["tcp", "quic", "mptcp", "mixed", "one-mptcp"] = "tcp"
+    transport: Literal["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp"] = "tcp"
     version: Literal[4, 6] = 4
     way: Literal["down", "up"] = "down"
     loop: Literal["asyncio", "uvloop"] = "asyncio"
@@ -59,14 +59,20 @@ class Variant:
         match self.transport:
             case "mixed":
                 return {"wifi": "tcp", "5g": "quic"}[link]
+            case "quic-qh3":
+                return "quic"
             case "one-mptcp":
                 return "mptcp"
             case _:
                 return self.transport
 
     @property
+    def engine(self) -> str:
+        return "qh3" if self.transport == "quic-qh3" else "aioquic"
+
+    @property
     def needs_certificate(self) -> bool:
-        return self.transport in ("quic", "mixed")
+        return self.transport in ("quic", "quic-qh3", "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,6 +290,7 @@ class Stage:
             config["multi_config"] = dict(multi_config)
         if self.variant.needs_certificate:
             config["ssl_config"] = {"ca": str(self._work / "ca.pem"), "server_name": "localhost"}
+            config["quic_config"] = {"engine": self.variant.engine}
         return config
 
     def _server_config(self, port: int) -> dict[str, Any]:
@@ -296,6 +303,7 @@ class Stage:
                 "cert": str(self._work / "server-cert.pem"),
                 "key": str(self._work / "server-key.pem"),
             }
+            config["quic_config"] = {"engine": self.variant.engine}
         return config
 
     def _end(self, host: Host, config: dict[str, Any], traffic: Traffic, name: str, *, serves: bool) -> _End:

@@ -219,7 +219,7 @@ class UdpPort:
                 if error.errno not in _BUSY and peer is not None:
                     failure = error
                 break
-            received += 1 + size // segment
+            received += max(1, -(-size // segment))
             user.datagrams_received(bytes(self._buffer[:size]), segment, address, at)
             if self.closed:
                 return

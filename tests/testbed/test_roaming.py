@@ -72,6 +72,7 @@ async def test_a_quiet_session_suspects_nothing(capsys: pytest.CaptureFixture[st
     "variant",
     [
         replace(BASE, transport="quic"),
+        replace(BASE, transport="quic-qh3"),
         replace(BASE, transport="mptcp"),
         replace(BASE, transport="mixed"),
         replace(BASE, version=6),
