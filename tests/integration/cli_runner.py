@@ -22,11 +22,10 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "multi", *map(str, arguments)]
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    return subprocess.run(
-        command(*arguments), capture_output=True, text=True, timeout=TIMEOUT, cwd=cwd, env=_ENVIRONMENT
-    )
+def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, with more in its environment if need be."""
+    env = _ENVIRONMENT | environment
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=TIMEOUT, cwd=cwd, env=env)
 
 
 @contextmanager

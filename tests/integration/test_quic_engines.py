@@ -1,0 +1,75 @@
+"""Sessions whose ends use different QUIC engines, and an engine that is not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from tests.integration.aio_support import pattern, run, until
+from tests.integration.cli_runner import Files
+from tests.integration.cli_runner import run as run_command
+
+ENGINES = ("aioquic", "qh3")
+SIZE = 1_000_000
+ABSENT = 'raise ModuleNotFoundError("No module named \'qh3\'", name="qh3")'
+
+
+@pytest.mark.parametrize("client", ENGINES)
+@pytest.mark.parametrize("server", ENGINES)
+@pytest.mark.parametrize("protect", ["auto", "always"])
+def test_a_second_connection_joins_whatever_engines_the_ends_use(
+    development_certificates: Path, client: str, server: str, protect: str
+) -> None:
+    """A JOIN is proved with what both ends export from its own connection: it fails unless they agree."""
+    pytest.importorskip("qh3")
+    files = development_certificates
+
+    async def echo(reader: Any, writer: Any) -> None:
+        writer.write(await reader.readexactly(SIZE))
+        writer.write_eof()
+        await writer.wait_closed()
+
+    async def scenario() -> None:
+        listening = await multi.start_server(
+            echo,
+            {
+                "listen": {"host": "127.0.0.1", "port": 0, "transports": ["quic"]},
+                "ssl_config": {"cert": str(files / "server-cert.pem"), "key": str(files / "server-key.pem")},
+                "quic_config": {"engine": server},
+                "protect": protect,
+            },
+        )
+        config = {
+            "connection_priority": [["quic", "ipv4", "127.0.0.2"], ["quic", "ipv4", "127.0.0.3"]],
+            "multi_config": {"connect": "par", "wait": "all"},
+            "remote_host": "127.0.0.1",
+            "remote_port": listening.port,
+            "ssl_config": {"ca": str(files / "ca.pem")},
+            "quic_config": {"engine": client},
+            "protect": protect,
+        }
+        data = pattern(SIZE)
+        async with multi.connect(config) as session:
+            await session.confirmed()
+            await until(lambda: [c.state.name for c in session.connections] == ["ACTIVE", "ACTIVE"], "both joined")
+            session.writer.write(data)
+            assert await session.reader.readexactly(SIZE) == data
+        listening.close()
+        await listening.wait_closed()
+
+    run(scenario())
+
+
+def test_check_names_the_extra_of_an_engine_that_is_not_installed(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    (tmp_path / "stubs").mkdir()
+    (tmp_path / "stubs" / "qh3.py").write_text(ABSENT)
+    paths = f"{tmp_path / 'stubs'}:{Path(__file__).parents[2]}"
+    settings = {"quic_config": {"engine": "qh3"}}
+    for config in (files.client_config(7788, "quic", **settings), files.server_config(**settings)):
+        done = run_command("check", config, PYTHONPATH=paths)
+        assert done.returncode == 1
+        assert "the QUIC engine 'qh3' is not installed: pip install 'multi-session[qh3]'" in done.stdout
