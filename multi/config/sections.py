@@ -116,7 +116,7 @@ class TcpConfig(Section):
     alone. Keep-alives go every min(15 s, a third of it). Default 60: four keep-alives in a row were lost."""
     congestion: str = Field(default="", max_length=15, pattern=r"^[A-Za-z0-9_-]*$")
     """Congestion control of the kernel, for example `cubic` or `bbr` (Linux `TCP_CONGESTION`). Default empty:
-    the system's own default, which its owner has chosen."""
+    the system's own default, which its owner has chosen; inside this machine `reno`, which does not pace."""
 
 
 class MptcpConfig(TcpConfig):

@@ -204,10 +204,11 @@ class Mptcp:
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+            remote = sock.getpeername()[0]
             if read_mptcp_info(sock) is None:
-                tune_stream(sock, settings.tcp)
+                tune_stream(sock, settings.tcp, remote)
                 return "tcp", StreamChannel
-            tune_stream(sock, settings.mptcp)
+            tune_stream(sock, settings.mptcp, remote)
             return "mptcp", MptcpChannel
 
         reception = StreamReception(settings.tls, settings.guard, accept, prepare)

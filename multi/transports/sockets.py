@@ -89,6 +89,12 @@ def unmapped(host: str) -> str:
     return host[7:] if host.startswith("::ffff:") and "." in host else host
 
 
+def is_loopback(host: str) -> bool:
+    """True for the literal of an address that never leaves this machine."""
+    host = unmapped(host)
+    return host.startswith("127.") or host == "::1"
+
+
 def family_of(address: SocketAddress) -> Family:
     return Family.IPV6 if ":" in unmapped(address[0]) else Family.IPV4
 
@@ -165,14 +171,17 @@ def _bind_to_address(sock: socket.socket, address: str, interface: str) -> None:
         raise transport_error(error, f"cannot bind to {address}") from error
 
 
-def tune_stream(sock: socket.socket, settings: TcpSettings) -> None:
-    """Set the options of a TCP or MPTCP connection. MPTCP sockets lack some of them, which is no error.
+def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None:
+    """Set the options of a TCP or MPTCP connection to or from the address `remote`.
 
-    Raises TransportError if the configured congestion control does not exist.
+    MPTCP sockets lack some of them, which is no error. Raises TransportError if the configured congestion control does
+    not exist.
     """
     tcp = socket.IPPROTO_TCP
     if settings.congestion:
         _set_congestion(sock, settings.congestion)
+    elif is_loopback(remote):
+        send_unpaced(sock)
     # asyncio sets TCP_NODELAY only on sockets whose protocol number it knows, and never on MPTCP.
     _try_option(sock, tcp, socket.TCP_NODELAY, 0 if settings.nagle else 1)
     set_notsent_lowat(sock, NOTSENT_LOWAT)
@@ -190,6 +199,16 @@ def tune_stream(sock: socket.socket, settings: TcpSettings) -> None:
         if hasattr(socket, "TCP_KEEPINTVL"):
             _try_option(sock, tcp, socket.TCP_KEEPINTVL, interval)
             _try_option(sock, tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+
+
+def send_unpaced(sock: socket.socket) -> None:
+    """Keep a connection inside this machine from being paced, as BBR would: there is no queue to spare.
+
+    A timer for every 64 KiB costs both ends two fifths of the processor time of a transfer (measured: 351 against 202
+    ms per GiB sent, 306 against 186 received). Reno is in every kernel and may always be chosen.
+    """
+    if hasattr(socket, "TCP_CONGESTION"):
+        _try_option_bytes(sock, socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
 
 
 def set_notsent_lowat(sock: socket.socket, size: int) -> None:

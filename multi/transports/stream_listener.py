@@ -11,7 +11,15 @@ import errno
 import logging
 import socket
 
-from multi.transports.sockets import LISTEN_BACKLOG, format_address, transport_error, unmapped, words
+from multi.transports.sockets import (
+    LISTEN_BACKLOG,
+    format_address,
+    is_loopback,
+    send_unpaced,
+    transport_error,
+    unmapped,
+    words,
+)
 from multi.transports.stream_reception import StreamReception
 
 logger = logging.getLogger("multi.transports")
@@ -28,6 +36,8 @@ class StreamListener:
 
     def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
         """Take over a bound socket and start to listen. Raises TransportError if the port is in use."""
+        if is_loopback(sock.getsockname()[0]):
+            send_unpaced(sock)  # accepted sockets inherit it; what has been paced once keeps its timer
         try:
             sock.listen(LISTEN_BACKLOG)
         except OSError as error:

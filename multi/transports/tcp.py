@@ -41,7 +41,7 @@ class Tcp:
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
-            tune_stream(sock, settings.tcp)
+            tune_stream(sock, settings.tcp, sock.getpeername()[0])
             return "tcp", StreamChannel
 
         reception = StreamReception(settings.tls, settings.guard, accept, prepare)
@@ -57,7 +57,7 @@ async def dial_stream(
     sock = bound_socket(candidate, socket.SOCK_STREAM, protocol)
     with ExitStack() as undo:
         undo.callback(sock.close)
-        tune_stream(sock, tcp)
+        tune_stream(sock, tcp, candidate.remote_address)
         if tcp.fast_open:
             enable_fast_open(sock)
         await connect(sock, candidate)

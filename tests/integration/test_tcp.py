@@ -21,7 +21,14 @@ from multi.transports import transport
 from multi.transports.base import Channel, ListenGuard, TcpSettings, TlsSettings, TransportSettings
 from multi.transports.pending import Strangers
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
-from multi.transports.stream_channel import LOWAT_MAX, LOWAT_TIME, LOWAT_TIME_MAX, QUANTUM_MAX, unsent_limit
+from multi.transports.stream_channel import (
+    LOWAT_MAX,
+    LOWAT_TIME,
+    LOWAT_TIME_MAX,
+    QUANTUM_MAX,
+    StreamChannel,
+    unsent_limit,
+)
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import (
     Recorder,
@@ -87,8 +94,8 @@ class TcpServer:
     def __init__(self) -> None:
         self.channels: asyncio.Queue[tuple[Channel, Recorder]] = asyncio.Queue()
 
-    async def listen(self, settings: TransportSettings) -> int:
-        self.listener = await transport("tcp").listen("127.0.0.1", 0, settings, self.accept)
+    async def listen(self, settings: TransportSettings, host: str = "127.0.0.1") -> int:
+        self.listener = await transport("tcp").listen(host, 0, settings, self.accept)
         return self.listener.address[1]
 
     def accept(self, channel: Channel) -> None:
@@ -191,6 +198,29 @@ async def test_every_option_of_the_configuration_is_taken_by_the_kernel() -> Non
     assert await sink.until_received(5) == b"hello"
     channel.abort()
     server.listener.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::"])
+async def test_inside_this_machine_nothing_is_paced(host: str) -> None:
+    """Unless the configuration names a congestion control, both ends leave one that paces, as BBR does."""
+
+    def control_of(channel: Channel) -> bytes:
+        assert isinstance(channel, StreamChannel)
+        return channel._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+    for configured in ("", "cubic"):
+        if configured and configured not in available_congestion_controls():
+            continue
+        server = TcpServer()
+        port = await server.listen(replace(PLAIN, tcp=TcpSettings(congestion=configured)), host)
+        channel, _ = await dial(port, replace(PLAIN, tcp=TcpSettings(congestion=configured)))
+        accepted, _ = await server.channels.get()
+        expected = (configured or "reno").encode()
+        assert (control_of(channel), control_of(accepted)) == (expected, expected)
+        channel.abort()
+        accepted.abort()
+        server.listener.close()
 
 
 @pytest.mark.skipif(not ipv6_works(), reason="no IPv6 loopback here")
