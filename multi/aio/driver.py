@@ -137,7 +137,8 @@ class SessionDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._sampler: asyncio.TimerHandle | None = None
-        self._soon: asyncio.Handle | None = None
+        self.soon: asyncio.Handle | None = None
+        """The pump that is due in the event loop."""
         self._pumping = False
         self.over = False
         """The session has ended; `closed` is done."""
@@ -211,11 +212,11 @@ class SessionDriver:
 
     def pump_soon(self) -> None:
         """Pump from the event loop: what the application does until then goes out together."""
-        if self._soon is None:
-            self._soon = self.loop.call_soon(self._pump_now)
+        if self.soon is None:
+            self.soon = self.loop.call_soon(self._pump_now)
 
     def _pump_now(self) -> None:
-        self._soon = None
+        self.soon = None
         self.pump()
 
     def _arm(self) -> None:
@@ -284,8 +285,8 @@ class SessionDriver:
             self.engine.abort("the application's event loop ended", now=self.loop.time())
             self.pump()
         self._abort_channels()
-        if self._soon is not None:
-            self._soon.cancel()
+        if self.soon is not None:
+            self.soon.cancel()
 
     # --- channels ---
 
@@ -431,7 +432,10 @@ class SessionDriver:
     @property
     def kept_to_send(self) -> int:
         """Bytes kept until the peer acknowledges them, with what keeping them costs."""
-        return sum(stream.memory for stream in self.engine.session.sender.streams.values())
+        kept = 0
+        for stream in self.engine.session.sender.streams.values():
+            kept += stream.memory
+        return kept
 
     @property
     def memory(self) -> int:

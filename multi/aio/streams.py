@@ -99,6 +99,9 @@ class SessionReader:
             return b""
         if n < 0:
             return await self._gather(-1, "read")
+        received = self._received
+        if received is not None and received.next_offset > received.consumed and not self._buffer:
+            return self._pull(n)  # the common case, written out
         while not self._readable():
             if not await self._wait("read"):
                 return b""
@@ -224,7 +227,8 @@ class SessionWriter:
         if type(data) is bytes and buffer is not None and not buffer.final and not self._driver.over:
             # The common case, written out: it runs for every write of an application.
             buffer.write(data)
-            self._driver.pump_soon()
+            if self._driver.soon is None:
+                self._driver.pump_soon()
             return
         if self._ended and not self._closing:
             raise LocalProtocolError("Cannot call write() after write_eof()")

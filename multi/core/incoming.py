@@ -55,6 +55,7 @@ class Host(Protocol):
     outbox: Outbox
     streams: Streams
     close_sent_at: float | None
+    restless: bool
 
     def emit(self, effect: Effect) -> None: ...
     def notify(self, event: Event) -> None: ...
@@ -110,7 +111,39 @@ class Incoming:
         for segment in decoder.feed(data):
             if not connection.alive:
                 return
-            self._segment(connection, segment, lane, now)
+            if segment.type == SegmentType.DATA and connection.receiving:
+                self._data(connection, segment, lane, now)
+            else:
+                self._host.restless = True
+                self._segment(connection, segment, lane, now)
+
+    def _data(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
+        """The common case, once the handshake is far enough."""
+        if segment.session_id != self._session_id:
+            raise RemoteProtocolError("a segment of another session")
+        if connection.opens:
+            connection.open(segment, lane)
+        self._heard(connection, now)
+        self._still_sending(now)
+        connection.payload_received += len(segment.payload)
+        if segment.stream not in connection.brought and len(connection.brought) < MAX_BROUGHT:
+            connection.brought.add(segment.stream)
+        if not connection.echo_due:
+            connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
+        if self._streams.data(segment, now) and not self._receiver.ack_due:
+            connection.ack_wanted = self._host.restless = True
+
+    def _still_sending(self, now: float) -> None:
+        """The peer is: it needs our acknowledgements to end in order."""
+        if self._host.close_sent_at is not None:
+            self._host.close_sent_at = now
+
+    def _heard(self, connection: Connection, now: float) -> None:
+        connection.heard(now)
+        if connection.authenticated:
+            connection.allowance = None
+            if connection.state is ConnectionState.SUSPECT:
+                self._liveness.recovered(connection, "the peer was heard")
 
     def _segment(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
         if segment.session_id != self._session_id:
@@ -131,26 +164,13 @@ class Incoming:
                 raise RemoteProtocolError("a segment before the handshake was done")
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
-        connection.heard(now)
-        if self._host.close_sent_at is not None and (segment.type == SegmentType.DATA or segment.type in CONTROL_TYPES):
-            self._host.close_sent_at = now  # the peer is still sending: it needs our acknowledgements to end in order
-        if connection.authenticated:
-            connection.allowance = None
-            if connection.state is ConnectionState.SUSPECT:
-                self._liveness.recovered(connection, "the peer was heard")
-        if segment.type == SegmentType.DATA:
-            connection.payload_received += len(segment.payload)
-            if len(connection.brought) < MAX_BROUGHT:
-                connection.brought.add(segment.stream)
-            if not connection.echo_due:
-                connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
-            if self._streams.data(segment, now) and not self._receiver.ack_due:
-                connection.ack_wanted = True
-        elif segment.type == SegmentType.ACK:
+        self._heard(connection, now)
+        if segment.type == SegmentType.ACK:
             self._ack(segment, now)
         elif segment.type == SegmentType.KEEPALIVE:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
         elif segment.type in CONTROL_TYPES:
+            self._still_sending(now)
             # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
             self._receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
             if not connection.echo_due:

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 
+from multi.core.events import StreamReadable
 from multi.core.ids import StreamId
 from multi.core.payloads import MAX_RANGES, Range
 from multi.errors import RemoteProtocolError, SessionLost
@@ -134,6 +135,7 @@ class ReceiveStream:
         "final",
         "highest",
         "id",
+        "news",
         "next_offset",
         "reset_code",
         "window",
@@ -141,6 +143,8 @@ class ReceiveStream:
 
     def __init__(self, stream: StreamId, window: Window) -> None:
         self.id = stream
+        self.news = StreamReadable(stream)
+        """The effect that says so when there is something to read."""
         self.window = window
         self.next_offset = 0
         self.highest = 0
@@ -161,6 +165,10 @@ class ReceiveStream:
     def readable(self) -> int:
         """Bytes in order and not yet read."""
         return self.next_offset - self.consumed
+
+    @property
+    def has_gaps(self) -> bool:
+        return bool(self._islands)
 
     @property
     def reassembling(self) -> int:
@@ -204,13 +212,17 @@ class ReceiveStream:
                 self._deliver(_kept(payload, owned), end)
             else:
                 self._fill(start, end, payload, owned)
-        advanced = max(0, end - self.highest)
-        self.highest += advanced
+        advanced = end - self.highest
+        if advanced <= 0:
+            return 0
+        self.highest = end
         return advanced
 
     def _deliver(self, piece: Piece, end: int) -> None:
         if self.discarding:
             self.consumed = end
+        elif len(piece) >= _JOIN_BELOW:
+            self._ready.append(piece)
         else:
             _append(self._ready, piece)
         self.next_offset = end

@@ -57,19 +57,20 @@ class Receiver:
 
     def data(self, stream: ReceiveStream, start: int, payload: memoryview, owned: bool, now: float) -> bool:
         """Take a DATA segment; return True when the reader has something new."""
-        before, gaps = stream.next_offset, stream.ranges() if stream.final is None else ()
-        self._check_room(start + len(payload) - stream.highest)
+        size = len(payload)
+        end = start + size
+        before, gaps = stream.next_offset, stream.has_gaps and stream.final is None
+        self._check_room(end - stream.highest)
         self.charged += stream.insert(start, payload, owned)
         self._dirty[stream.id] = None
-        self._unacked += len(payload)
+        self._unacked += size
         in_order = stream.next_offset > before
         if not in_order or gaps:
             # A gap opened or closed, or a repeat came: the sender wants to know soon.
             self._changes += 1
-            repeat = start + len(payload) <= before
-            if repeat or self._changes >= 2 or stream.next_offset > start + len(payload):
+            if end <= before or self._changes >= 2 or stream.next_offset > end:
                 self.ack_now = True
-        if stream.complete or self._unacked >= max(ACK_BYTES, self.window.size // 8):
+        if stream.complete or (self._unacked >= ACK_BYTES and self._unacked >= self.window.size // 8):
             self.ack_now = True
         if self.ack_due is None:
             self.ack_due = now + ACK_DELAY

@@ -10,8 +10,7 @@ The shape follows the kernel's `mptcp_sched_ops`: one `select` with a reinjectio
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from multi.core.ids import ConnectionId, Role, StreamId
 
@@ -73,8 +72,7 @@ class ConnectionView(Protocol):
         """Estimated delivery rate, or 0.0 when unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequest:
+class SendRequest(NamedTuple):
     """What is to be sent: `size` bytes of `stream` now, `backlog` bytes of all streams wait behind and including it."""
 
     stream: StreamId

@@ -19,6 +19,7 @@ CHUNK_OVERHEAD = 512  # bytes of objects kept per chunk (measured: 505 to 563), 
 SILLY_WINDOW = 1024  # bytes; less window than this is not used alone
 SENT_TOGETHER = 0.005  # seconds within which small segments on the same connection share one record
 MAX_PIECES = 64  # buffers of one segment; more are joined, a system call takes 1,024 in all
+Buffer = bytes | bytearray | memoryview
 _COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
 
 
@@ -78,7 +79,7 @@ class SendStream:
         self.error: SessionLost | None = None
         """Why writing has ended early."""
         self._offsets: list[int] = []
-        self._buffers: list[bytes | bytearray | memoryview] = []
+        self._buffers: list[Buffer] = []
         self._buffers_head = 0
         self._tail_open = False
         self._outstanding: list[Outstanding] = []
@@ -90,10 +91,17 @@ class SendStream:
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Append bytes. `bytes` and views of `bytes` are kept, anything else is copied now."""
         size = data.nbytes if isinstance(data, memoryview) else len(data)
+        end = self.end_offset + size
+        if end > MAX_OFFSET:
+            raise LocalProtocolError("a stream cannot carry more than 2^62 bytes")
+        if type(data) is bytes and size >= COALESCE_BELOW:
+            self._offsets.append(self.end_offset)
+            self._buffers.append(data)
+            self._tail_open = False
+            self.end_offset = end
+            return
         if not size:
             return
-        if self.end_offset + size > MAX_OFFSET:
-            raise LocalProtocolError("a stream cannot carry more than 2^62 bytes")
         if size < COALESCE_BELOW:
             if isinstance(data, memoryview):
                 data = data.tobytes()  # a bytearray takes no view that has gaps or items wider than a byte
@@ -105,7 +113,7 @@ class SendStream:
                 self._tail_open = True
         else:
             if isinstance(data, bytes):
-                kept: bytes | memoryview = data
+                kept: Buffer = data
             elif isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
                 # A view of our own: the caller may release his as soon as write() has returned.
                 kept = data.cast("B") if data.ndim != 1 or data.format != "B" else data[:]
@@ -113,9 +121,9 @@ class SendStream:
                 kept = bytes(data)
             self._append(kept)
             self._tail_open = False
-        self.end_offset += size
+        self.end_offset = end
 
-    def _append(self, buffer: bytes | bytearray | memoryview) -> None:
+    def _append(self, buffer: Buffer) -> None:
         self._offsets.append(self.end_offset)
         self._buffers.append(buffer)
 
@@ -156,16 +164,17 @@ class SendStream:
 
     # --- sending  ---
 
-    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[memoryview]]:
+    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[Buffer]]:
         """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
         start = self.next_offset
-        self.next_offset = start + size
-        last = self._outstanding[-1] if len(self._outstanding) > self._outstanding_head else None
-        if last is not None and self._continues(last, size, connection, now):
-            last.end = self.next_offset
-        else:
-            self._outstanding.append(Outstanding(start, self.next_offset, connection, now))
-        return start, self.slice(start, self.next_offset)
+        end = self.next_offset = start + size
+        if size < COALESCE_BELOW and len(self._outstanding) > self._outstanding_head:
+            last = self._outstanding[-1]
+            if self._continues(last, size, connection, now):
+                last.end = end
+                return start, self.slice(start, end)
+        self._outstanding.append(Outstanding(start, end, connection, now))
+        return start, self.slice(start, end)
 
     @staticmethod
     def _continues(last: Outstanding, size: int, connection: tuple[ConnectionId, ...], now: float) -> bool:
@@ -178,12 +187,17 @@ class SendStream:
             and not last.lost
         )
 
-    def slice(self, start: int, end: int) -> list[memoryview]:
+    def slice(self, start: int, end: int) -> list[Buffer]:
         """Return the buffers of [start, end); the range must still be kept."""
         index = bisect_right(self._offsets, start, self._buffers_head) - 1
-        pieces: list[memoryview] = []
+        pieces: list[Buffer] = []
         while start < end:
             buffer = self._buffers[index]
+            if type(buffer) is bytes and self._offsets[index] == start and len(buffer) <= end - start:
+                pieces.append(buffer)  # all of it: no view is needed
+                start += len(buffer)
+                index += 1
+                continue
             if not isinstance(buffer, memoryview):
                 # A view freezes a coalesced chunk: what was sent once can never change.
                 if self._tail_open and index == len(self._buffers) - 1:
@@ -195,7 +209,7 @@ class SendStream:
             start += len(piece)
             index += 1
         if len(pieces) > MAX_PIECES:
-            return [memoryview(b"".join(pieces))]
+            return [b"".join(pieces)]
         return pieces
 
     def split(self, item: Outstanding, size: int) -> Outstanding:

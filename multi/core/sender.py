@@ -15,7 +15,7 @@ from multi.core.ids import ConnectionId, StreamId
 from multi.core.payloads import StreamAck
 from multi.core.scheduler import Scheduler, SendRequest
 from multi.core.segment import SegmentType
-from multi.core.send_stream import Outstanding, SendStream
+from multi.core.send_stream import Buffer, Outstanding, SendStream
 from multi.core.settings import EARLY_DATA_LIMIT
 
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then (mechanics A7)
@@ -63,6 +63,14 @@ class Sender:
     @property
     def unacked(self) -> int:
         return sum(stream.unacked for stream in self.streams.values())
+
+    @property
+    def idle(self) -> bool:
+        """All that was written has been acknowledged."""
+        for stream in self.streams.values():  # noqa: SIM110 - a generator costs more than all the rest
+            if stream.acked != stream.end_offset:
+                return False
+        return True
 
     @property
     def window_left(self) -> int:
@@ -156,14 +164,19 @@ class Sender:
 
     @staticmethod
     def _has_credit(connections: Sequence[Connection]) -> bool:
-        return any(c.credit > 0 for c in connections)
+        for connection in connections:  # noqa: SIM110 - asked for every segment
+            if connection.credit > 0:
+                return True
+        return False
 
     def _select(
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
-    ) -> list[Connection]:
+    ) -> Sequence[Connection]:
         """Ask the scheduler; empty = it waits."""
         request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, self.window_left), again, now)
         chosen = self.scheduler.select(request, usable)
+        if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
+            return usable
         picked = [c for c in usable if c.credit > 0 and c in chosen]
         if not picked:
             self.hold_until = now + HOLD_CHECK
@@ -213,16 +226,16 @@ class Sender:
                 return True
             if not self._has_credit(usable):
                 return False
-            available = stream.worth_sending(min(stream.sendable, room))
-            if not available:
+            available = stream.worth_sending(min(stream.window - stream.next_offset, room))
+            if available <= 0:
                 return True
-            size = min(available, max(c.segment_size for c in usable if c.credit > 0))
+            size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
             picked = self._select(stream, size, usable, False, now)
             if not picked:
                 # The scheduler keeps new bytes for a better connection; this one may still help with old ones.
                 return self.reinject == "full"
-            size = min(available, min(c.segment_size for c in picked))
-            carriers = tuple(c.id for c in picked)
+            size = min(available, min([c.segment_size for c in picked]))
+            carriers = tuple([c.id for c in picked])
             start, buffers = stream.take(size, carriers, now)
             self.used += size
             self._run += size
@@ -237,7 +250,7 @@ class Sender:
         connection: Connection,
         stream: StreamId,
         start: int,
-        buffers: Sequence[memoryview],
+        buffers: Sequence[Buffer],
         size: int,
         now: float,
     ) -> None:
@@ -247,10 +260,10 @@ class Sender:
         connection.sent_at = now
 
     def _next_stream(self) -> SendStream | None:
-        """Strict between priorities, round robin within (design 5)."""
+        """Strict between priorities, round robin within (design 5). It may turn out to have nothing to send."""
         if len(self.streams) == 1:
             (only,) = self.streams.values()
-            return only if only.sendable > 0 else None
+            return only
         ready = [s for s in self.streams.values() if s.sendable > 0]
         if not ready:
             return None

@@ -62,6 +62,7 @@ from multi.core.streams import Streams
 from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SessionLost
 
 UNREAD_LIMIT = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
+RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 LINGER_MOST = 10.0  # seconds; a round trip is the peer's to prolong
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
@@ -100,6 +101,8 @@ class Session:
         self._effects: list[Effect] = []
         self._fresh_for = (self.policy.scheduler, self.policy.parameters) if scheduler is None else None
         """The name and parameters the scheduler was made for, as long as it is the one made with the session."""
+        self.restless = True
+        """Something has happened since the last effects that may call for more than acknowledgements."""
         if scheduler is None:
             scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
         self.sender = Sender(scheduler, self.policy.reinject, EARLY_DATA_LIMIT)
@@ -117,6 +120,8 @@ class Session:
         self._peer_closing = False
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
+        self._rtt = 0.1
+        self._rtt_until = now
         self._detached_at: float | None = None
         self._created_at = now
         self._refusals: list[float] = []
@@ -124,11 +129,15 @@ class Session:
         if side is Side.SERVER:
             self.sender.early_limit = None
 
+    def _act(self, now: float) -> None:
+        self._now = now
+        self.restless = True
+
     # === inputs: connections  ===
 
     def connection_opened(self, connection: ConnectionId, facts: ConnectionFacts, *, now: float) -> None:
         """A transport connection is established (client) or was accepted (server)."""
-        self._now = now
+        self._act(now)
         if self.state is SessionState.CLOSED:
             self._effects.append(CloseConnection(connection, True, "the session is closed"))
             return
@@ -153,12 +162,13 @@ class Session:
         try:
             self._incoming.receive(found, data, lane, now)
         except RemoteProtocolError as error:
+            self.restless = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
                 self._protocol_error(found, error)
 
     def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
         """The transport connection ended; an empty reason means the peer closed it in order."""
-        self._now = now
+        self._act(now)
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
@@ -196,7 +206,7 @@ class Session:
 
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
         """Queue bytes; see `SendStream.write`. Raises LocalProtocolError after the end, SessionLost when over."""
-        self._now = now
+        self._act(now)
         self.streams.check_writable(stream).write(data)
 
     def read(self, stream: StreamId, limit: int, *, now: float) -> bytes:
@@ -206,32 +216,32 @@ class Session:
 
     def finish(self, stream: StreamId, *, now: float) -> None:
         """End the writing side after everything written."""
-        self._now = now
+        self._act(now)
         self.streams.finish(stream)
 
     def reset(self, stream: StreamId, code: int, *, now: float) -> None:
         """Give up the writing side: what is not delivered yet may never be."""
-        self._now = now
+        self._act(now)
         self.streams.reset(stream, code, now)
 
     def stop_sending(self, stream: StreamId, code: int, *, now: float) -> None:
         """Read no more; ask the peer to stop. What still comes gives its window back."""
-        self._now = now
+        self._act(now)
         self.streams.stop_sending(stream, code, now)
 
     def accept_stream(self, stream: StreamId, *, now: float) -> None:
         """The application takes a stream that the peer opened (StreamOpened)."""
-        self._now = now
+        self._act(now)
         self.streams.accept(stream)
 
     def open_stream(self, priority: int, *, now: float) -> StreamId | None:
         """Open a stream; None while the peer allows no more."""
-        self._now = now
+        self._act(now)
         return self.streams.open(priority)
 
     def close(self, *, now: float) -> None:
         """End the session after everything written has been acknowledged. Unread bytes are discarded."""
-        self._now = now
+        self._act(now)
         if self._closing or self.state is SessionState.CLOSED:
             return
         self._closing = True
@@ -241,7 +251,7 @@ class Session:
 
     def abort(self, reason: str = "aborted", *, now: float) -> None:
         """End the session at once; the peer is told if a connection takes it."""
-        self._now = now
+        self._act(now)
         if self.state is SessionState.CLOSED:
             return
         payload = encode_close(Close(CLOSE_ABORTED, reason))
@@ -252,14 +262,14 @@ class Session:
 
     def fail(self, reason: str, *, refused: bool = False, now: float) -> None:
         """End the session for a reason outside of it: no candidate could be opened."""
-        self._now = now
+        self._act(now)
         self._end(reason, refused=refused)
 
     # === inputs: policy  ===
 
     def drain(self, connection: ConnectionId, *, now: float) -> None:
         """Make-before-break: nothing new on it; close it when nothing is outstanding in either direction."""
-        self._now = now
+        self._act(now)
         found = self._find(connection)
         if not found.authenticated:
             self.disconnect(found, "removed", abort=True)
@@ -268,22 +278,22 @@ class Session:
 
     def give_up(self, connection: ConnectionId, reason: str, *, now: float) -> None:
         """It can never work again, or another has taken its place: rescue what it carries."""
-        self._now = now
+        self._act(now)
         self.disconnect(self._find(connection), reason, abort=True)
 
     def ping(self, connection: ConnectionId, *, now: float) -> None:
         """Ask for a sign of life."""
-        self._now = now
+        self._act(now)
         self._liveness.ping(self._find(connection), now)
 
     def announce(self, addresses: Sequence[Address], *, now: float) -> None:
         """Server: further addresses (literal, port) at which the client may reach it; replaces earlier ones."""
-        self._now = now
+        self._act(now)
         self.outbox.add(SegmentType.ADDRESS, encode_addresses(addresses))
 
     def set_role(self, connection: ConnectionId, role: Role, reason: str = "", *, now: float) -> None:
         """Change a connection's role on both sides."""
-        self._now = now
+        self._act(now)
         found = self._find(connection)
         if found.role is role:
             return
@@ -300,7 +310,7 @@ class Session:
 
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
         """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
-        self._now = now
+        self._act(now)
         if self.state is SessionState.CLOSED:
             return
         own = scheduler or self._make_scheduler(policy.scheduler, dict(policy.parameters))
@@ -310,7 +320,7 @@ class Session:
 
     def suspect(self, connection: ConnectionId, reason: str, *, now: float) -> None:
         """Something outside says that the connection may be dead (carrier lost, clock jump)."""
-        self._now = now
+        self._act(now)
         found = self.connections.get(connection)
         if found is not None and found.state is ConnectionState.ACTIVE:
             self._liveness.suspect(found, reason, now)
@@ -321,7 +331,7 @@ class Session:
 
     def handle_timer(self, *, now: float) -> None:
         """Do what is due at `now`."""
-        self._now = now
+        self._act(now)
         if self.state is SessionState.CLOSED:
             return
         for connection in list(self.connections.values()):
@@ -375,6 +385,10 @@ class Session:
 
     def effects(self) -> list[Effect]:
         """Return what is to be done, in order, after everything since the last call has been taken in."""
+        if self._nothing_to_say():
+            effects, self._effects = self._effects, []
+            return effects
+        self.restless = False
         if self.state is not SessionState.CLOSED:
             self._flush(self._now)
         for connection in self.connections.values():
@@ -383,6 +397,13 @@ class Session:
             self._collect(connection)
         effects, self._effects = self._effects, []
         return effects
+
+    def _nothing_to_say(self) -> bool:
+        """At most bytes have come and were read since the last time, and their acknowledgement is not due yet."""
+        if self.restless or self.receiver.ack_now or self.outbox.waiting or not self.sender.idle:
+            return False
+        due = self.receiver.ack_due
+        return due is None or self._now < due
 
     def _flush(self, now: float) -> None:
         self._outgoing.send_acks(now)
@@ -408,7 +429,12 @@ class Session:
     @property
     def smoothed_rtt(self) -> float:
         """The longest round trip of the usable connections: the pace at which windows can matter."""
-        return max((c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE), default=0.1)
+        if self._now >= self._rtt_until:
+            self._rtt_until = self._now + RTT_KEPT
+            self._rtt = max(
+                (c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE), default=0.1
+            )
+        return self._rtt
 
     @property
     def closing(self) -> bool:
@@ -431,10 +457,16 @@ class Session:
     # === for its parts  ===
 
     def notify(self, event: Event) -> None:
+        self.restless = True
         self._effects.append(Notify(event))
 
     def emit(self, effect: Effect) -> None:
         self._effects.append(effect)
+
+    def emit_once(self, effect: Effect) -> None:
+        """As `emit`, unless it would follow itself."""
+        if not self._effects or self._effects[-1] is not effect:
+            self._effects.append(effect)
 
     def may_send(self, connection: Connection) -> None:
         connection.may_send = True

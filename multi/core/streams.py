@@ -35,6 +35,7 @@ class Host(Protocol):
     connections: dict[ConnectionId, Connection]
 
     def emit(self, effect: Effect) -> None: ...
+    def emit_once(self, effect: Effect) -> None: ...
     @property
     def smoothed_rtt(self) -> float: ...
 
@@ -242,7 +243,7 @@ class Streams:
             found = receiver.streams[segment.stream]
         known = found.highest
         if receiver.data(found, segment.sequence, segment.payload, segment.owned, now):
-            self._host.emit(StreamReadable(found.id))
+            self._host.emit_once(found.news)
             if found.complete:
                 self.maybe_over(found.id)
             return False

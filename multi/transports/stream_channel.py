@@ -138,11 +138,8 @@ class StreamChannel:
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
         if self._state is not _State.OPEN:
             return
-        for buffer in buffers:
-            size = len(buffer)
-            if size:
-                self._queue.append(buffer)
-                self._queued += size
+        self._queue.extend(filter(len, buffers))
+        self._queued += sum(map(len, buffers))
 
     def flush(self) -> None:
         if self._queue and not self._blocked and self._state is _State.OPEN:
@@ -160,6 +157,9 @@ class StreamChannel:
                 sent = self._sendmsg(buffers)
                 self._sent += sent
                 self._queued -= sent
+                if not self._queued:
+                    queue.clear()
+                    break
                 while queue and sent >= (size := len(queue[0])):
                     sent -= size
                     queue.popleft()

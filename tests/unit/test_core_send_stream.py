@@ -167,8 +167,8 @@ TestSendStreamModel.settings = settings(max_examples=80, stateful_step_count=40,
 def test_large_bytes_are_kept_by_reference() -> None:
     stream, data = new_stream(), bytes(COALESCE_BELOW)
     stream.write(data)
-    _, (view,) = stream.take(COALESCE_BELOW, ONE, 0.0)
-    assert view.obj is data
+    _, (kept,) = stream.take(COALESCE_BELOW, ONE, 0.0)
+    assert kept is data
 
 
 def test_large_views_of_bytes_are_kept_by_reference() -> None:

@@ -155,7 +155,7 @@ def test_any_facts_give_an_answer_among_the_connections_with_credit(
     now = 0.0
     for views, asked, step in steps:
         now += step
-        answer = scheduler.select(replace(asked, now=now), views)
+        answer = scheduler.select(asked._replace(now=now), views)
         assert all(any(c is v for v in views) for c in answer)
         assert len({c.id for c in answer}) == len(answer)
         if any(v.credit for v in views) and len(views) > 1:
@@ -175,7 +175,7 @@ def test_a_connection_with_credit_is_used_within_bounded_time(
     """Whatever the facts say, and even if the blocked ones seem to move all the time."""
     scheduler = create_scheduler(name, {})
     now = 0.0
-    while not any(c.credit for c in scheduler.select(replace(asked, now=now), views)):
+    while not any(c.credit for c in scheduler.select(asked._replace(now=now), views)):
         now += step
         if moves:
             views = [replace(v, in_flight=v.in_flight + (v.credit == 0)) for v in views]
