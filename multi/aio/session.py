@@ -123,8 +123,7 @@ class Session:
         try:
             reason = await done
         except asyncio.CancelledError:
-            if self._driver.engine.paths is not None:
-                self._driver.engine.paths.cancel_handover()
+            self._driver.engine.cancel_handover()
             raise
         finally:
             self._driver.closed.remove_done_callback(ended)
