@@ -82,11 +82,6 @@ class Outcomes:
             return default
         return min(max(SETUP_FACTOR * memory.setup, SHORTEST_DELAY), LONGEST_DELAY)
 
-    def forget(self, network: str) -> None:
-        """Drop what was learnt on a network."""
-        for key in [key for key in self._memories if key[0] == network]:
-            del self._memories[key]
-
     def _is_demoted(self, key: _Key, now: float) -> bool:
         memory = self._memories.get(key)
         return memory is not None and now < memory.demoted_until

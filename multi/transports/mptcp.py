@@ -80,11 +80,6 @@ class MptcpChannel(StreamChannel):
         self._keeper = SubflowKeeper(candidate, lease, reason, self._read)
         self._read()
 
-    def refresh_subflows(self) -> None:
-        """The network has changed: what is missing is tried again now and not within the next quarter of a second."""
-        if self._keeper is not None:
-            self._keeper.refresh()
-
     def _read(self) -> MptcpInfo | None:
         """How the connection is; None: it is no MPTCP connection, or closed."""
         if self._is_released() or self._info.fell_back:

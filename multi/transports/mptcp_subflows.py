@@ -181,15 +181,6 @@ class SubflowKeeper:
             )
         return "; ".join(words)
 
-    def refresh(self) -> None:
-        """The network has changed: look at once what can be made again."""
-        if self._stopped:
-            return
-        self._timer.cancel()
-        for wanted in self._wanted:
-            wanted.try_at = min(wanted.try_at, self._loop.time())
-        self._on_timer()
-
     def _on_timer(self) -> None:
         kernel = self._read()
         if self._stopped:

@@ -130,18 +130,6 @@ def test_a_setup_time_is_believed_for_a_day() -> None:
     assert outcomes.attempt_delay(HOME, QUIC, DEFAULT, DAY) == DEFAULT
 
 
-def test_a_network_can_be_forgotten() -> None:
-    outcomes = Outcomes()
-    for network in (HOME, HOTEL):
-        outcomes.failed(network, QUIC, 0.0)
-        outcomes.succeeded(network, TCP, 1.0, 0.0)
-    outcomes.forget(HOME)
-    assert not demoted(outcomes, 1.0, HOME)
-    assert outcomes.attempt_delay(HOME, TCP, DEFAULT, 1.0) == DEFAULT
-    assert demoted(outcomes, 1.0, HOTEL)
-    assert outcomes.attempt_delay(HOTEL, TCP, DEFAULT, 1.0) == 1.5
-
-
 def test_the_longest_untouched_memory_goes_first() -> None:
     outcomes = Outcomes()
     outcomes.failed(HOME, QUIC, 0.0)
