@@ -246,6 +246,8 @@ class SessionDriver:
 
     def _on_timer(self) -> None:
         self._timer = None
+        if self._not_due_yet():
+            return
         # What the transports know comes first, so that a late timer does not make a healthy path suspect.
         self._take_samples()
         try:
@@ -254,10 +256,24 @@ class SessionDriver:
             self.fail(error)
         self.pump()
 
+    def _not_due_yet(self) -> bool:
+        """The timer was set for a look at the deadlines, not for one: thousands of idle sessions look often."""
+        now = self.loop.time()
+        deadline = self.engine.next_timer()
+        if deadline is None or deadline <= now:
+            return False
+        self._computed_at = now
+        self._timer_at = deadline
+        self._timer = self.loop.call_at(deadline, self._on_timer)
+        return True
+
     def _sample(self) -> None:
         self._sampler = None
         self._take_samples()
-        self.pump()
+        if self.engine.session.at_rest:
+            self._arm()
+        else:
+            self.pump()
 
     def _take_samples(self) -> None:
         now = self.loop.time()

@@ -11,11 +11,13 @@ from multi.core.payloads import Policy
 from multi.core.scheduler import Scheduler
 from multi.core.sealing import Cipher
 from multi.core.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
-from multi.schedulers import create_scheduler
+from multi.schedulers import create_scheduler, scheduler_names
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
 CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
 _TRANSPORTS = ("tcp", "mptcp", "quic")
+
+scheduler_names()  # imports them: with the first session it would take longer than all else that opens it
 
 
 def policy_of(config: Config) -> Policy:

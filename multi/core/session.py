@@ -446,6 +446,17 @@ class Session:
         return any(c.alive and (c.outstanding or c.unacked or c.unsampled) for c in self.connections.values())
 
     @property
+    def at_rest(self) -> bool:
+        """Nothing is on its way or waits to be: what the transports tell now can change nothing."""
+        return (
+            not self._effects
+            and not self.sender.waiting
+            and not self.outbox.waiting
+            and not self.receiver.ack_now
+            and not any(c.outstanding or c.ack_wanted or c.state is ConnectionState.DRAINING for c in self._alive())
+        )
+
+    @property
     def peer_psk_id(self) -> str:
         """Name of the pre-shared key that was proved, or empty."""
         return self._auth.psk_id.decode(errors="replace") if self.confirmed else ""

@@ -7,6 +7,7 @@ comes over netlink, with sysfs for the kinds; elsewhere, or where netlink is not
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread  # noqa: F401 - otherwise asyncio imports it while the first session opens
 import logging
 import socket
 import sys
@@ -25,6 +26,8 @@ if sys.platform == "linux":
 __all__ = ["interfaces", "interfaces_async", "interfaces_known", "routed"]
 
 log = logging.getLogger("multi.net")
+
+DEVICES_KNOWN = 256
 
 UserKinds = Mapping[str, Sequence[str]]
 """Kind -> names of interfaces, as in `interfaces` of the configuration."""
@@ -117,6 +120,8 @@ def _named_kinds(user_kinds: UserKinds) -> dict[str, Kind]:
 
 
 if sys.platform == "linux":
+    _devices: dict[tuple[int, str, str], DeviceFacts] = {}
+    """What a device is does not change while it exists, and reading it takes a dozen system calls."""
     _last: tuple[netlink.Snapshot, dict[str, Kind], tuple[Interface, ...]] | None = None
 
     def _from_netlink(snapshot: netlink.Snapshot, named: dict[str, Kind]) -> tuple[Interface, ...]:
@@ -168,8 +173,16 @@ if sys.platform == "linux":
         facts = DeviceFacts(link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac)
         if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind or device_index(link.name) != link.index:
             return facts
-        told = device_facts(link.name)
-        return told if told.mac == link.mac else facts
+        key = (link.index, link.name, link.mac)
+        known = _devices.get(key)
+        if known is None:
+            told = device_facts(link.name)
+            if told.mac != link.mac:
+                return facts
+            while len(_devices) >= DEVICES_KNOWN:
+                _devices.pop(next(iter(_devices)), None)
+            known = _devices[key] = told
+        return known
 
 
 def _from_netifaces(named: Mapping[str, Kind]) -> tuple[Interface, ...]:
