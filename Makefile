@@ -37,7 +37,7 @@ format: $(STAMP)  ## format the code and repair what ruff can
 demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)
 
-# One part alone: make bench ARGS="hardening --quick" (loopback, opening, hardening, memory, links, quic)
+# One part alone: make bench ARGS="hardening --quick" (loopback, opening, hardening, memory, scale, links, quic)
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python benchmarks/run.py $(ARGS)
 

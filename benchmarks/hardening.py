@@ -2,8 +2,8 @@
 
 Server, attacker and client are processes of their own. Every cell of the first table is one server with its default
 limits; the attacker keeps its connections at their number, whatever the server drops, and the visits begin as soon as
-they have all come once, while the server still works on them. The second table compares a session with a bare TLS or TCP
-connection of asyncio in the same run; the third shows what the first session of a process costs.
+they have all come once, while the server still works on them. The second table compares a session with a bare TLS or
+TCP connection of asyncio in the same run; the third shows what the first session of a process costs.
 
     python -m benchmarks.hardening [--quick]
 """
@@ -322,8 +322,8 @@ def _first_opens(rounds: int, certificates: str) -> None:
                     found.append(json.loads(client.line()))
         imported, first, second = (statistics.median(column) for column in zip(*found, strict=True))
         print(
-            f"{kind:14} first {first:.2f} ms (promised {COLD_PROMISE:g}: {_verdict(first, COLD_PROMISE, ' ms')}), a second "
-            f"later {second:.2f} ms; importing what opens sessions takes {imported:.0f} ms before"
+            f"{kind:14} first {first:.2f} ms (promised {COLD_PROMISE:g}: {_verdict(first, COLD_PROMISE, ' ms')}), "
+            f"a second later {second:.2f} ms; importing what opens sessions takes {imported:.0f} ms before"
         )
 
 

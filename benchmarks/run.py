@@ -18,26 +18,23 @@ import loopback
 import memory
 import opening
 import quic_loopback
+import scale
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="less data and fewer runs: a look, not a measurement")
-    parser.add_argument(
-        "only",
-        nargs="*",
-        choices=["loopback", "opening", "hardening", "memory", "links", "quic", []],
-        help="default: all",
-    )
-    chosen = parser.parse_args()
     parts = {
         "loopback": loopback.run,
         "opening": opening.run,
         "hardening": hardening.run,
         "memory": memory.run,
+        "scale": scale.run,
         "links": links.run,
         "quic": quic_loopback.run,
     }
+    parser.add_argument("only", nargs="*", choices=[*parts, []], help="default: all")
+    chosen = parser.parse_args()
     for name, part in parts.items():
         if not chosen.only or name in chosen.only:
             print(f"\n== {name} ==", flush=True)

@@ -125,7 +125,7 @@ def _resident() -> int:
 
 
 async def _clients(kind: str, port: int, ca: str) -> None:
-    """Do what standard input says: `open N`, `send SECONDS COUNT`, `close`; each is answered with a line."""
+    """Do what standard input says: `open N`, `exchange`, `send SECONDS COUNT`, `close`; answer each with a line."""
     entry = {"transport": KINDS[kind], "ip": "ipv4"}
     config: dict[str, Any] = {
         "connection_priority": [entry | {"interface": source} for source in ("127.0.0.1", "127.0.0.2")],
@@ -231,10 +231,8 @@ def _world(kind: str, sessions: int, certificates: str) -> Iterator[_World]:
 
 def _memory(world: _World, sessions: int) -> dict[str, float]:
     """Open sessions and let them rest. Seconds and CPU of opening, KiB for each, share of a core while they rest."""
-    warm = world.clients[0]
-    warm.ask(f"open {WARM_UP}")
-    warm.ask("exchange")
-    warm.ask("close")
+    for task in (f"open {WARM_UP // CLIENTS}", "exchange", "close"):
+        world.all(task)
     time.sleep(1.0)
     before = world.server.ask("rest")
     started = time.perf_counter()
@@ -260,7 +258,6 @@ def _memory(world: _World, sessions: int) -> dict[str, float]:
 
 def _shared(world: _World, seconds: float, per_client: int, clients: int) -> tuple[float, list[int], float]:
     """(Gbit/s in all, bytes of each session, share of a core the server had) while so many sessions send at once."""
-    before = world.server.ask("figures")
     sending = world.clients[:clients]
     for client in sending:
         client.tell(f"send {seconds} {per_client}")
@@ -270,7 +267,6 @@ def _shared(world: _World, seconds: float, per_client: int, clients: int) -> tup
     last, ended = world.server.ask("figures"), time.perf_counter()
     for client in sending:
         client.answer()
-    del before
     grown = [b - a for a, b in zip(first["received"], last["received"], strict=True)]
     took = ended - started
     return sum(grown) * 8 / took / 1e9, grown, (last["cpu"] - first["cpu"]) / took
@@ -311,12 +307,12 @@ def run(*, quick: bool, sessions: int = 0) -> None:
         with _world("sealed TCP", sessions, directory) as world:
             _print_rest("sealed TCP", sessions, _memory(world, sessions))
             total, grown, share = _shared(world, seconds, sessions, CLIENTS)
+            mean = max(1, sum(grown)) / len(grown)
             one, single, _ = _shared(world, seconds, 1, 1)
             print(
                 f"{'':10} all send for {seconds:g} s: {total:.2f} Gbit/s in all, {total / one:.2f} x one session alone "
-                f"({one:.2f}); Jain's index {jain(grown):.3f}, least {min(grown) / max(1, sum(grown)) * len(grown):.2f} "
-                f"and most {max(grown) / max(1, sum(grown)) * len(grown):.2f} x the mean; server {share * 100:.0f} % of "
-                "a core"
+                f"({one:.2f}); Jain's index {jain(grown):.3f}, least {min(grown) / mean:.2f} and most "
+                f"{max(grown) / mean:.2f} x the mean; server {share * 100:.0f} % of a core"
             )
             assert sum(1 for size in single if size) == 1, "one session was to send alone"
             started = time.perf_counter()
