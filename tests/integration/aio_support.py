@@ -119,6 +119,18 @@ class Inbox:
         return session
 
 
+@asynccontextmanager
+async def serving(way: Way, **limits: Any) -> AsyncIterator[tuple[multi.Server, Inbox]]:
+    """A server with these limits, and what its clients bring."""
+    inbox = Inbox()
+    server = await multi.start_server(inbox.on_client, way.server(limits=limits))
+    try:
+        yield server, inbox
+    finally:
+        server.abort()
+        await server.wait_closed()
+
+
 @dataclass
 class Pair:
     """Both ends of one conversation."""

@@ -8,10 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
@@ -25,22 +22,11 @@ from multi.core.settings import Protect
 from multi.transports.quic_aioquic import AioquicEngine
 from multi.transports.quic_channel import ALPN
 from multi.transports.quic_engine import CONNECTION_ID_LENGTH
-from tests.integration.aio_support import Inbox, Relay, Way, pattern, run, until
+from tests.integration.aio_support import Relay, Way, pattern, run, serving, until
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
 
 KIB, MIB = 1024, 1024 * 1024
 ELSEWHERE = "127.9.9.9"  # another /24 than the honest client's
-
-
-@asynccontextmanager
-async def serving(way: Way, **limits: Any) -> AsyncIterator[tuple[multi.Server, Inbox]]:
-    inbox = Inbox()
-    server = await multi.start_server(inbox.on_client, way.server(limits=limits))
-    try:
-        yield server, inbox
-    finally:
-        server.abort()
-        await server.wait_closed()
 
 
 async def gets_in(way: Way, port: int, within: float = 2.0) -> None:

@@ -6,29 +6,15 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import multi
 from multi.aio.server import source_of
-from tests.integration.aio_support import HOST, Inbox, Way, pattern, run, until
+from tests.integration.aio_support import HOST, Way, pattern, run, serving, until
 
 MIB = 1024 * 1024
-
-
-@asynccontextmanager
-async def serving(way: Way, **limits: Any) -> AsyncIterator[tuple[multi.Server, Inbox]]:
-    inbox = Inbox()
-    server = await multi.start_server(inbox.on_client, way.server(limits=limits))
-    try:
-        yield server, inbox
-    finally:
-        server.abort()
-        await server.wait_closed()
 
 
 class Stranger:
