@@ -50,6 +50,7 @@ from multi.transports.quic_engine import (
 logger = logging.getLogger("multi.transports")
 
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
+LARGEST_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
 CONNECTION_ATTRIBUTES = ("_close_event", "_handshake_complete", "_initialize", "_loss", "_streams")
@@ -297,7 +298,8 @@ class AioquicEngine:
 
 
 def _of_one(configuration: QuicConfiguration, datagram_size: int, exporter: Exporter) -> QuicConfiguration:
-    return replace(configuration, max_datagram_size=datagram_size, secrets_log_file=cast(TextIO, exporter))
+    size = min(datagram_size, LARGEST_DATAGRAM)
+    return replace(configuration, max_datagram_size=size, secrets_log_file=cast(TextIO, exporter))
 
 
 def check() -> None:

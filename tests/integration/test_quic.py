@@ -22,8 +22,9 @@ from multi.errors import TransportError
 from multi.transports import quic_aioquic, quic_channel, transport
 from multi.transports.base import Channel, Listener, QuicSettings, TlsSettings, TransportSettings
 from multi.transports.quic_aioquic import check
+from multi.transports.udp_port import largest_datagram_to
 from tests.integration.certificates import Certificates, certificates_in
-from tests.integration.test_transport_contract import Recorder, pattern, until, write_all
+from tests.integration.test_transport_contract import Recorder, ipv6_works, pattern, until, write_all
 
 
 class Engines:
@@ -334,6 +335,31 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
     channel.abort()
     server.listener.close()
     relay.close()
+
+
+async def test_datagrams_may_be_as_large_as_the_path_allows(files: Certificates) -> None:
+    large = QuicSettings(max_datagram_size=65_527)
+    server = QuicServer()
+    port = await server.listen(replace(files.server_settings(), quic=large))
+    channel, sink = await dial(replace(files.client_settings(), quic=large), port)
+    peer, peer_sink = await server.channels.get()
+    data = pattern(1_000_000)
+    write_all(channel, sink, data, 1, 50_000)
+    write_all(peer, peer_sink, data, 1, 50_000)
+    assert await peer_sink.until_received(len(data), 1) == data
+    assert await sink.until_received(len(data), 1) == data
+    channel.abort()
+    server.listener.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system is not asked")
+@pytest.mark.parametrize(("host", "most"), [("127.0.0.1", 65_507), ("::1", 65_488), ("::ffff:127.0.0.1", 65_507)])
+def test_datagrams_are_no_larger_than_the_path(host: str, most: int) -> None:
+    if host == "::1" and not ipv6_works():
+        pytest.skip("no IPv6 loopback here")
+    peer = (host, 7788, 0, 0) if ":" in host else (host, 7788)
+    assert largest_datagram_to(peer, 65_527) == most
+    assert largest_datagram_to(peer, 1350) == 1350
 
 
 async def test_idle_connection_ends_in_words(files: Certificates) -> None:
