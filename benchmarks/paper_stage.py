@@ -77,7 +77,7 @@ class _End:
                 stderr=complaints,
                 text=True,
                 env=os.environ | {"PYTHONPATH": paths},
-                start_new_session=True,  # an interruption at the terminal is for us
+                process_group=0,  # an interruption at the terminal is for us
             )
 
     def order(self, line: str) -> None:
