@@ -85,21 +85,25 @@ class NetworkMonitor:
         self._events: _Events | None = None
         self._poller: _Poller | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._learn_timer: asyncio.TimerHandle | None = None
         self._carrier_timer: asyncio.TimerHandle | None = None
         self._carrier_until = 0.0
         self._first = 0.0
         self._due = 0.0
         self._told: deque[float] = deque(maxlen=PER_SECOND)
 
-    def subscribe(self, callback: Callback) -> Unsubscribe:
+    def subscribe(self, callback: Callback, *, learn_after: float = 0.0) -> Unsubscribe:
         """Call `callback(losses)` on the running event loop whenever the interfaces should be read anew.
 
         `losses` is empty when nothing was lost for certain. Changes from here on are told; the returned function ends
-        that, also from within a callback.
+        that, also from within a callback. What is lost can be told only once it is known what there was; reading that
+        is put off by `learn_after` seconds, unless it is known already, for those who have something urgent to do.
         """
         token = object()
         if not self._subscribers:
-            self._start()
+            self._start(learn_after)
+        elif not learn_after and self._learn_timer is not None:
+            self._learn()
         self._subscribers[token] = callback
 
         def unsubscribe() -> None:
@@ -108,21 +112,42 @@ class NetworkMonitor:
 
         return unsubscribe
 
-    def _start(self) -> None:
+    def _start(self, learn_after: float) -> None:
         loop = asyncio.get_running_loop()
         # A strong reference would keep a closed loop, and the socket with it, alive.
         self._loop = weakref.ref(loop)
         if self._netlink:
             try:
                 self._events = _Events(self._receive_buffer)
+                if not learn_after:
+                    self._events.learn()
             except OSError as error:
+                if self._events is not None:
+                    self._events.close()
+                    self._events = None
                 log.warning("cannot hear of network changes (%s), looking every %g s", error, self._poll_interval)
             else:
                 loop.add_reader(self._events.descriptor, self._readable)
+                if learn_after:
+                    self._learn_timer = loop.call_later(learn_after, self._learn)
                 if self._events.overflowed:
                     self._changed(loop)
                 return
         self._poll(loop)
+
+    def _learn(self) -> None:
+        """Read what there is, late. Whatever was told before that is a change."""
+        timer, self._learn_timer = self._learn_timer, None
+        events, loop = self._events, self._loop()
+        if timer is None or events is None or loop is None:
+            return
+        timer.cancel()
+        heard = Heard()
+        with contextlib.suppress(OSError):  # the reader meets it again, and deals with it
+            events.read(heard)
+            events.learn()
+        if heard.changed or heard.losses or events.overflowed:
+            self._changed(loop)
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         self._poller = _Poller(loop, self, self._read, self._poll_interval)
@@ -135,6 +160,9 @@ class NetworkMonitor:
         if self._carrier_timer is not None:
             self._carrier_timer.cancel()
             self._carrier_timer = None
+        if self._learn_timer is not None:
+            self._learn_timer.cancel()
+            self._learn_timer = None
         if self._events is not None:
             if loop is not None and not loop.is_closed():
                 loop.remove_reader(self._events.descriptor)
@@ -279,7 +307,6 @@ class _Events:
                 self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
                 self._counts_drops = True
             self._membership(NETLINK_ADD_MEMBERSHIP, GROUPS)
-            self.resync(Heard())
         except OSError:
             self._socket.close()
             raise
@@ -290,6 +317,10 @@ class _Events:
 
     def close(self) -> None:
         self._socket.close()
+
+    def learn(self) -> None:
+        """Read for the first time what there is: that is no news."""
+        self.resync(Heard())
 
     def read(self, heard: Heard) -> None:
         """Take in what has come."""

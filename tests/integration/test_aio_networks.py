@@ -98,7 +98,9 @@ class Bell:
     def __init__(self) -> None:
         self.subscribers: list[Callable[[tuple[Loss, ...]], None]] = []
 
-    def subscribe(self, callback: Callable[[tuple[Loss, ...]], None]) -> Callable[[], None]:
+    def subscribe(
+        self, callback: Callable[[tuple[Loss, ...]], None], *, learn_after: float = 0.0
+    ) -> Callable[[], None]:
         self.subscribers.append(callback)
         return lambda: self.subscribers.remove(callback)
 

@@ -29,6 +29,7 @@ SETTLED = 0.6  # seconds after which a burst has been told
 KERNEL_PAUSE = 1.1  # seconds; the kernel itself tells of carriers once a second at most
 LATENCY = 0.050  # seconds, generous: the test machine may be busy
 CALLS_PER_SECOND = 5
+LATER = 0.050  # seconds after which what there is is read, if that is put off
 OTHER_TABLE = 4242
 RESYNC = "messages about the network were lost: reading everything anew"
 
@@ -38,10 +39,10 @@ NewLoop = Callable[[], asyncio.AbstractEventLoop]
 class Listener:
     """A subscriber that remembers when it heard what."""
 
-    def __init__(self, heard: NetworkMonitor) -> None:
+    def __init__(self, heard: NetworkMonitor, learn_after: float = 0.0) -> None:
         self.calls: list[tuple[float, tuple[Loss, ...]]] = []
         self._event = asyncio.Event()
-        self.unsubscribe = heard.subscribe(self._hear)
+        self.unsubscribe = heard.subscribe(self._hear, learn_after=learn_after)
 
     def _hear(self, losses: tuple[Loss, ...]) -> None:
         self.calls.append((time.monotonic(), losses))
@@ -72,12 +73,12 @@ class Listener:
 class Client:
     """The client host of a testbed with somebody who listens there."""
 
-    def __init__(self, testbed: Testbed, **options: Any) -> None:
+    def __init__(self, testbed: Testbed, learn_after: float = 0.0, **options: Any) -> None:
         self.testbed = testbed
         self.one, self.two = testbed.links["one"], testbed.links["two"]
         with testbed.client.entered():
             self.kernel = RouteNetlink()
-            self.heard = Listener(NetworkMonitor(**options))
+            self.heard = Listener(NetworkMonitor(**options), learn_after)
 
     def interface(self, name: str) -> Interface:
         with self.testbed.client.entered():
@@ -452,3 +453,45 @@ def test_a_network_is_known_by_its_router(testbed: Testbed, new_loop: NewLoop) -
         await asyncio.sleep(2.5)  # IPv6 addresses are tentative at first
 
     on_client(testbed, new_loop, story)
+
+
+def test_what_there_is_may_be_read_later(testbed: Testbed, new_loop: NewLoop) -> None:
+    async def story(client: Client) -> None:
+        await act(lambda: client.one.carrier(False))
+        await client.heard.lost("eth0", "", "carrier lost")
+
+    on_client(testbed, new_loop, story, learn_after=LATER)
+
+
+def test_a_loss_before_what_there_is_was_read_is_told_as_a_change(testbed: Testbed, new_loop: NewLoop) -> None:
+    async def tell() -> None:
+        client = Client(testbed, learn_after=60.0)
+        try:
+            await act(lambda: client.one.remove_address(4))
+            await client.heard.until(lambda: bool(client.heard.calls))
+            assert client.heard.losses == []
+        finally:
+            client.close()
+            restore(client.one)
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(tell())
+
+
+def test_whoever_wants_to_know_at_once_does_not_wait_for_others(testbed: Testbed, new_loop: NewLoop) -> None:
+    async def tell() -> None:
+        shared = NetworkMonitor()
+        with testbed.client.entered():
+            patient = Listener(shared, learn_after=60.0)
+            urgent = Listener(shared)
+        try:
+            await act(lambda: testbed.links["one"].carrier(False))
+            await urgent.lost("eth0", "", "carrier lost")
+            await patient.lost("eth0", "", "carrier lost")
+        finally:
+            patient.unsubscribe()
+            urgent.unsubscribe()
+            restore(testbed.links["one"])
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(tell())
