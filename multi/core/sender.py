@@ -8,6 +8,7 @@ that lost it while another is usable".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 
 from multi.core.connection import Connection
@@ -283,12 +284,15 @@ class Sender:
         by_id = {c.id: c for c in usable}
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, REINJECT_MAX_AGE), REINJECT_MIN_AGE)
+        queues: dict[ConnectionId, _Queue] = {}
         for stream in self._by_priority(list(self.streams.values())):
             scanned = 0
             for item in stream.outstanding():
                 scanned += 1
                 if scanned > REINJECT_SCAN or not self._has_credit(usable):
                     break
+                for carrier in item.carriers:
+                    queues.setdefault(carrier, _Queue(now - item.sent_at)).size += item.end - item.start
                 if item.lost or len(item.carriers) >= MAX_COPIES or now - item.sent_at < min_age:
                     continue
                 size = item.end - item.start
@@ -298,7 +302,10 @@ class Sender:
                 if not candidates:
                     continue
                 best = min(candidates, key=_arrival)
-                remaining = min((_remaining(by_id[c]) if c in by_id else inf for c in item.carriers), default=inf)
+                remaining = min(
+                    (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
+                    default=inf,
+                )
                 if _arrival(best) + size / (best.rate or 1e6) < 0.8 * remaining:
                     self._copied_freely += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
@@ -315,6 +322,23 @@ def _arrival(connection: Connection) -> float:
     return queued / rate + connection.min_rtt / 2
 
 
-def _remaining(connection: Connection) -> float:
-    """Estimated time until what it carries has arrived; stretched once it is late (design 6)."""
-    return (connection.not_sent + connection.unacked) / (connection.rate or 1e6) + connection.min_rtt / 2
+@dataclass(slots=True)
+class _Queue:
+    """What a connection carries, from the oldest range on."""
+
+    age: float
+    """Seconds since the oldest range was given to it."""
+    size: int = 0
+
+
+def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
+    """Estimated time until the last range of `queue`, given to the connection `age` ago, has arrived.
+
+    A healthy connection delivers at its rate, the oldest first, half a round trip after it was given something to do.
+    Acknowledgements come back over the fastest connection, so what is not acknowledged is about to arrive. On one that
+    is late everything it carries counts, as if nothing of it had arrived (design 6).
+    """
+    rate = connection.rate or 1e6
+    if age > 1.25 * connection.rtt + (queue.size + connection.not_sent) / rate:
+        return (connection.not_sent + connection.unacked) / rate + connection.min_rtt / 2
+    return max(0.0, connection.min_rtt / 2 - queue.age) + queue.size / rate

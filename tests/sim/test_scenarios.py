@@ -53,6 +53,18 @@ def test_windows_do_not_hold_up_the_start_of_a_transfer_over_two_fast_paths() ->
     assert transfer(generous, generous.peer, 16_000_000) < 0.46
 
 
+def test_what_is_about_to_arrive_is_not_copied_and_what_a_slow_path_holds_up_is() -> None:
+    generous = replace(CLEAR, initial_window=1 << 20)
+    pair = opened(route(1.25e6, 0.022), route(1.25e6, 0.022), client=generous)
+    transfer(pair, pair.peer, 1_000_000)
+    assert pair.peer.session.sender.copied < 100_000
+    pair = opened(FAST, SLOW, route(2e6, 0.030), client=generous)
+    transfer(pair, pair.peer, 100_000)
+    assert pair.peer.session.sender.copied == 0
+    pair = opened(route(5e6, 0.005), route(0.5e6, 0.100), client=generous)
+    assert transfer(pair, pair.peer, 1_000_000) < 0.21  # 0.23 when the slow path delivers all that it was given
+
+
 def test_both_paths_are_used_in_both_directions_at_once() -> None:
     pair = opened(FAST, SLOW)
     pair.client.write(data(pair, 6_000_000))
