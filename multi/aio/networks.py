@@ -113,22 +113,19 @@ class Networks:
                 loss.interface, False, address=loss.address, reason=loss.reason, now=driver.now()
             )
         if losses:
-            driver.engine.handle_timer(now=driver.now())
-            driver.pump()
+            driver.pump_due()
         self.look()
 
     def _slept(self, seconds: float) -> None:
         driver = self._driver
         driver.engine.slept(seconds, now=driver.now())
-        driver.engine.handle_timer(now=driver.now())
-        driver.pump()
+        driver.pump_due()
         self.look()
 
     def _signal(self, interface: str, signal: Signal, dbm: float) -> None:
         driver = self._driver
         driver.engine.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
-        driver.engine.handle_timer(now=driver.now())
-        driver.pump()
+        driver.pump_due()
 
     def _event(self, event: Event) -> None:
         if isinstance(event, AddressesAnnounced):
@@ -186,8 +183,7 @@ class Networks:
         engine.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
         for name in sorted(self._usable - before):
             engine.network_changed(name, True, now=now)
-        engine.handle_timer(now=now)
-        driver.pump()
+        driver.pump_due()
 
     def _take(self, found: Found) -> None:
         self._usable = frozenset(c.interface for c in found.candidates if c.interface)

@@ -180,8 +180,7 @@ class Session:
             self._check_open()
             subscription = driver.subscribe()
             slots = driver.engine.add_candidates(candidates, now=driver.now())
-            driver.engine.handle_timer(now=driver.now())
-            driver.pump()
+            driver.pump_due()
             while not all(s.connection is not None or s.attempted for s in slots):
                 event = await subscription.next()
                 if event is None:
@@ -234,8 +233,7 @@ class Session:
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
         """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
         self._driver.engine.network_changed(interface, usable, now=self._driver.now())
-        self._driver.engine.handle_timer(now=self._driver.now())
-        self._driver.pump()
+        self._driver.pump_due()
 
     def announce(self, *addresses: str, port: int = 0) -> None:
         """Server: tell the client further IP addresses of this server (at most 8); replaces what was told before.
