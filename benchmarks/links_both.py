@@ -1,8 +1,8 @@
 """Both links together: sessions over WiFi and 5G against each path alone, kernel MPTCP, asyncio streams and iperf3.
 
-Every round measures every party once, in turn. Efficiency is formula 1 of Morawski and Ignaciuk's multipath QUIC
-study: 1 = all that the paths carry one by one, 0 = no better than the best of them, and less when worse; what a path
-carries is what `multi` alone reached on it in the same round.
+Every round measures every party once, in turn. Efficiency is formula 1 of Morawski and Karbowańczyk, "Multipath QUIC:
+Directions of the Improvements": 1 = all that the paths carry one by one, 0 = no better than the best of them, and less
+when worse; what a path carries is what `multi` alone reached on it in the same round.
 """
 
 from __future__ import annotations
