@@ -20,6 +20,7 @@ from multi.config.sections import Limits
 from multi.core.connection import Connection
 from multi.core.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.core.ids import ConnectionId, ConnectionState
+from multi.core.receive_stream import Window
 from multi.transports.base import ListenGuard
 from multi.transports.pending import Crowd, Strangers, source_of
 
@@ -29,6 +30,7 @@ LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 MEMORY_PATIENCE = 10  # times as long as adding up took: it never costs more than a tenth of the time
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
+FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 KNOWN_SOURCES = 8  # per session, from which its client has proved itself: strangers cannot use up their JOINs
 MIN_PROGRESS = 1024  # bytes per second within a segment
 SWEEPS = 4  # looks at every connection per `limits.segment_timeout`
@@ -181,7 +183,7 @@ class Guard:
         self._guests[driver] = _Guest(source)
         receiver = driver.engine.session.receiver
         self._windows += receiver.window.size
-        receiver.ask_to_grow(partial(self._may_grow, source))
+        receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
         driver.on_event = partial(self._event, driver)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
@@ -307,9 +309,13 @@ class Guard:
             self._kept_until = now + max(MEMORY_INTERVAL, MEMORY_PATIENCE * took)
         return self._kept
 
-    def _may_grow(self, source: str, size: int) -> bool:
+    def _may_grow(self, window: Window, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
-        if self._windows + size + self._kept_to_send() > GROWTH_SHARE * self._limits.max_memory:
+        most = GROWTH_SHARE * self._limits.max_memory
+        taken = self._windows + size + self._kept_to_send()
+        # Who came first could take all, and what is advertised cannot be taken back.
+        unequal = taken > most * FREE_SHARE and window.size + size > most / len(self._guests)
+        if taken > most or unequal:
             self.log.hit("max_memory", source)
             return False
         self._windows += size

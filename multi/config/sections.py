@@ -313,5 +313,5 @@ class Limits(Section):
     as much as the peer buffers."""
     max_memory: Annotated[int, Field(ge=MIB, le=1 << 40)] = 1024 * MIB
     """Most bytes kept for all sessions of a server, what their windows allow clients to send included; windows stop
-    growing at three quarters of it, new sessions are refused when all is taken. Default 1 GiB: 48 sessions at
-    full window, or 10000 at 100 KiB."""
+    growing at three quarters of it, beyond an equal share already at half of that, new sessions are refused when all
+    is taken. Default 1 GiB: 48 sessions at full window, or 10000 at 100 KiB."""

@@ -406,6 +406,33 @@ def test_windows_stop_growing_when_the_memory_of_the_server_is_taken(development
     run(scenario())
 
 
+def test_who_comes_first_leaves_windows_for_the_others(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_memory=4 * MIB) as (server, inbox):
+            data = pattern(8 * MIB)
+            sessions, ends = [], []
+            for _ in range(6):
+                sessions.append(await multi.connect(way.client(server.port)))
+                ends.append(await inbox.next())
+            granted = []
+            for session, (reader, writer) in zip(sessions, ends, strict=True):
+                session.writer.write(data)
+                assert await reader.readexactly(len(data)) == data
+                session.writer.write(data)  # nobody reads it: what comes is what the window lets in
+                end, before = writer.get_extra_info("session"), -1
+                while before != end.memory:
+                    before = end.memory
+                    await asyncio.sleep(0.1)
+                granted.append(end.memory)
+            assert min(granted) > 2 * 60 * KIB, "the last one's window could not grow"
+            assert sum(granted) <= 4 * MIB
+            for session in sessions:
+                session.abort()
+
+    run(scenario())
+
+
 # --- file descriptors  ---
 
 FEW_DESCRIPTORS = """
