@@ -273,7 +273,8 @@ async def connect(sock: socket.socket, candidate: Candidate) -> None:
     try:
         code = sock.connect_ex(address)
         if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR):
-            await _writable(sock)
+            if not _is_connected(sock):  # a connection within this machine is there by now
+                await _writable(sock)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code == 0 and sock.getsockname() == sock.getpeername():
             # The port we dialled was free and the kernel picked it as our own: TCP then connects to itself.
@@ -285,6 +286,14 @@ async def connect(sock: socket.socket, candidate: Candidate) -> None:
         if code in (errno.ENETUNREACH, errno.EHOSTUNREACH) and candidate.interface:
             reason += f" through {candidate.interface}"
         raise TransportError(code, reason)
+
+
+def _is_connected(sock: socket.socket) -> bool:
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 async def _writable(sock: socket.socket) -> None:
