@@ -172,7 +172,7 @@ class Engine:
             raise LocalProtocolError("the last usable connection cannot be removed")
         self.session.drain(connection, now=now)
         if self.paths is not None:
-            self.paths.remove(connection)
+            self.paths.remove(connection, now)
 
     def cancel_handover(self) -> None:
         """Client: forget a handover under way."""

@@ -313,23 +313,23 @@ class PathManager:
         """Want `slots` no more; what they have led to is given up."""
         for slot in slots:
             if slot in self.slots:
-                for attempt in list(slot.attempts):
-                    self._cancel(slot, attempt, now)
+                self._drop(slot, now)
                 if slot.connection is not None:
                     self._session.drain(slot.connection)
-                self.slots.remove(slot)
-                self._unwanted.add(slot.key)
         self._check_handover()
 
-    def remove(self, connection: ConnectionId) -> None:
+    def remove(self, connection: ConnectionId, now: float) -> None:
         """Do not want this connection any more (the session drains it)."""
         for slot in list(self.slots):
             if slot.connection == connection or connection in slot.attempts:
-                for attempt in slot.attempts:
-                    self._effects.append(CancelDial(attempt))
-                self.slots.remove(slot)
-                self._unwanted.add(slot.key)
+                self._drop(slot, now)
         self._check_handover()
+
+    def _drop(self, slot: Slot, now: float) -> None:
+        for attempt in list(slot.attempts):
+            self._cancel(slot, attempt, now)
+        self.slots.remove(slot)
+        self._unwanted.add(slot.key)
 
     def set_role(self, connection: ConnectionId, role: Role, now: float) -> None:
         """The application's choice; it outlives the connection."""
