@@ -1,0 +1,41 @@
+"""The client's TLS context is made again when a file it was made of has changed, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multi.cli.cert import write_development_certificates
+from multi.errors import TransportError
+from multi.transports.base import TlsSettings
+from multi.transports.tls import CONTEXTS_KEPT, client_context
+
+
+def test_a_context_is_used_again_until_its_certificate_is_replaced(tmp_path: Path) -> None:
+    write_development_certificates(tmp_path, [])
+    ca = tmp_path / "ca.pem"
+    first = client_context(TlsSettings(ca=ca))
+    assert client_context(TlsSettings(ca=ca)) is first
+    other = tmp_path / "other"
+    other.mkdir()
+    write_development_certificates(other, [])
+    (other / "ca.pem").replace(ca)
+    second = client_context(TlsSettings(ca=ca))
+    assert second is not first
+    assert second.get_ca_certs(binary_form=True) != first.get_ca_certs(binary_form=True)
+    ca.unlink()
+    with pytest.raises(TransportError, match=r"ca\.pem"):
+        client_context(TlsSettings(ca=ca))
+
+
+def test_other_settings_have_another_context(tmp_path: Path) -> None:
+    write_development_certificates(tmp_path, [])
+    ca = tmp_path / "ca.pem"
+    verifying = client_context(TlsSettings(ca=ca))
+    trusting = client_context(TlsSettings(ca=ca, verify=False))
+    assert verifying.check_hostname
+    assert not trusting.check_hostname
+    for number in range(CONTEXTS_KEPT):
+        client_context(TlsSettings(ca=ca, server_name=f"host-{number}.example"))
+    assert client_context(TlsSettings(ca=ca)) is not verifying  # only so many are kept
