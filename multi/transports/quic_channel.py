@@ -149,6 +149,12 @@ class QuicChannel:
             self.credit()  # remembers that it is used up, so that `writable` follows
 
     def credit(self) -> int:
+        credit = self._credit()
+        self._starved = self._starved or (not credit and self._state is _State.OPEN)
+        return credit
+
+    def _credit(self) -> int:
+        """`credit` when nobody asks: the sender is told of credit only if it was told that there is none."""
         if self._state is not _State.OPEN or self._failing:
             return 0
         engine = self._engine
@@ -163,10 +169,7 @@ class QuicChannel:
                 self._held_back = True
                 room = min(room, max(0, enough - engine.bytes_in_flight))
         credit = room + SLACK - engine.unsent() - self._waiting_bytes
-        if credit < CREDIT_MIN:
-            self._starved = True
-            return 0
-        return credit
+        return credit if credit >= CREDIT_MIN else 0
 
     def sample(self) -> TransportSample:
         if self._state is _State.CLOSED:
@@ -378,7 +381,7 @@ class QuicChannel:
                 self.credit()
 
     def _wake_sender(self) -> None:
-        if self._sink is not None and self.credit() > 0 and self._starved:
+        if self._starved and self._sink is not None and self._credit() > 0:
             self._starved = False
             self._call(self._sink.writable)
 
