@@ -7,6 +7,7 @@ from pathlib import Path
 
 from multi.aio.keys import key_of, key_warnings
 from multi.config import Config
+from multi.core.handshake import KeyPair
 from multi.core.payloads import Policy
 from multi.core.scheduler import Scheduler
 from multi.core.sealing import Cipher
@@ -17,7 +18,9 @@ NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
 CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
 _TRANSPORTS = ("tcp", "mptcp", "quic")
 
-scheduler_names()  # imports them: with the first session it would take longer than all else that opens it
+# Loaded with the first session, schedulers and the cipher library would take longer than all else that opens it.
+scheduler_names()
+KeyPair(bytes(32))
 
 
 def policy_of(config: Config) -> Policy:
