@@ -171,18 +171,21 @@ if sys.platform == "linux":
         not asked. Nor is it for a device made by software, of which a machine with containers has hundreds.
         """
         facts = DeviceFacts(link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac)
-        if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind or device_index(link.name) != link.index:
+        if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind:
             return facts
         key = (link.index, link.name, link.mac)
         known = _devices.get(key)
-        if known is None:
-            told = device_facts(link.name)
-            if told.mac != link.mac:
-                return facts
-            while len(_devices) >= DEVICES_KNOWN:
-                _devices.pop(next(iter(_devices)), None)
-            known = _devices[key] = told
-        return known
+        if known is not None:
+            return known
+        if device_index(link.name) != link.index:
+            return facts
+        told = device_facts(link.name)
+        if told.mac != link.mac:
+            return facts
+        while len(_devices) >= DEVICES_KNOWN:
+            _devices.pop(next(iter(_devices)), None)
+        _devices[key] = told
+        return told
 
 
 def _from_netifaces(named: Mapping[str, Kind]) -> tuple[Interface, ...]:
