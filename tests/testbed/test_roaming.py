@@ -83,4 +83,6 @@ async def test_a_quiet_session_suspects_nothing(capsys: pytest.CaptureFixture[st
 async def test_a_session_lives_through_the_silent_death_of_wifi(
     variant: Variant, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if variant.engine == "qh3":
+        pytest.importorskip("qh3")
     check(await measure(row("silent-death"), variant, GAP_ONLY, 1), capsys, names=("gap",))
