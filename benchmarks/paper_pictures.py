@@ -22,7 +22,7 @@ __all__ = ["draw"]
 BASE, OURS, SEALED, RR, ADAPTIVE = "#8c8c8c", "#2f6db5", "#7fb0df", "#d98032", "#2f6db5"
 LINK_COLOURS = {"ethernet": "#5a9e6f", "wifi": "#d98032", "5g": "#2f6db5"}
 PAPER: dict[str, Any] = {"color": "black", "marker": "_", "markersize": 15, "markeredgewidth": 2.2, "linestyle": ""}
-STEP = 0.25  # seconds of a curve
+STEP = 0.5  # seconds of a curve
 QUANTITIES = (
     ("small", "open, ms", "time to open, ms"),
     ("small", "small, ms", "25 kB, ms"),
@@ -104,6 +104,9 @@ def _bars(axes: Any, results: Results, groups: Sequence[tuple[str, Sequence[_Bar
             if number is not None:
                 axes.plot([x], [number], **PAPER, label=None if "paper" in labelled else "paper's text")
                 labelled.add("paper")
+    if not labelled - {"paper"}:
+        axes.set_xlim(-0.5, len(groups) - 0.5)
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="grey")
     axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
@@ -207,6 +210,7 @@ def _curves(results: Results, measure: str, lengths: Lengths) -> Any:
             axes.grid(alpha=0.3)
             for side in ("top", "right"):
                 axes.spines[side].set_visible(False)
+        row[0].set_ylim(bottom=0)  # of both, once both are there
     for axes in grid[-1]:
         axes.set_xlabel("seconds", fontsize=8)
     words = f"WiFi joins after {lengths.join:g} s" if measure == "join" else f"a switch every {lengths.switch:g} s"
@@ -233,4 +237,3 @@ def _curve(axes: Any, outcome: Outcome) -> None:
     for at in (outcome.facts.get("joined"), *outcome.facts.get("turns", ())):
         if at is not None:
             axes.axvline(at, color="black", linestyle=":", linewidth=1)
-    axes.set_ylim(bottom=0)
