@@ -29,7 +29,7 @@ from multi.core.payloads import Policy
 from multi.core.session import Session
 from multi.engine import Engine
 from multi.errors import SessionLost
-from multi.sim.oracles import Oracles
+from multi.sim.oracles import Oracles, Unwatched
 from multi.sim.wire import Wire
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class End:
         self.own_streams: list[StreamId] = []
         self.events: list[Event] = []
         self.wires: dict[ConnectionId, Wire] = {}
-        self.oracles = Oracles(self)
+        self.oracles = Oracles(self) if pair.watched else Unwatched(self)
         self._timer: float | None = None
         self._pumping = False
         self._again = False
@@ -164,6 +164,7 @@ class End:
 
     def attached(self, wire: Wire) -> None:
         self.wires[wire.id] = wire
+        wire.outgoing(self).on_writable = self.pump
 
     def take(self, wire: Wire, data: bytes, lane: int) -> None:
         """Bytes have come on a wire."""

@@ -54,6 +54,8 @@ class Direction:
         self._sent = self._delivered = self._acked = 0
         self.stalled = False
         self.cut = False
+        self.on_writable: Callable[[], None] | None = None
+        """Not called here: `writable_at` knows."""
 
     @property
     def backlog(self) -> int:

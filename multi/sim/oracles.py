@@ -161,6 +161,19 @@ class Oracles:
                 self._fail(f"stream {stream.id}: {stream.acked} acknowledged, {theirs.next_offset} arrived")
 
 
+class Unwatched(Oracles):
+    """Looks at what is read, and at nothing else."""
+
+    def effect(self, effect: Effect) -> None:
+        pass
+
+    def sending(self, wire: Wire, data: bytes, lane: int) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
 class _Ranges:
     """Disjoint half-open ranges, merged where they touch."""
 

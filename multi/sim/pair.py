@@ -19,8 +19,9 @@ from multi.paths.manager import Mode
 from multi.paths.racing import Connect
 from multi.schedulers import create_scheduler
 from multi.sim.end import End
-from multi.sim.link import Direction
+from multi.sim.link import Direction, LinkSpec
 from multi.sim.network import Clock
+from multi.sim.transport import PathDirection
 from multi.sim.wire import Route, Wire
 
 CLEAR = SessionSettings(protect=Protect.NEVER)  # segments can be looked into
@@ -47,8 +48,11 @@ class Pair:
         groups: Sequence[str] = (),
         max_rates: Sequence[float] = (),
         open_timeout: float = 10.0,
+        watched: bool = True,
     ) -> None:
         self.clock = Clock(seed)
+        self.watched = watched
+        """The oracles look on; without them long transfers are several times as fast."""
         self.routes = list(routes)
         self.down: set[int] = set()
         """Routes on which dials are never answered now."""
@@ -156,16 +160,15 @@ class Pair:
             return
         wire = Wire(connection, candidate, route, end)
 
-        def direction(up: bool) -> Direction:
-            return Direction(
-                route.up if up else route.down,
-                lambda: self.clock.now,
-                self.clock.at,
-                (lambda data, lane: self._to_server(wire, data, lane))
-                if up
-                else (lambda data, lane: self._to_client(wire, data, lane)),
-                self.clock.random,
-            )
+        def direction(up: bool) -> Direction | PathDirection:
+            def deliver(data: bytes, lane: int) -> None:
+                (self._to_server if up else self._to_client)(wire, data, lane)
+
+            spec = route.up if up else route.down
+            clock = self.clock
+            if isinstance(spec, LinkSpec):
+                return Direction(spec, lambda: clock.now, clock.at, deliver, clock.random)
+            return PathDirection(spec, lambda: clock.now, clock.at, deliver, clock.random)
 
         wire.up, wire.down = direction(True), direction(False)
         self.wires.append(wire)

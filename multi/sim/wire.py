@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from multi.core.facts import Candidate
 from multi.core.ids import ConnectionId
 from multi.sim.link import Direction, LinkSpec
+from multi.sim.transport import PathDirection, PathSpec
 
 if TYPE_CHECKING:
     from multi.sim.end import End
@@ -19,8 +20,8 @@ STALL_CHECK = 0.1  # seconds between looks whether a stalled link lets a reset t
 class Route:
     """What a candidate leads to: the link up and down, how long connecting takes, or why it fails."""
 
-    up: LinkSpec = field(default_factory=LinkSpec)
-    down: LinkSpec = field(default_factory=LinkSpec)
+    up: LinkSpec | PathSpec = field(default_factory=LinkSpec)
+    down: LinkSpec | PathSpec = field(default_factory=LinkSpec)
     secure: bool = False
     peer_verified: bool = False
     lanes: int = 1
@@ -68,8 +69,8 @@ class Wire:
     route: Route
     client: End
     server: End | None = None
-    up: Direction = field(init=False)
-    down: Direction = field(init=False)
+    up: Direction | PathDirection = field(init=False)
+    down: Direction | PathDirection = field(init=False)
     waiting: bytearray = field(default_factory=bytearray)
     early: list[tuple[bytes, int]] = field(default_factory=list)
     """Bytes of other lanes that overtook the first segment."""
@@ -77,7 +78,7 @@ class Wire:
     released: set[int] = field(default_factory=set)
     """Ends (by `id()`) that have closed their side, or were told that it broke."""
 
-    def outgoing(self, end: End) -> Direction:
+    def outgoing(self, end: End) -> Direction | PathDirection:
         return self.up if end is self.client else self.down
 
     def release(self, end: End, abort: bool) -> None:
