@@ -36,6 +36,7 @@ class Connection:
     __slots__ = (
         "_channel_credit",
         "_decoders",
+        "_not_sent_at",
         "_openers",
         "_rate_bytes",
         "_rate_since",
@@ -168,6 +169,7 @@ class Connection:
         """Something was written since the transport was last asked."""
         self.sampled_acked = 0
         self.unacked = self.not_sent = self.congestion_window = 0
+        self._not_sent_at = now
         self.rtt = facts.rtt
         self.rtt_variation = facts.rtt / 2
         self.min_rtt = facts.rtt
@@ -310,7 +312,7 @@ class Connection:
         if sample.rate and not (sample.rate_is_lower_bound and sample.rate < self.rate):
             self.rate = self._capped(sample.rate)
         self.congestion_window = sample.congestion_window
-        self.not_sent = sample.not_sent
+        self.not_sent, self._not_sent_at = sample.not_sent, now
         progressed = sample.bytes_acked > self.sampled_acked
         self.sampled_acked = sample.bytes_acked
         if progressed or not sample.unacked or not self.unacked:
@@ -352,6 +354,13 @@ class Connection:
             self._rate_bytes, self._rate_since = 0, now
         self.early_data_moved = False
         self.in_flight += size
+        self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
+
+    def estimate_not_sent(self, now: float) -> None:
+        """Since the last sample the transport has sent some of what it had."""
+        if self.not_sent:
+            self.not_sent = max(0, self.not_sent - int(self.rate * (now - self._not_sent_at)))
+        self._not_sent_at = now
 
     def heard(self, now: float) -> None:
         self.heard_at = self.progress_at = self.session_progress_at = now

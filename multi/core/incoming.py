@@ -187,7 +187,7 @@ class Incoming:
     def _ack(self, segment: Segment, now: float) -> None:
         ack = decode_ack(segment.payload)
         if ack.session_window > self._host.sender.window:
-            self._host.sender.window = ack.session_window
+            self._host.sender.widen(ack.session_window, now)
         for type_, stream in self._host.outbox.acknowledge(
             ack.control_cumulative, ack.control_ranges, self._host.connections
         ):

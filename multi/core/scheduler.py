@@ -84,6 +84,8 @@ class SendRequest(NamedTuple):
     reinjection: bool
     """True when these bytes were sent before; connections that already carry them have been removed."""
     now: float
+    window_grows: bool = False
+    """The window has grown lately, or was not in use before: it can be expected to be larger soon."""
 
 
 class Scheduler(Protocol):

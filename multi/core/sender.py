@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from multi.core.connection import Connection
+from multi.core.connection import UNKNOWN_RTT, Connection
 from multi.core.ids import ConnectionId, StreamId
 from multi.core.payloads import StreamAck
 from multi.core.scheduler import Scheduler, SendRequest
@@ -25,8 +25,11 @@ REINJECT_MIN_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
 REINJECT_MAX_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 REINJECT_ALLOWANCE = 256 * 1024
+LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 MAX_COPIES = 3  # connections that may carry the same range
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
+GROWING = 1.0  # seconds after a window has grown, or writing has begun, in which it can be expected to grow further
+GROWTH = 1.5  # times the largest size so far
 
 
 class Sender:
@@ -48,7 +51,9 @@ class Sender:
         """A writer waits until there is room: more bytes are to come than can be seen."""
         self._run = 0
         """Bytes sent for the first time since writing last paused."""
-        self._run_at = 0.0
+        self._run_at = self._run_began = 0.0
+        self._window_size = session_window
+        self._window_grown_at = 0.0
         self._turn: dict[int, StreamId] = {}
         self.hold_until: float | None = None
         """When a waiting scheduler is asked again."""
@@ -90,6 +95,13 @@ class Sender:
         return bool(waiting) and (self.window_left <= 0 or all(s.sendable <= 0 for s in waiting))
 
     # --- acknowledgements  ---
+
+    def widen(self, window: int, now: float) -> None:
+        """The peer allows `window` bytes in all: as much as before from what it has read on, or more."""
+        self.window = window
+        size = window - self.used + sum(s.next_offset - s.acked for s in self.streams.values())
+        if size > GROWTH * self._window_size:
+            self._window_size, self._window_grown_at = size, now
 
     def acknowledge(self, ack: StreamAck, connections: dict[ConnectionId, Connection], now: float) -> bool:
         """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
@@ -157,6 +169,9 @@ class Sender:
         self.hold_until = None
         if not usable or not self._has_credit(usable):
             return
+        if len(usable) > 1:
+            for connection in usable:
+                connection.estimate_not_sent(now)
         rescued_all = self._rescue(usable, now)
         if not rescued_all:
             return
@@ -174,7 +189,8 @@ class Sender:
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
         """Ask the scheduler; empty = it waits."""
-        request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, self.window_left), again, now)
+        window, growing = self.window_left, now < max(self._window_grown_at, self._run_began) + GROWING
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, window), again, now, growing)
         chosen = self.scheduler.select(request, usable)
         if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
             return usable
@@ -215,7 +231,7 @@ class Sender:
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
         if now > self._run_at + RUN_GAP:
-            self._run = 0
+            self._run, self._run_began = 0, now
         self._backlog = self.unsent
         if self.held_back:
             # What a writer still has, nobody knows; the best guess is as much as it has written so far.
@@ -298,7 +314,8 @@ class Sender:
                 size = item.end - item.start
                 if self._copied_freely + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
                     return
-                candidates = [c for c in usable if c.credit > 0 and c.id not in item.carriers]
+                # Where the peer has not proved itself nothing is clearly earlier, and one such would excuse another.
+                candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
                 if not candidates:
                     continue
                 best = min(candidates, key=_arrival)
@@ -332,13 +349,13 @@ class _Queue:
 
 
 def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
-    """Estimated time until the last range of `queue`, given to the connection `age` ago, has arrived.
+    """Estimated time until the last range of `queue`, given to the connection `age` ago, has been acknowledged.
 
-    A healthy connection delivers at its rate, the oldest first, half a round trip after it was given something to do.
-    Acknowledgements come back over the fastest connection, so what is not acknowledged is about to arrive. On one that
-    is late everything it carries counts, as if nothing of it had arrived (design 6).
+    A connection delivers in order, so what counts is what it carries before the range and not all it holds. What should
+    have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late.
     """
-    rate = connection.rate or 1e6
-    if age > 1.25 * connection.rtt + (queue.size + connection.not_sent) / rate:
-        return (connection.not_sent + connection.unacked) / rate + connection.min_rtt / 2
-    return max(0.0, connection.min_rtt / 2 - queue.age) + queue.size / rate
+    rtt = connection.rtt or UNKNOWN_RTT
+    rate = connection.rate or connection.congestion_window / rtt or 1e6
+    usual = max(queue.size / rate, rtt)
+    late = age - usual - 4 * connection.rtt_variation - LATE
+    return max(0.0, usual - age) if late < 0 else rtt + late

@@ -17,6 +17,7 @@ from multi.schedulers._estimates import arrival, rate_of, tells
 from multi.schedulers._patience import Patience
 from multi.schedulers.registry import register_scheduler
 
+WINDOWS_AHEAD = 4  # windows that count while they grow: one doubles within a round trip
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
 
@@ -25,10 +26,11 @@ PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be n
 class Adaptive:
     """Gives a segment to S, the earliest arrival among the connections with credit.
 
-    Not if a blocked connection F would have delivered everything waiting, as far as the window allows,
-    before S delivers this one segment: then nobody gets it. Reinjected bytes are a gap at the head of the
-    stream, so for them F needs to be earlier with this segment only. F is awaited while it moves
-    (`Patience`), and never if nothing is known of its speed.
+    Not if a blocked connection F would have delivered everything waiting, as far as the window may soon
+    allow, before S delivers this one segment: then nobody gets it. A window taken for smaller than it will
+    be would keep S waiting, and a round trip of its slow start is worth more than a segment sent again.
+    Reinjected bytes are a gap at the head of the stream, so for them F needs to be earlier with this
+    segment only. F is awaited while it moves (`Patience`), and never if nothing is known of its speed.
     """
 
     __slots__ = ("_patience", "_probe_at")
@@ -69,7 +71,8 @@ class Adaptive:
             return False
         ahead = request.size
         if not request.reinjection:
-            ahead = max(ahead, min(request.backlog, request.window))
+            window = WINDOWS_AHEAD * request.window if request.window_grows else request.window
+            ahead = max(ahead, min(request.backlog, window))
         for connection in connections:
             if connection.credit > 0 or not tells(connection):
                 continue

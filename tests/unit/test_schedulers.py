@@ -66,8 +66,9 @@ def request(
     backlog: int = 1_000_000,
     window: int = 1_000_000,
     reinjection: bool = False,
+    window_grows: bool = False,
 ) -> SendRequest:
-    return SendRequest(STREAM_ZERO, 3, size, backlog, window, reinjection, now)
+    return SendRequest(STREAM_ZERO, 3, size, backlog, window, reinjection, now, window_grows)
 
 
 def chosen(scheduler: Scheduler, views: Sequence[ConnectionView], asked: SendRequest) -> list[int]:
@@ -410,9 +411,10 @@ def test_adaptive_waits_when_the_slow_connection_would_only_delay() -> None:
     faster = view(1, credit=0, rtt=0.010, rate=5e6, in_flight=100_000)
     slower = view(2, rtt=0.100)
     assert chosen(scheduler, [faster, slower], request(backlog=100_000)) == []
-    # 1 MB waiting: F needs 215 ms, so S helps; but not if the window ends after 100 kB.
+    # 1 MB waiting: F needs 215 ms, so S helps; but not if the window ends after 100 kB, unless it grows.
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000)) == [2]
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000)) == []
+    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000, window_grows=True)) == [2]
 
 
 def test_adaptive_waits_for_a_moving_connection_but_not_for_more_than_four_round_trips() -> None:

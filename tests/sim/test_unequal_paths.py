@@ -1,0 +1,127 @@
+"""Unequal paths with packets, queues and losses: what a session gets out of them, and how far the model is right."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.core.payloads import Policy
+from multi.core.settings import Protect, SessionSettings
+from multi.sim.pair import Pair
+from multi.sim.transport import PathSpec
+from multi.sim.wire import Route, route
+from tests.sim.worlds import data, opened, transfer
+
+pytestmark = pytest.mark.simulation
+
+CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.aio.settings` makes them
+
+
+def path(mbps: float, rtt: float, *, loss: float = 0.0, products: float = 2.0, congestion: str = "bbr") -> Route:
+    """A path with the same figures both ways: Mbit/s, seconds there and back, a queue in bandwidth-delay products."""
+    rate = mbps * 1e6 / 8
+    spec = PathSpec(rate, rtt / 2, loss, max(3000.0, products * rate * rtt), congestion)
+    return Route(spec, spec)
+
+
+def download(*routes: Route, size: int, watched: bool = False, scheduler: str = "adaptive") -> float:
+    """Seconds from the moment the server writes until the client has read everything."""
+    pair = Pair(routes, client=CLIENT, policy=Policy(scheduler), watched=watched)
+    client = pair.client
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(client.active) == len(routes), 9)
+    pair.run(1.5)
+    start = pair.clock.now
+    pair.peer.write(data(pair, size))
+    assert pair.clock.run_until(lambda: client.got() == size, 120.0, max_events=10**7)
+    return pair.clock.now - start
+
+
+# --- the model  ---
+
+
+@pytest.mark.parametrize("congestion", ["bbr", "cubic"])
+def test_a_path_alone_carries_what_fits_besides_headers(congestion: str) -> None:
+    seconds = download(path(20, 0.020, congestion=congestion), size=8_000_000, watched=True)
+    assert 0.93 * 20e6 / 8 < 8_000_000 / seconds < 1448 / 1500 * 20e6 / 8
+
+
+def test_random_losses_slow_cubic_down_and_not_bbr() -> None:
+    bbr = download(path(50, 0.040, loss=0.01), size=5_000_000)
+    cubic = download(path(50, 0.040, loss=0.01, congestion="cubic"), size=5_000_000)
+    assert cubic > 3 * bbr
+
+
+def test_a_long_path_takes_its_round_trips_to_start() -> None:
+    # Ten packets, then twice as many every round trip: 1 MB takes seven of them, and half a one to arrive.
+    assert 6.5 * 0.2 < download(path(100, 0.2), size=1_000_000) < 8.5 * 0.2
+
+
+@pytest.mark.parametrize("congestion", ["bbr", "cubic"])
+def test_what_is_lost_on_a_modelled_path_is_repeated_in_order(congestion: str) -> None:
+    lossy = path(20, 0.020, loss=0.02, products=0.5, congestion=congestion)
+    pair = opened(lossy, path(5, 0.060, loss=0.01, congestion=congestion))
+    pair.client.write(data(pair, 600_000))
+    pair.peer.write(data(pair, 600_000))
+    assert pair.until(lambda: pair.client.got() == pair.peer.got() == 600_000, 30.0)
+    assert sum(wire.up.lost_packets for wire in pair.wires if hasattr(wire.up, "lost_packets")) > 5
+
+
+def test_a_modelled_path_that_was_silent_goes_on() -> None:
+    pair = opened(path(20, 0.020))
+    pair.peer.write(data(pair, 2_000_000))
+    pair.run(0.3)
+    pair.stall(0)
+    pair.run(0.5)
+    pair.restore(0)
+    assert pair.until(lambda: pair.client.got() == 2_000_000, 20.0)
+
+
+# --- the session over them  ---
+
+
+UNEQUAL = [
+    (path(72.6, 0.010, products=0.9), path(27.4, 0.384, products=0.6)),
+    (path(90.9, 0.010, loss=0.0096, products=1.5), path(9.1, 0.461, loss=0.0163)),
+    (path(5.1, 0.010, products=9), path(94.9, 0.1, products=7)),
+    (path(63.0, 0.010, loss=0.001), path(37.0, 0.094, loss=0.001, products=8.6)),
+    (path(50, 0.010, congestion="cubic", products=8), path(50, 0.1, congestion="cubic", products=0.5)),
+]
+
+
+@pytest.mark.parametrize("paths", UNEQUAL)
+def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Route, Route]) -> None:
+    alone = min(download(each, size=10_000_000) for each in paths)
+    assert alone / download(*paths, size=10_000_000) >= 0.97
+
+
+def test_a_long_path_starts_although_the_window_is_small_yet() -> None:
+    # Waiting for the fast path until the window had grown cost the other one a round trip of its slow start.
+    together = download(path(35, 0.010, products=6), path(65, 0.330), size=20_000_000)
+    assert together < 3.3
+
+
+@pytest.mark.parametrize("congestion", ["bbr", "cubic"])
+def test_bytes_about_to_arrive_are_not_copied_although_much_waits_behind_them(congestion: str) -> None:
+    # All that a path held was taken for what was ahead of its oldest bytes: healthy paths copied each other's.
+    small = SessionSettings(protect=Protect.NEVER, max_stream_window=1 << 19, max_session_window=1 << 19)
+    each = path(10, 0.044, products=5, congestion=congestion)
+    pair = Pair([each, each], client=small, server=small, watched=False)
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(pair.client.active) == 2, 9)
+    pair.run(1.0)
+    transfer(pair, pair.peer, 5_000_000)
+    assert sum(c.reinjected for c in pair.peer.session.connections.values()) < 200_000
+
+
+def test_segments_given_at_once_do_not_all_leave_at_once() -> None:
+    # All looked as early as the first, so the slow path got three and the last came when all else had been read.
+    fast, slow = route(1e6, 0.010), route(0.3e6, 0.050)
+    pair = opened(fast)
+    alone = transfer(pair, pair.client, 200_000)
+    pair = opened(fast, slow)
+    assert transfer(pair, pair.client, 200_000) < 0.95 * alone
+
+
+@pytest.mark.parametrize("congestion", ["bbr", "cubic"])
+@pytest.mark.parametrize(("size", "share"), [(10_000_000, 0.55), (1_000_000, 0.65), (100_000, 0.95)])
+def test_two_equal_paths_halve_the_time(congestion: str, size: int, share: float) -> None:
+    each = path(10, 0.044, products=5, congestion=congestion)
+    assert download(each, each, size=size) <= share * download(each, size=size)
