@@ -14,7 +14,7 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench bench-roaming bench-paper fuzz lock clean
+.PHONY: help setup test lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -37,12 +37,15 @@ format: $(STAMP)  ## format the code and repair what ruff can
 demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)
 
-# One part alone: make bench ARGS="hardening --quick" (loopback, opening, hardening, memory, scale, links, quic)
+# One part alone: make bench ARGS="hardening --quick" (loopback, opening, hardening, memory, scale, links, quic, grid)
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; goes on where it was interrupted
 	$(BIN)/python -m benchmarks.roaming $(ARGS)
+
+bench-grid: $(STAMP)  ## measure schedulers over a grid of unequal paths, in virtual time and on the testbed; resumable
+	$(BIN)/python -m benchmarks.grid $(ARGS)
 
 bench-paper: $(STAMP)  ## do the paper's evaluation again; goes on where it was interrupted, ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.paper $(ARGS)

@@ -10,8 +10,10 @@ import argparse
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import grid
 import hardening
 import links
 import loopback
@@ -32,6 +34,7 @@ def main() -> int:
         "scale": scale.run,
         "links": links.run,
         "quic": quic_loopback.run,
+        "grid": grid.run,
     }
     parser.add_argument("only", nargs="*", choices=[*parts, []], help="default: all")
     chosen = parser.parse_args()

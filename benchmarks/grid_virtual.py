@@ -1,0 +1,85 @@
+"""A transfer over a grid point in virtual time: two engines, and modelled kernels between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import Pool
+
+from benchmarks.grid_points import Path, Point
+from multi.core.payloads import Policy
+from multi.core.settings import Protect, SessionSettings
+from multi.sim.pair import CLEAR, Pair
+from multi.sim.transport import PathSpec
+from multi.sim.wire import Route
+
+__all__ = ["Run", "Task", "transfer", "transfers"]
+
+SIZE = 20_000_000  # bytes
+LIMIT = 30.0  # virtual seconds; the throughput of a path that needs longer is known by then
+MAX_EVENTS = 100_000_000
+CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.aio.settings` makes them
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to transfer: `part` is a scheduler over all paths, or the number of one path alone, from 1."""
+
+    point: Point
+    part: str
+    congestion: str
+    seed: int = 1
+    size: int = SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What came of it."""
+
+    mbps: float
+    seconds: float
+    """From the request to the last byte."""
+    reinjected: int
+    """Bytes the session sent again."""
+
+
+def routes(paths: Iterable[Path], congestion: str) -> list[Route]:
+    """What the simulator needs to know of the paths."""
+    specs = [PathSpec(p.rate, p.rtt / 2, p.loss, p.queue, congestion) for p in paths]
+    return [Route(spec, spec) for spec in specs]
+
+
+def transfer(task: Task) -> Run:
+    """The server sends, over connections that are all up before the clock starts."""
+    alone = task.part.isdigit()
+    paths: Sequence[Path] = [task.point.paths[int(task.part) - 1]] if alone else task.point.paths
+    policy = Policy("adaptive" if alone else task.part)
+    pair = Pair(
+        routes(paths, task.congestion), seed=task.seed, client=CLIENT, server=CLEAR, policy=policy, watched=False
+    )
+    client, count = pair.client, len(paths)
+    opened = pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(client.active) == count, 30.0)
+    if not opened:
+        raise AssertionError(f"{task}: the paths did not open")
+    pair.run(0.3 + 2 * max(p.rtt for p in paths))
+    start = pair.clock.now
+    client.write(b"%d\n" % task.size)
+    pair.until(lambda: pair.peer.got() > 0, LIMIT)
+    pair.peer.write(bytes(task.size))
+    pair.clock.run_until(lambda: client.got() >= task.size, LIMIT, max_events=MAX_EVENTS)
+    seconds = pair.clock.now - start
+    reinjected = sum(c.reinjected for c in pair.peer.session.connections.values())
+    return Run(client.got() * 8 / 1e6 / seconds, seconds, reinjected)
+
+
+def transfers(tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Run]]:
+    """All of them, in the order in which they end."""
+    if processes < 2:
+        yield from ((task, transfer(task)) for task in tasks)
+        return
+    with Pool(processes) as pool:
+        yield from pool.imap_unordered(_done, tasks)
+
+
+def _done(task: Task) -> tuple[Task, Run]:
+    return task, transfer(task)
