@@ -179,8 +179,11 @@ def _testbed_part(store: Store) -> list[str]:
             f"| {best:.3f} | {kernel:.3f} | {phi:.3f} |"
         )
     near = sum(ratio >= KERNEL_UNDER for ratio in to_kernel)
-    wanted = min(KERNEL_POINTS, len(measured))
-    verdict = "held" if near >= wanted else f"**short by {wanted - near}**"
+    left = len(testbed_points()) - len(measured)
+    if near < KERNEL_POINTS <= near + left:
+        verdict = f"open, {left} points are not measured"
+    else:
+        verdict = "held" if near >= KERNEL_POINTS else f"**short by {KERNEL_POINTS - near}**"
     lines += [
         "",
         _promise(f"`adaptive` / best path alone, lowest of {len(measured)} points", min(to_best), TESTBED_UNDER),
