@@ -34,8 +34,11 @@ LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not
 LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
 TURN_DECAY = 0.9  # with each sample: a loop that was busy may be so again
+CORK_ABOVE = 64 * 1024  # bytes in TLS records that leave together; for less it is not worth two system calls
 LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
 LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
+
+_TCP_CORK = getattr(socket, "TCP_CORK", None)  # Linux
 
 _receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
@@ -151,6 +154,7 @@ class StreamChannel:
     def _send(self) -> None:
         """Give the kernel what it takes; what is left waits for the socket to become writable."""
         queue = self._queue
+        corked = self._secured is not None and self._queued > CORK_ABOVE and self._cork(1)
         try:
             while queue:
                 buffers = queue if len(queue) <= BUFFERS_PER_SEND else list(islice(queue, BUFFERS_PER_SEND))
@@ -172,10 +176,23 @@ class StreamChannel:
         except OSError as error:
             self._fail(error)
             return
+        finally:
+            if corked:
+                self._cork(0)
         self._blocked = bool(queue)
         if self._blocked and not self._writer_added:
             self._writer_added = True
             self._loop.add_writer(self._fd, self._on_writable)
+
+    def _cork(self, on: int) -> bool:
+        """Let the kernel put many TLS records into one packet: OpenSSL writes each on its own."""
+        if _TCP_CORK is None:
+            return False
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_CORK, on)
+        except OSError:
+            return False
+        return True
 
     def _send_first(self, buffers: Sequence[Buffer]) -> int:
         return self._sock.send(buffers[0])  # Windows has no sendmsg
