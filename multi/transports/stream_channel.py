@@ -33,7 +33,7 @@ LOWAT_MAX = 2 * 1024 * 1024  # bytes; under a millisecond where it is reached
 LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not run dry between two wake-ups
 LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
-TURN_DECAY = 0.9  # with each sample: a loop that was busy may be so again
+TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
 CORK_ABOVE = 64 * 1024  # bytes in TLS records that leave together; for less it is not worth two system calls
 LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
 LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
@@ -108,7 +108,7 @@ class StreamChannel:
         self._lowat = NOTSENT_LOWAT
         self._sampled_at = 0.0
         """When the last sample was taken with bytes under way, so that the next is due soon; 0.0 = there were none."""
-        self._turn = 0.0
+        self._turn = SAMPLES_APART
         self._linger: asyncio.TimerHandle | None = None
         self._linger_until = 0.0
         kernel = read_tcp_info(sock)
@@ -350,7 +350,8 @@ class StreamChannel:
 
     def _sample(self, kernel: TcpInfo, bytes_acked: int, in_flight: int) -> TransportSample:
         now = self._loop.time()
-        self._turn = max(now - self._sampled_at if self._sampled_at else 0.0, TURN_DECAY * self._turn)
+        if self._sampled_at:
+            self._turn += TURN_WEIGHT * (min(now - self._sampled_at, LOWAT_TIME_MAX) - self._turn)
         self._sampled_at = now if in_flight else 0.0
         if kernel.rate:
             self._adapt(kernel.rate)
