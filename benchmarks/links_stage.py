@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import links_plain
+from loopback import await_iperf3
 
 from multi.cli.cert import write_development_certificates
 from multi.testbed import Host, LinkSpec, Testbed
@@ -175,11 +176,8 @@ class Stage:
         server = self.testbed.server.popen(
             ["iperf3", "-s", "-1", "-p", port, "--forceflush"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
-        assert server.stdout is not None
         try:
-            while b"listening" not in server.stdout.readline():  # it opens its port before it says so
-                if server.poll() is not None:
-                    raise SystemExit("iperf3: the server has ended")
+            await_iperf3(server)
             command = ["iperf3", "-c", self.testbed.server.address(), "--bind-dev", interface, "-p", port]
             command += ["-l", "128K", "-t", str(round(seconds)), "--json", *(["-R"] if down else [])]
             report = json.loads((await self.testbed.client.exec(command, timeout=seconds * 4 + 30)).stdout)

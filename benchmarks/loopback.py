@@ -153,6 +153,14 @@ async def _send(transfer: Transfer, port: int) -> float:
     return transfer.size * 8 / seconds / 1e9
 
 
+def await_iperf3(server: subprocess.Popen[bytes]) -> None:
+    """Wait until a server of iperf3 takes connections; its output is a pipe."""
+    assert server.stdout is not None
+    while b"listening" not in server.stdout.readline():  # it opens its port before it says so
+        if server.poll() is not None:
+            raise SystemExit("iperf3: the server has ended")
+
+
 def _iperf3(size: int) -> float:
     """Gbit/s that iperf3's receiver saw."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -160,11 +168,8 @@ def _iperf3(size: int) -> float:
     server = subprocess.Popen(
         ["iperf3", "-s", "-1", "-p", port, "--forceflush"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    assert server.stdout is not None
     try:
-        while b"listening" not in server.stdout.readline():  # it opens its port before it says so
-            if server.poll() is not None:
-                raise SystemExit("iperf3: the server has ended")
+        await_iperf3(server)
         client = ["iperf3", "-c", "127.0.0.1", "-p", port, "-l", "128K", "-n", str(size), "--json"]
         report = json.loads(subprocess.run(client, stdout=subprocess.PIPE, check=True).stdout)
     finally:

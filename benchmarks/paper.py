@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +19,7 @@ from pathlib import Path
 from benchmarks.paper_cells import CELLS, FULL, QUICK, Cell, Lengths, Outcome, measure
 from benchmarks.paper_report import Results, promises, report
 from benchmarks.paper_stage import iperf3_is_installed, paper_stage
+from benchmarks.revision import described
 from multi.testbed import TestbedNotAllowed
 
 RESULTS = Path(__file__).parent / "results"
@@ -104,7 +103,7 @@ async def _measure_all(cells: Sequence[Cell], store: Path, lengths: Lengths, rou
     if not iperf3_is_installed():
         print("iperf3 is not installed: its cells are left out", flush=True)
         cells = [cell for cell in cells if cell.party != "iperf"]
-    revision = _revision()
+    revision = described()
     for number, missing in _rounds(cells, store, rounds):
         if not missing:
             continue
@@ -124,13 +123,6 @@ async def _measure_all(cells: Sequence[Cell], store: Path, lengths: Lengths, rou
 def _in_words(outcome: Outcome) -> str:
     words = [f"{name} {', '.join(f'{v:.1f}' for v in values)}" for name, values in outcome.values.items()]
     return "; ".join([*words, *(f"FAILED: {fault}" for fault in outcome.faults)])
-
-
-def _revision() -> str:
-    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError):
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    return "unknown"
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.revision import described
 from benchmarks.roaming_report import figure_in_words, report
 from benchmarks.roaming_rows import BASE, FULL, ROWS, SHORT, Outcome, Row, measure
 from benchmarks.roaming_stage import Variant
@@ -134,20 +133,13 @@ async def _measure_all(cells: Sequence[tuple[Row, Variant, int]], store: Path, *
         print(f"{what}: ", end="", flush=True)
         started = time.monotonic()
         outcome = await measure(row, variant, SHORT if quick else FULL, number)
-        outcome.revision = _revision()
+        outcome.revision = described()
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(".unfinished")
         unfinished.write_text(outcome.encoded())
         unfinished.rename(path)
         words = [*map(figure_in_words, outcome.figures), *outcome.faults, "held" if outcome.held else "NOT HELD"]
         print(f"{'; '.join(words)}; {time.monotonic() - started:.0f} s", flush=True)
-
-
-def _revision() -> str:
-    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty"]
-    with contextlib.suppress(OSError):
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    return "unknown"
 
 
 if __name__ == "__main__":
