@@ -137,7 +137,6 @@ class Server:
         self.waiting: Turns[_Arrival] = Turns()
         """Those whose first bytes have not been looked at yet."""
         self._greeting: asyncio.Handle | None = None
-        self._greeting_until = 0.0
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -282,14 +281,13 @@ class Server:
         """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
         self.waiting.add(arrival, arrival.host)
         if self._greeting is None:
-            loop = asyncio.get_running_loop()
-            self._greeting = loop.call_soon(self._greet_more)
-            self._greeting_until = loop.time() + GREETING_TIME
             self._greet()
 
     def _greet(self) -> None:
-        time = asyncio.get_running_loop().time
-        while len(self.waiting) and time() < self._greeting_until:
+        loop = asyncio.get_running_loop()
+        self._greeting = loop.call_soon(self._greet_more)
+        until = loop.time() + GREETING_TIME
+        while len(self.waiting) and loop.time() < until:
             if (arrival := self.waiting.next()) is not None:
                 arrival.go_on()
 
@@ -297,9 +295,6 @@ class Server:
         """Another turn of the event loop: what has come meanwhile is among them."""
         self._greeting = None
         if len(self.waiting):
-            loop = asyncio.get_running_loop()
-            self._greeting = loop.call_soon(self._greet_more)
-            self._greeting_until = loop.time() + GREETING_TIME
             self._greet()
 
     def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
