@@ -225,13 +225,18 @@ class SessionDriver:
         self.pump()
 
     def _arm(self) -> None:
-        """Re-arm the one timer, only when it has to move."""
+        """Re-arm the one timer, only when it has to move.
+
+        One that is due is left alone: it fires in this turn of the event loop or in the next. On a loop that is busy
+        all the time something is received and pumped before timers are looked at, and a timer that is moved whenever
+        that happens never fires.
+        """
         now = self.loop.time()
-        if self._timer is None or not now < self._timer_at <= now + TICK:
+        if self._timer is None or self._timer_at > now + TICK:
             deadline = self._deadline(now)
             if deadline is None:
                 self._disarm()
-            elif self._timer is None or self._timer_at > deadline or self._timer_at <= now:
+            elif self._timer is None or self._timer_at > deadline:
                 self._disarm()
                 self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
                 self._timer = self.loop.call_at(deadline, self._on_timer)

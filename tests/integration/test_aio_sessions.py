@@ -398,6 +398,38 @@ def test_cancelled_add_connection_wants_it_no_more(development_certificates: Pat
     run(scenario())
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_silence_is_noticed_by_a_loop_that_is_never_idle(loop: str, development_certificates: Path) -> None:
+    """What is received is handled before timers are looked at: that may not put them off again and again."""
+
+    async def scenario() -> None:
+        async with (
+            world(development_certificates) as w,
+            Relay(w.server.port) as relay,
+            multi.connect(w.config(w.over(relay))) as session,
+        ):
+            await session.confirmed()
+            events = session.events()
+            busy = True
+
+            def turn() -> None:
+                if busy:
+                    session._driver.pump()
+                    session._driver.loop.call_soon(turn)
+
+            relay.flowing.clear()
+            session.writer.write(b"never answered")
+            turn()
+            async for event in events:
+                if isinstance(event, ConnectionChanged) and event.state is ConnectionState.SUSPECT:
+                    break
+            assert event.reason == "no progress"
+            busy = False
+            relay.flowing.set()
+
+    run(scenario(), loop)
+
+
 def test_network_changed_suspends_and_brings_back(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with (
