@@ -58,6 +58,7 @@ class Connection:
         "credit",
         "data_lane",
         "discarding",
+        "doubted_at",
         "drain_asked",
         "drain_received",
         "drain_sent",
@@ -140,6 +141,8 @@ class Connection:
         self.created_at = self.heard_at = self.sent_at = now
         self.progress_at = self.session_progress_at = now
         self.suspect_since = -inf
+        self.doubted_at = -inf
+        """When the peer said last that it hears nothing of what it waits for."""
         self.ping_sent_at = 0.0
         self.ping_token = 0
         self.echo_due = 0.0
@@ -369,8 +372,13 @@ class Connection:
 
     @property
     def suspect_after(self) -> float:
-        """Seconds without progress after which it is SUSPECT (design 7)."""
-        return (self.rtt + 4 * self.rtt_variation if self.rtt else UNKNOWN_RTT) + SUSPECT_SLACK
+        """Seconds without progress after which it is SUSPECT (design 7).
+
+        A busy process makes round trips look varied, and waits long for that. When the peer, which may be less busy,
+        waits in vain as well, the variation does not count.
+        """
+        variation = 0.0 if self.doubted_at > self.progress_at else 4 * self.rtt_variation
+        return (self.rtt + variation if self.rtt else UNKNOWN_RTT) + SUSPECT_SLACK
 
     @property
     def overdue_after(self) -> float:

@@ -252,6 +252,8 @@ class Incoming:
             settled = now >= connection.suspect_since + 2 * connection.suspect_after
             if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
                 self._liveness.suspect(connection, "the peer's network went away", now)
+        elif step is DrainStep.SILENT:
+            connection.doubted_at = now  # unless it came over this very connection: that is progress
         else:
             connection.drain_received = connection.drain_received or step is DrainStep.DRAINED
             if not connection.authenticated:

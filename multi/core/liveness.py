@@ -77,6 +77,8 @@ class Liveness:
         if deadline is not None and now >= deadline:
             if connection.state is ConnectionState.ACTIVE:
                 self.suspect(connection, "no progress", now)
+                if any(c.may_deliver for c in self._outgoing.usable_for_control()):
+                    self.say(connection, DrainStep.SILENT)
             elif connection.state is ConnectionState.DRAINING:
                 self._host.disconnect(connection, "no progress while draining", abort=True)
                 return

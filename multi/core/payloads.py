@@ -306,6 +306,8 @@ class DrainStep(IntEnum):
     """The network under it went away: it may come back, but nothing it carries should wait for that."""
     LOST = 3
     """It is over on the sender's side."""
+    SILENT = 4
+    """The sender waits for signs of life in vain."""
 
 
 def encode_drain(connection_number: int, step: DrainStep) -> bytes:
