@@ -1,7 +1,8 @@
 """What happens to a session when networks come, go and die: the rows of `benchmarks.roaming`, shortened.
 
-Every byte has to be what was sent. Times are asserted loosely, because machines that run tests are shared and slow;
-what was measured is printed next to what is promised.
+Every byte has to be what was sent, in every run. Times are asserted loosely, because machines that run tests are shared
+and slow, and only what is out of sight in `TRIES` runs in a row fails; what was measured is printed next to what is
+promised.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.alone
 
 LOOSE_TIME = 2.5  # times what is promised; two shared processors carry both ends and the networks
 LOOSE_SHARE = 0.5  # of the promised share of a goodput
+TRIES = 3  # for a run that the machine spoils
 UNWATCHED = ("nothing-idle", "nothing-limited")  # next to no load: these run side by side
 
 GAP_ONLY: Timing = replace(SHORT, baseline=0.0)
@@ -44,28 +46,38 @@ def loosely(figure: Figure) -> bool:
     return figure.value <= figure.bound * LOOSE_TIME if figure.at_most else figure.value >= figure.bound * LOOSE_SHARE
 
 
-def check(outcome: Outcome, capsys: pytest.CaptureFixture[str], *, names: tuple[str, ...] = ()) -> None:
-    figures = [figure for figure in outcome.figures if not names or figure.name in names]
+async def check(
+    key: str, variant: Variant, timing: Timing, capsys: pytest.CaptureFixture[str], *, names: tuple[str, ...] = ()
+) -> None:
+    """Play a row until its figures are in sight of what is promised, and fail when they never are."""
+    for number in range(1, TRIES + 1):
+        outcome = await measure(row(key), variant, timing, number)
+        figures = [figure for figure in outcome.figures if not names or figure.name in names]
+        tell(outcome, figures, capsys)
+        assert not outcome.faults
+        assert figures
+        if all(map(loosely, figures)):
+            return
+    missed = [figure_in_words(figure) for figure in figures if not loosely(figure)]
+    raise AssertionError(f"{'; '.join(missed)}, in the last of {TRIES} runs; {outcome.suspicions}")
+
+
+def tell(outcome: Outcome, figures: list[Figure], capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         words = [*map(figure_in_words, figures), *outcome.faults]
         waited = outcome.facts.get("afterwards: ends kept waiting by the machine, ms", 0.0)
         before = outcome.facts.get("undisturbed: longest gap, ms", 0.0)
         print(f"\n  {outcome.row} {outcome.variant}: {'; '.join(words)}", end="")
         print(f" [undisturbed gap {before:.0f} ms, ends kept waiting {waited:.0f} ms] ", end="")
-    assert not outcome.faults
-    assert figures
-    for figure in figures:
-        assert loosely(figure), f"{figure_in_words(figure)}; {outcome.suspicions}"
 
 
 @pytest.mark.parametrize("key", [r.key for r in ROWS if r.quick and r.key not in UNWATCHED])
 async def test_a_session_over_tcp_lives_through(key: str, capsys: pytest.CaptureFixture[str]) -> None:
-    check(await measure(row(key), BASE, SHORT, 1), capsys)
+    await check(key, BASE, SHORT, capsys)
 
 
 async def test_a_quiet_session_suspects_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    for outcome in await asyncio.gather(*(measure(row(key), BASE, SHORT, 1) for key in UNWATCHED)):
-        check(outcome, capsys)
+    await asyncio.gather(*(check(key, BASE, SHORT, capsys) for key in UNWATCHED))
 
 
 @pytest.mark.parametrize(
@@ -85,4 +97,4 @@ async def test_a_session_lives_through_the_silent_death_of_wifi(
 ) -> None:
     if variant.engine == "qh3":
         pytest.importorskip("qh3")
-    check(await measure(row("silent-death"), variant, GAP_ONLY, 1), capsys, names=("gap",))
+    await check("silent-death", variant, GAP_ONLY, capsys, names=("gap",))
