@@ -21,8 +21,8 @@ from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import aioquic_cause, refused
 from multi.transports.quic_engine import ALPN, IDLE_TIMEOUT, Ending, EngineError, QuicEngine
-from multi.transports.sockets import transport_error
-from multi.transports.udp_port import PeerAddress, UdpPort
+from multi.transports.sockets import is_loopback, transport_error
+from multi.transports.udp_port import SEGMENTS_PER_SEND, PeerAddress, UdpPort
 
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
@@ -32,6 +32,7 @@ SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control a
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
 BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
 BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
+BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
 QUEUE_MOST = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
@@ -115,6 +116,7 @@ class QuicChannel:
         self._deadline: asyncio.TimerHandle | None = self._loop.call_later(patience, self._handshake_timed_out)
         self._linger_until = 0.0
         self._acked = 0
+        self._in_one_machine = is_loopback(info.remote.rpartition(":")[0].strip("[]"))
         self._rate = _RateMeter()
         self._held_back = False
         """Since the rate was measured last, fewer bytes were taken than congestion control allows."""
@@ -391,12 +393,18 @@ class QuicChannel:
         try:
             datagrams = self._engine.datagrams(time.monotonic())
             if datagrams:
-                self._port.send(datagrams)
+                self._port.send(datagrams, self._burst(len(datagrams[0][0])))
         except OSError as error:
             self._failing = True
             self._loop.call_soon(self._lose, transport_error(error), None)
             return
         self._arm_timer()
+
+    def _burst(self, size: int) -> int:
+        """Datagrams that may leave back to back: short queues on the way lose long bursts."""
+        if self._in_one_machine or not self._rate.rate:
+            return SEGMENTS_PER_SEND
+        return max(1, min(int(self._rate.rate * BACK_TO_BACK / size), SEGMENTS_PER_SEND))
 
     def _arm_timer(self) -> None:
         at = self._engine.next_timer()

@@ -107,6 +107,7 @@ class UdpPort:
         self._peer = peer
         self._buffer = receive_buffer(self._loop)
         self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
+        self._burst = SEGMENTS_PER_SEND
         self._local: SocketAddress = sock.getsockname()
         for option, size in ((socket.SO_RCVBUF, RECEIVE_BUFFER), (socket.SO_SNDBUF, SOCKET_BUFFER)):
             with suppress(OSError):
@@ -140,8 +141,12 @@ class UdpPort:
             host = self._local[0]
         return format_address((unmapped(host), self._local[1]))
 
-    def send(self, datagrams: list[tuple[bytes, PeerAddress]]) -> None:
-        """Send what the socket takes, keep the rest. Raises OSError if the peer cannot be reached."""
+    def send(self, datagrams: list[tuple[bytes, PeerAddress]], burst: int = SEGMENTS_PER_SEND) -> None:
+        """Send what the socket takes, keep the rest. Raises OSError if the peer cannot be reached.
+
+        `burst`: how many may leave back to back, with one system call.
+        """
+        self._burst = burst
         if self._outbox:
             self._outbox.extend(datagrams)
             return
@@ -161,7 +166,7 @@ class UdpPort:
         """Send until the socket is full; returns how many are gone."""
         sent = 0
         while sent < len(datagrams):
-            count = _run_length(datagrams, sent) if self._segments else 1
+            count = _run_length(datagrams, sent, self._burst) if self._segments else 1
             run = [data for data, _ in datagrams[sent : sent + count]]
             if not self._send_run(run, datagrams[sent][1]):
                 break
@@ -281,11 +286,11 @@ def largest_datagram_to(peer: SocketAddress, wanted: int) -> int:
         return wanted
 
 
-def _run_length(datagrams: Sequence[tuple[bytes, PeerAddress]], start: int) -> int:
+def _run_length(datagrams: Sequence[tuple[bytes, PeerAddress]], start: int, most: int) -> int:
     """How many datagrams from `start` on the kernel can cut from one buffer: same peer, same size but the last."""
     first, address = datagrams[start]
     size = len(first)
-    limit = min(len(datagrams) - start, SEGMENTS_PER_SEND, SEGMENTED_MAX // max(1, size))
+    limit = min(len(datagrams) - start, most, SEGMENTED_MAX // max(1, size))
     count = 1
     while count < limit:
         data, other = datagrams[start + count]
