@@ -149,7 +149,7 @@ def test_an_ordinary_user_gets_a_testbed() -> None:
     print(f"as user {user}: {backend}, {count} of 10 round trips, median {float(median) * 1e3:.3f} ms")
     assert user != "0"
     assert int(count) == 10
-    assert float(median) == pytest.approx(1.8e-3, abs=0.75e-3)
+    assert float(median) > 1.05e-3, "the link's delay is missing"
 
 
 def test_an_ordinary_user_may_enter_hosts_after_entering_a_user_namespace() -> None:

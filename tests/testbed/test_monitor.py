@@ -148,6 +148,7 @@ def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
         print(f"\n    {text}", end="")
 
 
+@pytest.mark.alone
 def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
     testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
     assert statistics.median(latencies) < LATENCY
 
 
+@pytest.mark.alone
 def test_a_carrier_lost_soon_after_it_came_is_told_before_the_kernel_does(
     testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +208,7 @@ def test_a_carrier_that_flaps_is_told_as_lost(testbed: Testbed, new_loop: NewLoo
     on_client(testbed, new_loop, story)
 
 
+@pytest.mark.alone
 def test_a_removed_address_is_told_at_once_and_nothing_else_of_its_interface(
     testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -335,6 +338,7 @@ def test_ten_thousand_changes_of_routes_cost_few_calls(
     on_client(testbed, new_loop, story)
 
 
+@pytest.mark.alone
 def test_a_loss_in_a_storm_of_routes_is_told_at_once(
     testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
