@@ -11,7 +11,7 @@ from typing import Any
 
 from multi.aio.driver import SessionDriver
 from multi.aio.networks import Networks
-from multi.aio.resolve import JUST_READ, Found, Resolver, outcomes
+from multi.aio.resolve import Found, Resolver, outcomes
 from multi.aio.session import Session
 from multi.aio.settings import local_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
@@ -137,7 +137,7 @@ async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found
     """What can be dialled; raises NoUsableConnection when there is nothing, or names are not resolved in time."""
     try:
         async with asyncio.timeout(timeout):
-            found = await resolver.find(max_age=JUST_READ)
+            found = await resolver.find(anew=False)
             while found.expecting and not found.candidates:
                 await networks.change()
                 found = await resolver.find()

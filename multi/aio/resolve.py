@@ -20,7 +20,7 @@ from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_pe
 from multi.paths.links import Interface, Kind
 from multi.paths.outcomes import Outcomes
 
-JUST_READ = 0.2  # seconds the interfaces read for one session may serve another one that opens
+LOOKED_CLOSER = 5.0  # seconds; then a router that did not answer before may have told its hardware address
 THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MOST_REASONS = 3  # why an entry has no candidate, in one line
 
@@ -46,6 +46,23 @@ class Found:
         """Why an entry leads nowhere now."""
         reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
         return "; ".join(list(reasons)[:MOST_REASONS]) or "its network is not there"
+
+
+@dataclass(frozen=True, slots=True)
+class _Closer:
+    """Routes and names of networks, as somebody has found them."""
+
+    interfaces: tuple[Interface, ...]
+    remotes: frozenset[str]
+    at: float
+    routes: frozenset[tuple[str, str]]
+    networks: dict[str, str]
+
+    def holds(self, interfaces: tuple[Interface, ...], remotes: set[str], now: float) -> bool:
+        return self.interfaces is interfaces and self.remotes == remotes and 0 <= now - self.at < LOOKED_CLOSER
+
+
+_closer: _Closer | None = None
 
 
 class Resolver:
@@ -113,26 +130,26 @@ class Resolver:
             if self._routes is not None:
                 self._routes.remove()
 
-    async def find(self, *, max_age: float = 0.0, entry: int | None = None) -> Found:
-        """Look which connections are possible now; `max_age`: seconds since somebody else may have looked.
+    async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
+        """Look which connections are possible now; unless `anew`, what others have seen counts while it holds.
 
         Waits until the name of one entry can be dialled, or with `entry` that one's.
         """
         specs = [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
         awaited = specs if entry is None else [self._specs[entry]]
         resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in awaited)
-        known = interfaces_known(self._kinds, max_age=max_age)
+        known = None if anew else interfaces_known(self._kinds)
         if known is not None:
             interfaces = known
             await resolving
         else:
-            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, max_age=max_age), resolving)
+            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
-            routes, networks = await asyncio.to_thread(self._look_closer, interfaces, elsewhere)
+            routes, networks = await self._closer(interfaces, elsewhere, anew=anew)
         usable, rejections = self._expand(interfaces, addresses, routes)
         rejections = [
             replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if self._names.errors.get(r.what) == NO_ANSWER_YET else r
@@ -151,6 +168,18 @@ class Resolver:
             self._names.pending,
         )
         return self.last
+
+    async def _closer(
+        self, interfaces: tuple[Interface, ...], remotes: set[str], *, anew: bool
+    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
+        """What `_look_closer` finds. It holds as long as the interfaces: they are read again when a route changes."""
+        global _closer
+        known, now = _closer, asyncio.get_running_loop().time()
+        if known is not None and not anew and self._routes is None and known.holds(interfaces, remotes, now):
+            return known.routes, known.networks
+        routes, networks = await asyncio.to_thread(self._look_closer, interfaces, remotes)
+        _closer = _Closer(interfaces, frozenset(remotes), now, routes, networks)
+        return routes, networks
 
     def _look_closer(
         self, interfaces: Sequence[Interface], remotes: set[str]

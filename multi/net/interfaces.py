@@ -22,6 +22,7 @@ from multi.paths.links import Interface, InterfaceAddress, Kind
 
 if sys.platform == "linux":
     from multi.net import netlink
+    from multi.net.recent import recent
 
 __all__ = ["interfaces", "interfaces_async", "interfaces_known", "routed"]
 
@@ -44,18 +45,19 @@ CONNECTED = frozenset({"UP", "UNKNOWN"})  # UNKNOWN: loopback, tun and others th
 def interfaces(
     user_kinds: UserKinds = {},  # noqa: B006 - never changed
     *,
-    max_age: float = 0.0,
+    anew: bool = True,
 ) -> tuple[Interface, ...]:
     """Read all interfaces now, in the order of the system; takes a few milliseconds, in any thread or loop.
 
-    What was read at most `max_age` seconds ago may be used again: who opens many sessions need not ask each time.
-    The names in `user_kinds` get their kind from there. Interfaces that vanish meanwhile are left out. Where
-    nothing can be read the result is empty. Raises ConfigError for a kind that does not exist.
+    Unless `anew`, what was read before may be used again if the system has told of no change since: who opens many
+    sessions need not ask each time. The names in `user_kinds` get their kind from there. Interfaces that vanish
+    meanwhile are left out. Where nothing can be read the result is empty. Raises ConfigError for a kind that does not
+    exist.
     """
     named = _named_kinds(user_kinds)
     if sys.platform == "linux":
         try:
-            return _from_netlink(netlink.recent_snapshot(max_age), named)
+            return _from_netlink(recent.read(anew=anew), named)
         except OSError as error:
             log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
     return _from_netifaces(named)
@@ -63,25 +65,19 @@ def interfaces(
 
 def interfaces_known(
     user_kinds: UserKinds = {},  # noqa: B006 - never changed
-    *,
-    max_age: float,
 ) -> tuple[Interface, ...] | None:
-    """What was read at most `max_age` seconds ago; None = it has to be read, which takes milliseconds."""
-    if sys.platform == "linux" and netlink.is_known(max_age):
-        return interfaces(user_kinds, max_age=max_age)
-    return None
+    """What was read before and still holds; None = it has to be read, which takes milliseconds."""
+    known = recent.known() if sys.platform == "linux" else None
+    return None if known is None else _from_netlink(known, _named_kinds(user_kinds))
 
 
 async def interfaces_async(
     user_kinds: UserKinds = {},  # noqa: B006 - never changed
     *,
-    max_age: float = 0.0,
+    anew: bool = True,
 ) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
-    known = interfaces_known(user_kinds, max_age=max_age)
-    if known is not None:
-        return known
-    return await asyncio.to_thread(interfaces, user_kinds, max_age=max_age)
+    return await asyncio.to_thread(interfaces, user_kinds, anew=anew)
 
 
 def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tuple[str, str]]:

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import socket
 import struct
 import threading
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from multi.net.changes import Heard, Known, Loss, compare
 from multi.net.interfaces import interfaces
 from multi.net.messages import NLM_F_DUMP, NLM_F_REQUEST, message
+from multi.net.recent import namespace
 from multi.paths.links import Interface
 
 __all__ = ["Loss", "NetworkMonitor", "monitor"]
@@ -445,11 +445,7 @@ _monitors: weakref.WeakKeyDictionary[
 def monitor() -> NetworkMonitor:
     """The one that everybody shares on the running event loop, in the network namespace of this thread."""
     spaces = _monitors.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
-    try:
-        space = os.stat("/proc/thread-self/ns/net")
-        key = (space.st_dev, space.st_ino)
-    except OSError:
-        key = (0, 0)
+    key = namespace()
     shared = spaces.get(key)
     if shared is None:
         shared = spaces[key] = NetworkMonitor()

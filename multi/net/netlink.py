@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -145,37 +144,6 @@ def snapshot() -> Snapshot:
             tuple(readable(_address, addresses)),
             tuple(dict.fromkeys(route for found in readable(_routes, routes) for route in found)),
         )
-
-
-_recent: tuple[tuple[int, int], float, Snapshot] | None = None
-
-
-def recent_snapshot(max_age: float) -> Snapshot:
-    """A snapshot at most `max_age` seconds old, of the network namespace this thread is in."""
-    global _recent
-    if (known := _known(max_age)) is not None:
-        return known
-    space, now, read = _space(), time.monotonic(), snapshot()
-    _recent = (space, now, read)
-    return read
-
-
-def is_known(max_age: float) -> bool:
-    """Whether `recent_snapshot` need not ask the kernel."""
-    return _known(max_age) is not None
-
-
-def _known(max_age: float) -> Snapshot | None:
-    recent = _recent
-    if max_age <= 0 or recent is None or time.monotonic() - recent[1] > max_age or recent[0] != _space():
-        return None
-    return recent[2]
-
-
-def _space() -> tuple[int, int]:
-    """The network namespace this thread is in."""
-    space = os.stat("/proc/thread-self/ns/net")
-    return space.st_dev, space.st_ino
 
 
 class NetlinkSocket:

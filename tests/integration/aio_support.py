@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 import multi
+from multi.net import interfaces
 
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds; far above what any of these needs
@@ -44,6 +45,7 @@ def run(scenario: Coroutine[Any, Any, T], loop: str = "asyncio", timeout: float 
 
     factory = asyncio.new_event_loop if loop == "asyncio" else pytest.importorskip("uvloop").new_event_loop
     gc.collect()  # what an earlier test has left is not this one's
+    interfaces()  # leaves a socket that hears of changes, one for all sessions of the process
     before = set(sockets_open())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
