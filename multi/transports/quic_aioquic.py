@@ -27,7 +27,7 @@ from aioquic.quic.events import (
 )
 from aioquic.quic.packet import QuicProtocolVersion
 from aioquic.quic.recovery import QuicPacketPacer
-from aioquic.tls import Alert, verify_certificate
+from aioquic.tls import Alert, Group, verify_certificate
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
@@ -51,6 +51,7 @@ logger = logging.getLogger("multi.transports")
 
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
 LARGEST_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
+OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
 CONNECTION_ATTRIBUTES = ("_close_event", "_handshake_complete", "_initialize", "_loss", "_streams")
@@ -102,12 +103,19 @@ def _configuration(quic: QuicSettings, is_client: bool) -> QuicConfiguration:
 
 
 class _Connection(QuicConnection):
-    """QuicConnection that can ask the client for a certificate, which aioquic does only in its own tests."""
+    """QuicConnection that can ask the client for a certificate, which aioquic does only in its own tests.
+
+    A client makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than
+    the rest of its first flight.
+    """
 
     request_client_certificate = False
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
+        if self._is_client:
+            known = self.tls._supported_groups
+            self.tls._supported_groups = [group for group in OFFERED_GROUPS if group in known]
         if self.request_client_certificate:
             self.tls._request_client_certificate = True
 
