@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from multi.aio.allocator import keep_freed_memory
 from multi.aio.events import Subscription
@@ -49,6 +49,8 @@ from multi.transports.base import Channel, ChannelInfo, TransportSettings, trans
 logger = logging.getLogger("multi.session")
 
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
+SAMPLE_MOST = 0.080  # seconds; looks that find nothing new become rarer, up to this
+SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
 UNANSWERED = frozenset(
     (
@@ -67,6 +69,15 @@ ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
 SEND_BUFFER = 16 * 1024 * 1024  # bytes kept until the peer acknowledges them; `limits.max_send_buffer`
+
+
+class _Looking:
+    """How many sessions of an event loop are about to look at their transports."""
+
+    count = 0
+
+
+_looking: WeakKeyDictionary[asyncio.AbstractEventLoop, _Looking] = WeakKeyDictionary()
 
 
 class _Link:
@@ -137,6 +148,9 @@ class SessionDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._sampler: asyncio.TimerHandle | None = None
+        self._sample_wait = SAMPLE_INTERVAL
+        self._carried = 0
+        self._looking = _looking.setdefault(self.loop, _Looking())
         self.soon: asyncio.Handle | None = None
         """The pump that is due in the event loop."""
         self._pumping = False
@@ -241,7 +255,9 @@ class SessionDriver:
                 self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
                 self._timer = self.loop.call_at(deadline, self._on_timer)
         if self._sampler is None and self.links and self.engine.session.wants_samples:
-            self._sampler = self.loop.call_at(now + SAMPLE_INTERVAL, self._sample)
+            self._looking.count += 1
+            interval = max(self._sample_wait, self._looking.count * SAMPLE_SHARE)
+            self._sampler = self.loop.call_at(now + interval, self._sample)
 
     def _deadline(self, now: float) -> float | None:
         if self._timer is not None and now < self._computed_at + TICK:
@@ -279,7 +295,11 @@ class SessionDriver:
 
     def _sample(self) -> None:
         self._sampler = None
+        self._looking.count -= 1
         self._take_samples()
+        carried = self.engine.session.carried
+        self._sample_wait = SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, SAMPLE_MOST)
+        self._carried = carried
         if self.engine.session.at_rest:
             self._arm()
         else:
@@ -536,6 +556,7 @@ class SessionDriver:
         if self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
+            self._looking.count -= 1
         failure = error or SessionLost("the session is closed")
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():

@@ -446,6 +446,11 @@ class Session:
         return any(c.alive and (c.outstanding or c.unacked or c.unsampled) for c in self.connections.values())
 
     @property
+    def carried(self) -> int:
+        """Grows whenever bytes of streams are given to connections or the transports tell that bytes have arrived."""
+        return self.sender.used + self.sender.copied + sum(c.sampled_acked for c in self.connections.values())
+
+    @property
     def at_rest(self) -> bool:
         """Nothing is on its way or waits to be: what the transports tell now can change nothing."""
         return (
