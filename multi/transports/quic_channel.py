@@ -179,7 +179,8 @@ class QuicChannel:
         engine = self._engine
         self._measure()
         return TransportSample(
-            rtt=engine.rtt,
+            # What is expected of the peer is late by as much as we are late to read it.
+            rtt=engine.rtt + self._port.waited if engine.rtt else 0.0,
             rtt_variation=engine.rtt_variation,
             min_rtt=engine.min_rtt,
             rate=self._rate.rate,

@@ -22,6 +22,8 @@ from multi.transports.stream_channel import receive_buffer
 
 SMALLEST_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section 14)
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
+READ_SHARE = 0.5  # of the time since the last reading, for the next: one socket may serve more than all others do
+READ_MOST = 0.025  # seconds
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 SEGMENTED_MAX = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
@@ -108,6 +110,9 @@ class UdpPort:
         self._buffer = receive_buffer(self._loop)
         self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
         self._burst = SEGMENTS_PER_SEND
+        self._read_at = time.monotonic()
+        self.waited = 0.0
+        """Seconds that datagrams have waited for us to read them, smoothed."""
         self._local: SocketAddress = sock.getsockname()
         for option, size in ((socket.SO_RCVBUF, RECEIVE_BUFFER), (socket.SO_SNDBUF, SOCKET_BUFFER)):
             with suppress(OSError):
@@ -217,7 +222,9 @@ class UdpPort:
         user, peer = self._user, self._peer
         failure: OSError | None = None
         received = 0
-        while received < DATAGRAMS_PER_EVENT:
+        began = time.monotonic()
+        enough = began + min(READ_SHARE * (began - self._read_at), READ_MOST)
+        while received < DATAGRAMS_PER_EVENT or time.monotonic() < enough:
             try:
                 size, segment, address, at = self._receive()
             except OSError as error:
@@ -230,6 +237,7 @@ class UdpPort:
                 return
         if received:
             user.burst_finished()
+        self._read_at = time.monotonic()
         if failure is not None and not self.closed:
             user.port_failed(failure)
 
@@ -249,7 +257,9 @@ class UdpPort:
             if (level, kind) == (_SOL_UDP, _UDP_GRO):
                 segment = _GRO_SIZE.unpack_from(data)[0]
             elif (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
-                at -= _waited(data)
+                waited = _waited(data)
+                self.waited += (waited - self.waited) / 8
+                at -= waited
             elif (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
                 local, interface = _IN6_PKTINFO.unpack_from(data)
             elif (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
