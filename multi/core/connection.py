@@ -47,6 +47,7 @@ class Connection:
         "ack_wanted",
         "allowance",
         "answered",
+        "ask_after",
         "authenticated",
         "brought",
         "bytes_received",
@@ -141,6 +142,8 @@ class Connection:
         self.created_at = self.heard_at = self.sent_at = now
         self.progress_at = self.session_progress_at = now
         self.suspect_since = -inf
+        self.ask_after = 0.0
+        """Seconds between questions while it is SUSPECT."""
         self.doubted_at = -inf
         """When the peer said last that it hears nothing of what it waits for."""
         self.ping_sent_at = 0.0

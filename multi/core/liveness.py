@@ -21,6 +21,7 @@ from multi.core.settings import KEEPALIVE_INTERVAL, SessionSettings
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
 DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
+ASK_GROWTH, ASK_SUSPECT_MOST = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
 PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
 
 
@@ -86,7 +87,8 @@ class Liveness:
             if now >= connection.suspect_since + self._dead_after(connection):
                 self._host.disconnect(connection, "silent for too long", abort=True)
                 return
-            if now >= connection.sent_at + max(connection.suspect_after, ASK_SUSPECT):
+            if now >= self._ask_at(connection):
+                connection.ask_after = min(connection.ask_after * ASK_GROWTH, ASK_SUSPECT_MOST)
                 self._send_ping(connection, now)
         elif now >= connection.sent_at + self._keepalive_interval(connection):
             self._send_ping(connection, now)
@@ -105,13 +107,16 @@ class Liveness:
         due.append(connection.heard_at + settings.idle_timeout_of(connection.transport))
         if connection.state is ConnectionState.SUSPECT:
             due.append(connection.suspect_since + self._dead_after(connection))
-            due.append(connection.sent_at + max(connection.suspect_after, ASK_SUSPECT))
+            due.append(self._ask_at(connection))
         else:
             due.append(connection.sent_at + self._keepalive_interval(connection))
             if (deadline := connection.suspect_at()) is not None:
                 due.append(deadline)
         if connection.echo_due:
             due.append(connection.echo_due)
+
+    def _ask_at(self, connection: Connection) -> float:
+        return connection.sent_at + max(connection.suspect_after, connection.ask_after)
 
     def _early_data_late_at(self, connection: Connection) -> float | None:
         """When early data on a connection that has not authenticated is sent again on one that has."""
@@ -132,6 +137,7 @@ class Liveness:
         """It may be dead: what it carries is said again elsewhere; it comes back when it is heard."""
         connection.move(ConnectionState.SUSPECT, reason)
         connection.suspect_since = now
+        connection.ask_after = ASK_SUSPECT
         self._host.outbox.lose(connection)
         self._host.sender.lose(connection, self._host.connections)
         self._host.receiver.everything_dirty()
