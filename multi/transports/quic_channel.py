@@ -34,6 +34,7 @@ BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 
 BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
 BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
 QUEUE_MOST = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
+WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 RATE_GAIN = 0.3  # weight of a new rate sample
@@ -179,8 +180,7 @@ class QuicChannel:
         engine = self._engine
         self._measure()
         return TransportSample(
-            # What is expected of the peer is late by as much as we are late to read it.
-            rtt=engine.rtt + self._port.waited if engine.rtt else 0.0,
+            rtt=engine.rtt + self._read_late() if engine.rtt else 0.0,
             rtt_variation=engine.rtt_variation,
             min_rtt=engine.min_rtt,
             rate=self._rate.rate,
@@ -191,6 +191,10 @@ class QuicChannel:
             not_sent=engine.unsent() + self._waiting_bytes,
             retransmits=engine.probe_count,
         )
+
+    def _read_late(self) -> float:
+        """Seconds by which an overloaded process reads what it expects later than it comes."""
+        return self._port.waited if self._port.waited > WAITED_USUAL else 0.0
 
     def close(self) -> None:
         if self._state is not _State.OPEN or self._failing:
