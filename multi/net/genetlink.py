@@ -18,12 +18,14 @@ from typing import Self
 
 from multi.net.messages import (
     HEADER,
+    NETLINK_ADD_MEMBERSHIP,
     NLM_F_ACK,
     NLM_F_DUMP,
     NLM_F_REQUEST,
     NLMSG_DONE,
     NLMSG_ERROR,
     RECEIVE_SIZE,
+    SOL_NETLINK,
     attribute,
     attributes,
     error_code,
@@ -35,8 +37,6 @@ __all__ = ["ANSWER_TIMEOUT", "GenericNetlink", "OpenSocket", "open_generic_netli
 
 # include/uapi/linux/netlink.h, genetlink.h
 NETLINK_GENERIC = 16  # not in every Python
-SOL_NETLINK = 270
-NETLINK_ADD_MEMBERSHIP = 1
 GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CONTROL_VERSION = 16, 3, 1
 CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_ATTR_MCAST_GROUPS = 1, 2, 7
 CTRL_ATTR_MCAST_GRP_NAME, CTRL_ATTR_MCAST_GRP_ID = 1, 2

@@ -14,12 +14,14 @@ from typing import TypeVar
 __all__ = [
     "HEADER",
     "NESTED",
+    "NETLINK_ADD_MEMBERSHIP",
     "NLMSG_DONE",
     "NLMSG_ERROR",
     "NLM_F_ACK",
     "NLM_F_DUMP",
     "NLM_F_REQUEST",
     "RECEIVE_SIZE",
+    "SOL_NETLINK",
     "attribute",
     "attributes",
     "error_code",
@@ -34,6 +36,7 @@ __all__ = [
 Bytes = TypeVar("Bytes", bytes, memoryview)
 
 # include/uapi/linux/netlink.h
+SOL_NETLINK, NETLINK_ADD_MEMBERSHIP = 270, 1
 NLMSG_ERROR = 2
 NLMSG_DONE = 3
 NLM_F_REQUEST = 0x01

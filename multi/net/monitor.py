@@ -21,8 +21,15 @@ from collections.abc import Callable
 
 from multi.net.changes import Heard, Known, Loss, compare
 from multi.net.interfaces import interfaces
-from multi.net.messages import NLM_F_DUMP, NLM_F_REQUEST, message
-from multi.net.recent import namespace
+from multi.net.messages import NETLINK_ADD_MEMBERSHIP, NLM_F_DUMP, NLM_F_REQUEST, SOL_NETLINK, message
+from multi.net.namespace import namespace_if_told
+from multi.net.netlink import (
+    RTNLGRP_IPV4_IFADDR,
+    RTNLGRP_IPV4_ROUTE,
+    RTNLGRP_IPV6_IFADDR,
+    RTNLGRP_IPV6_ROUTE,
+    RTNLGRP_LINK,
+)
 from multi.paths.links import Interface
 
 __all__ = ["Loss", "NetworkMonitor", "monitor"]
@@ -43,8 +50,7 @@ DUMP_ATTEMPTS = 4  # a dump during which something changed may have holes and is
 DATAGRAMS_AT_ONCE = 256  # then others on the event loop get their turn
 
 # include/uapi/linux/netlink.h, rtnetlink.h, if_link.h; asm-generic/socket.h
-SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NETLINK_DROP_MEMBERSHIP = 270, 1, 2
-RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE = 1, 5, 7, 9, 11
+NETLINK_DROP_MEMBERSHIP = 2
 ROUTE_GROUPS = (RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE)
 GROUPS = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
 RTM_GETLINK, RTM_GETADDR = 18, 22
@@ -445,7 +451,7 @@ _monitors: weakref.WeakKeyDictionary[
 def monitor() -> NetworkMonitor:
     """The one that everybody shares on the running event loop, in the network namespace of this thread."""
     spaces = _monitors.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
-    key = namespace()
+    key = namespace_if_told()
     shared = spaces.get(key)
     if shared is None:
         shared = spaces[key] = NetworkMonitor()

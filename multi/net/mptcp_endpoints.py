@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from multi.net.mptcp_pm import MAX_SUBFLOWS, Endpoint, Limits, PathManager, Place, fits
+from multi.net.namespace import namespace
 
 __all__ = ["EndpointLease", "lease_endpoints"]
 
@@ -298,9 +299,9 @@ def _book_file() -> Path:
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(errno.EPERM, f"{directory} is not a directory only this user can write to")
-    space = os.stat("/proc/thread-self/ns/net")
+    _, space = namespace()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
-    return directory / f"mptcp-{boot}-{space.st_ino}.json"
+    return directory / f"mptcp-{boot}-{space}.json"
 
 
 def _process_name(process: int) -> str:

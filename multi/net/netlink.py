@@ -42,6 +42,9 @@ __all__ = ["AddressRecord", "Route", "LinkRecord", "NetlinkSocket", "Snapshot", 
 
 # include/uapi/linux/netlink.h and rtnetlink.h
 NLM_F_DUMP_INTR = 0x10
+RTNLGRP_LINK = 1
+RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE = 5, 7, 8
+RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE = 9, 11, 19
 RTM_GETLINK = 18
 RTM_GETADDR = 22
 RTM_NEWROUTE = 24

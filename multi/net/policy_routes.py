@@ -27,7 +27,8 @@ from multi.core.ids import Family
 from multi.paths.links import Interface, InterfaceAddress, Kind
 
 if sys.platform == "linux":
-    from multi.net.routing import ANYWHERE, RoutingKernel, RoutingTables, Rule, TableRoute, table_of
+    from multi.net.namespace import namespace
+from multi.net.routing import ANYWHERE, RoutingKernel, RoutingTables, Rule, TableRoute, table_of
 
 __all__ = ["PolicyRoutes"]
 
@@ -234,8 +235,7 @@ if sys.platform == "linux":
                 inherited.close()  # after a fork: the routes are the parent's to remove
             _spaces.clear()
             _process = os.getpid()
-        status = os.stat("/proc/thread-self/ns/net")
-        key = (status.st_dev, status.st_ino)
+        key = namespace()
         if key not in _spaces:
             _spaces[key] = _Space(key)
         return _spaces[key]

@@ -11,15 +11,22 @@ import os
 import socket
 import threading
 
-from multi.net.netlink import Snapshot, snapshot
+from multi.net.messages import NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
+from multi.net.namespace import Namespace, namespace_if_told
+from multi.net.netlink import (
+    RTNLGRP_IPV4_IFADDR,
+    RTNLGRP_IPV4_ROUTE,
+    RTNLGRP_IPV4_RULE,
+    RTNLGRP_IPV6_IFADDR,
+    RTNLGRP_IPV6_ROUTE,
+    RTNLGRP_IPV6_RULE,
+    RTNLGRP_LINK,
+    Snapshot,
+    snapshot,
+)
 
-__all__ = ["Recent", "namespace", "recent"]
+__all__ = ["Recent", "recent"]
 
-# include/uapi/linux/netlink.h and rtnetlink.h
-SOL_NETLINK, NETLINK_ADD_MEMBERSHIP = 270, 1
-RTNLGRP_LINK = 1
-RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE = 5, 7, 8
-RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE = 9, 11, 19
 GROUPS = (
     RTNLGRP_LINK,
     *(RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE),
@@ -27,17 +34,6 @@ GROUPS = (
 )
 RECEIVE_BUFFER = 16 * 1024  # bytes; more announcements than fit are one: something has changed
 TAKEN_AT_ONCE = 64  # announcements; what is left will be found the next time
-
-Namespace = tuple[int, int]
-
-
-def namespace() -> Namespace:
-    """The network namespace this thread is in."""
-    try:
-        found = os.stat("/proc/thread-self/ns/net")
-    except OSError:
-        return 0, 0
-    return found.st_dev, found.st_ino
 
 
 class Recent:
@@ -78,12 +74,12 @@ class Recent:
             self._close()
 
     def _known(self) -> Snapshot | None:
-        if self._snapshot is None or self._of != (os.getpid(), namespace()) or self._changed():
+        if self._snapshot is None or self._of != (os.getpid(), namespace_if_told()) or self._changed():
             self._snapshot = None
         return self._snapshot
 
     def _listen(self) -> None:
-        here = (os.getpid(), namespace())
+        here = (os.getpid(), namespace_if_told())
         if self._socket is not None and self._of == here:
             self._changed()
             return

@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from multi.net.namespace import namespace
 from multi.net.nl80211 import ANSWER_TIMEOUT, Nl80211, OpenSocket, open_generic_netlink
 
 __all__ = ["PowerControl", "PowerSaving"]
@@ -205,8 +206,7 @@ class PowerSaving:
 
 
 def _place(interface: str) -> _Place:
-    space = os.stat("/proc/thread-self/ns/net")
-    return (space.st_dev, space.st_ino, interface)
+    return (*namespace(), interface)
 
 
 def _index(interface: str) -> int:
