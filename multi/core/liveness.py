@@ -77,9 +77,7 @@ class Liveness:
         deadline = connection.suspect_at()
         if deadline is not None and now >= deadline:
             if connection.state is ConnectionState.ACTIVE:
-                self.suspect(connection, "no progress", now)
-                if any(c.may_deliver for c in self._outgoing.usable_for_control()):
-                    self.say(connection, DrainStep.SILENT)
+                self.suspect(connection, "no progress", now, tell=DrainStep.SILENT)
             elif connection.state is ConnectionState.DRAINING:
                 self._host.disconnect(connection, "no progress while draining", abort=True)
                 return
@@ -133,8 +131,11 @@ class Liveness:
     def _dead_after(self, connection: Connection) -> float:
         return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
 
-    def suspect(self, connection: Connection, reason: str, now: float) -> None:
-        """It may be dead: what it carries is said again elsewhere; it comes back when it is heard."""
+    def suspect(self, connection: Connection, reason: str, now: float, *, tell: DrainStep | None = None) -> None:
+        """It may be dead: what it carries is said again elsewhere; it comes back when it is heard.
+
+        `tell`: what the peer is told, if anything is left to tell it on; it would find out later, by silence.
+        """
         connection.move(ConnectionState.SUSPECT, reason)
         connection.suspect_since = now
         connection.ask_after = ASK_SUSPECT
@@ -142,6 +143,8 @@ class Liveness:
         self._host.sender.lose(connection, self._host.connections)
         self._host.receiver.everything_dirty()
         self._host.notify_state(connection)
+        if tell is not None and any(c.may_deliver for c in self._outgoing.usable_for_control()):
+            self.say(connection, tell)
 
     def recovered(self, connection: Connection, reason: str) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""

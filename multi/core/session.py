@@ -323,9 +323,7 @@ class Session:
         self._act(now)
         found = self.connections.get(connection)
         if found is not None and found.state is ConnectionState.ACTIVE:
-            self._liveness.suspect(found, reason, now)
-            if any(c.may_deliver for c in self._outgoing.usable_for_control()):
-                self._liveness.say(found, DrainStep.SUSPECT)  # the peer would find out only by silence
+            self._liveness.suspect(found, reason, now, tell=DrainStep.SUSPECT)
 
     # === inputs: time  ===
 
