@@ -35,6 +35,7 @@ from multi.cli.file_protocol import (
     read_message,
 )
 from multi.cli.file_tree import NAME_LIMIT, Place, allowed_mode, refused
+from multi.core.facts import host_of
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
 
 __all__ = ["ConnectionShare", "Copied", "OnProgress", "Transfer", "get_file", "partial_of", "put_file"]
@@ -89,7 +90,7 @@ class Transfer:
 
 def place_of(connection: ConnectionInfo) -> str:
     """Where a connection goes out, as a person says it."""
-    return connection.interface or connection.local.rpartition(":")[0].strip("[]")
+    return connection.interface or host_of(connection.local)
 
 
 OnProgress = Callable[[Transfer], None]

@@ -112,4 +112,9 @@ class ConnectionFacts:
     @property
     def local_address(self) -> str:
         """The literal address of `local`, without its port."""
-        return self.local.rpartition(":")[0].strip("[]").partition("%")[0]
+        return host_of(self.local).partition("%")[0]
+
+
+def host_of(address: str) -> str:
+    """The host of `127.0.0.1:7788` or `[::1]:7788`."""
+    return address.rpartition(":")[0].strip("[]")

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from aioquic.quic.packet import QuicErrorCode
 
-from multi.core.facts import TransportSample
+from multi.core.facts import TransportSample, host_of
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import aioquic_cause, refused
@@ -117,7 +117,7 @@ class QuicChannel:
         self._deadline: asyncio.TimerHandle | None = self._loop.call_later(patience, self._handshake_timed_out)
         self._linger_until = 0.0
         self._acked = 0
-        self._in_one_machine = is_loopback(info.remote.rpartition(":")[0].strip("[]"))
+        self._in_one_machine = is_loopback(host_of(info.remote))
         self._rate = _RateMeter()
         self._held_back = False
         """Since the rate was measured last, fewer bytes were taken than congestion control allows."""
