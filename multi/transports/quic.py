@@ -49,18 +49,10 @@ from multi.transports.sockets import (
     socket_address,
     transport_error,
 )
-from multi.transports.udp_port import (
-    READ_SHARE,
-    READ_SHARE_OF_MANY,
-    PeerAddress,
-    UdpPort,
-    largest_datagram,
-    largest_datagram_to,
-)
+from multi.transports.udp_port import PeerAddress, UdpPort, largest_datagram, largest_datagram_to
 
 logger = logging.getLogger("multi.transports")
 
-MANY = 16  # connections on one socket
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
 GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
@@ -340,6 +332,7 @@ class QuicListener:
 
     def released(self, channel: QuicChannel, goodbye: Sequence[tuple[bytes, PeerAddress]]) -> None:
         ids = self._ids.pop(channel, set())
+        self._port.connections = len(self._ids)
         engine = self._engines.pop(channel)
         rest = _Goodbye(goodbye)
         for connection_id in ids:
@@ -385,7 +378,7 @@ class QuicListener:
         self._handshakes[channel] = address.host
         self._guard.strangers.add(channel, address.host, lambda reason: self._evict(channel, reason))
         self._ids[channel] = set()
-        self._port.read_share = READ_SHARE_OF_MANY if len(self._ids) > MANY else READ_SHARE
+        self._port.connections = len(self._ids)
         self.id_issued(channel, header.destination_id)
         self.id_issued(channel, engine.connection_id)
         return channel

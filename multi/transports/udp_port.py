@@ -22,6 +22,7 @@ from multi.transports.stream_channel import receive_buffer
 
 SMALLEST_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section 14)
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
+MANY = 16  # connections on one socket: it serves more than all others of the event loop do
 READ_SHARE, READ_SHARE_OF_MANY = 0.25, 0.5  # of the time since the last reading, for the next
 READ_MOST = 0.025  # seconds
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
@@ -111,8 +112,8 @@ class UdpPort:
         self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
         self._burst = SEGMENTS_PER_SEND
         self._read_at = time.monotonic()
-        self.read_share = READ_SHARE
-        """`READ_SHARE_OF_MANY` where one socket serves more than all others of the event loop do."""
+        self.connections = 1
+        """How many share it; its user keeps this up."""
         self.waited = 0.0
         """Seconds that datagrams have waited for us to read them, smoothed."""
         self._local: SocketAddress = sock.getsockname()
@@ -225,7 +226,8 @@ class UdpPort:
         failure: OSError | None = None
         received = 0
         began = time.monotonic()
-        enough = began + min(self.read_share * (began - self._read_at), READ_MOST)
+        share = READ_SHARE_OF_MANY if self.connections > MANY else READ_SHARE
+        enough = began + min(share * (began - self._read_at), READ_MOST)
         while received < DATAGRAMS_PER_EVENT or time.monotonic() < enough:
             try:
                 size, segment, address, at = self._receive()
