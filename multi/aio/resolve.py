@@ -49,7 +49,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Closer:
+class _Look:
     """Routes and names of networks, as somebody has found them."""
 
     interfaces: tuple[Interface, ...]
@@ -62,7 +62,7 @@ class _Closer:
         return self.interfaces is interfaces and self.remotes == remotes and 0 <= now - self.at < LOOKED_CLOSER
 
 
-_closer: _Closer | None = None
+_last_look: _Look | None = None
 
 
 class Resolver:
@@ -149,7 +149,7 @@ class Resolver:
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
-            routes, networks = await self._closer(interfaces, elsewhere, anew=anew)
+            routes, networks = await self._look(interfaces, elsewhere, anew=anew)
         usable, rejections = self._expand(interfaces, addresses, routes)
         rejections = [
             replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if self._names.errors.get(r.what) == NO_ANSWER_YET else r
@@ -169,16 +169,16 @@ class Resolver:
         )
         return self.last
 
-    async def _closer(
+    async def _look(
         self, interfaces: tuple[Interface, ...], remotes: set[str], *, anew: bool
     ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
         """What `_look_closer` finds. It holds as long as the interfaces: they are read again when a route changes."""
-        global _closer
-        known, now = _closer, asyncio.get_running_loop().time()
+        global _last_look
+        known, now = _last_look, asyncio.get_running_loop().time()
         if known is not None and not anew and self._routes is None and known.holds(interfaces, remotes, now):
             return known.routes, known.networks
         routes, networks = await asyncio.to_thread(self._look_closer, interfaces, remotes)
-        _closer = _Closer(interfaces, frozenset(remotes), now, routes, networks)
+        _last_look = _Look(interfaces, frozenset(remotes), now, routes, networks)
         return routes, networks
 
     def _look_closer(
