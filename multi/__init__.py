@@ -4,11 +4,13 @@ reader, writer = await multi.open_connection("config.json")
 server = await multi.start_server(on_client, "server.json")
 async with multi.connect("config.json") as session: ...
 
-Names are imported when they are first used: `multi --help` and small tools do not wait for cryptography and QUIC.
+All of it is imported at once: an event loop must not wait for imports when the first session opens. Only
+`python -m multi.…`, which needs no more than a part, imports names when they are first used.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -178,3 +180,9 @@ if not TYPE_CHECKING:  # a type checker would take every misspelt name for an ex
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# Python says "-m" as long as it looks for the module it was told to run.
+if getattr(sys, "argv", [])[:1] != ["-m"]:
+    for _home in _HOMES:
+        import_module(_home)

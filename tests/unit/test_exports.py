@@ -68,6 +68,39 @@ def test_star_import_brings_exactly_the_exports() -> None:
     assert done.stdout.split() == sorted(name for name in EXPORTS if name[0] != "_")
 
 
+FIRST_SESSION = """
+import asyncio, sys
+import multi
+
+async def main():
+    there = set(sys.modules)
+    listen = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
+    async with await multi.start_server(lambda reader, writer: None, listen) as server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await multi.open_connection(
+            {"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "127.0.0.1", "remote_port": port}
+        )
+        writer.close()
+        await writer.wait_closed()
+    print(*sorted(m for m in set(sys.modules) - there if m.partition(".")[0] in OURS))
+
+OURS = {"multi", "aioquic", "cryptography", "pydantic", "ssl"}
+asyncio.run(main())
+"""
+
+
+def test_the_first_session_waits_for_no_import() -> None:
+    done = subprocess.run([sys.executable, "-c", FIRST_SESSION], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_a_part_run_as_a_program_does_not_wait_for_the_whole() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "multi", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "multi.cli.main" in done.stderr
+    assert "aioquic" not in done.stderr
+
+
 def test_errors_are_what_an_application_may_catch() -> None:
     assert issubclass(multi.SessionLost, ConnectionError)
     assert issubclass(multi.SessionRefused, ConnectionError)
