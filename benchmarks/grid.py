@@ -72,7 +72,7 @@ def benchmark(chosen: argparse.Namespace) -> int:
     directory = RESULTS / ("grid-quick" if chosen.quick else "grid")
     if chosen.fresh:
         shutil.rmtree(directory, ignore_errors=True)
-    store = Store(directory)
+    store = Store(directory, QUICK_SIZE if chosen.quick else SIZE)
     status = 0
     try:
         if not chosen.report and chosen.only in (None, "virtual"):

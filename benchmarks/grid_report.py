@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path as FilePath
 
 from benchmarks.grid_points import Point, grid, testbed_points
-from benchmarks.grid_virtual import Task
+from benchmarks.grid_virtual import Task, ideal_mbps
 from multi.schedulers import scheduler_names
 
 __all__ = ["Store", "efficiency", "write_report"]
@@ -21,6 +21,7 @@ KERNEL_UNDER, KERNEL_POINTS = 0.97, 10  # of kernel MPTCP, at so many of the poi
 MODEL_WITHIN = 0.10
 CHECKED = 10  # points
 SEEDS = (1, 2, 3)
+IDEAL = "*ideal*"  # in place of a scheduler
 
 HEAD = """# A grid of unequal paths
 
@@ -29,14 +30,18 @@ between 1:1 and 1:50 of which the shortest is 10 ms, losses from 0 to 2 %, queue
 bandwidth-delay product, two and three paths. {size:g} MB go from the server to the client over connections that are
 open before the clock starts; throughput is counted from the request to the last byte read. φ is formula 1 of Morawski
 and Ignaciuk: 1 = all paths are used to the full, 0 = no better than the best path alone, -1 = nothing moves.
+
+*Ideal* is a transfer that is over as soon as the paths, each as it was alone, have brought all the bytes. It stays
+below φ = 1 because a path of a long round trip brings little of {size:g} MB before its congestion window has grown.
 """
 
 
 class Store:
     """One JSON file for each run."""
 
-    def __init__(self, directory: FilePath) -> None:
+    def __init__(self, directory: FilePath, size: int) -> None:
         self.directory = directory
+        self.size = size  # bytes of each transfer
 
     def virtual(self, task: Task) -> FilePath:
         return self.directory / "virtual" / task.congestion / task.point.name / f"{task.part}-{task.seed}.json"
@@ -53,6 +58,17 @@ class Store:
     def virtual_mbps(self, point: Point, part: str, congestion: str, seed: int) -> float | None:
         path = self.virtual(Task(point, part, congestion, seed))
         return float(json.loads(path.read_text())["mbps"]) if path.exists() else None
+
+    def ideal_mbps(self, point: Point, congestion: str, seed: int) -> float | None:
+        """Of the paths alone, when all of them were measured."""
+        curves = []
+        for number in range(1, len(point.paths) + 1):
+            path = self.virtual(Task(point, str(number), congestion, seed))
+            arrivals = json.loads(path.read_text()).get("arrivals") if path.exists() else None
+            if not arrivals:
+                return None
+            curves.append([(float(moment), int(got)) for moment, got in arrivals])
+        return ideal_mbps(curves, self.size)
 
     def testbed_runs(self, point: Point, congestion: str) -> list[dict[str, float]]:
         paths = sorted((self.directory / "testbed" / congestion / point.name).glob("*.json"))
@@ -82,7 +98,10 @@ def _virtual_outcomes(store: Store, congestion: str, scheduler: str) -> list[_Ou
     for point in grid():
         efficiencies, ratios = [], []
         for seed in SEEDS:
-            together = store.virtual_mbps(point, scheduler, congestion, seed)
+            if scheduler == IDEAL:
+                together = store.ideal_mbps(point, congestion, seed)
+            else:
+                together = store.virtual_mbps(point, scheduler, congestion, seed)
             alone = [store.virtual_mbps(point, str(n), congestion, seed) for n in range(1, len(point.paths) + 1)]
             known = [a for a in alone if a is not None]
             if together is not None and len(known) == len(alone):
@@ -100,7 +119,7 @@ def _promise(name: str, value: float, least: float) -> str:
 
 def write_report(store: Store, path: FilePath, *, quick: bool) -> str:
     """Write the report beside its pictures; return its text."""
-    parts = [HEAD.format(points=len(grid()), size=5 if quick else 20)]
+    parts = [HEAD.format(points=len(grid()), size=store.size / 1e6)]
     if quick:
         parts.append("Few points, once, and less data: a look, not a measurement.\n")
     virtual = _virtual_part(store)
@@ -121,7 +140,7 @@ def _virtual_part(store: Store) -> list[str]:
     lines = ["## Virtual time: every scheduler\n"]
     worst: list[str] = []
     for congestion in ("bbr", "cubic"):
-        rows = {name: _virtual_outcomes(store, congestion, name) for name in scheduler_names()}
+        rows = {name: _virtual_outcomes(store, congestion, name) for name in (IDEAL, *scheduler_names())}
         rows = {name: outcomes for name, outcomes in rows.items() if outcomes}
         if not rows:
             continue
@@ -142,6 +161,7 @@ def _virtual_part(store: Store) -> list[str]:
                 _promise(f"`adaptive` / best path alone, lowest of {len(outcomes)} points", slowest.ratio, NEVER_UNDER),
                 f"  ({under} of {len(outcomes)} points under it)",
                 _promise("`adaptive`, median φ", statistics.median(o.efficiency for o in outcomes), MEDIAN_EFFICIENCY),
+                *_beside_ideal(outcomes, rows.get(IDEAL, [])),
                 "",
             ]
             for o in sorted(outcomes, key=lambda o: o.ratio)[:5]:
@@ -149,6 +169,19 @@ def _virtual_part(store: Store) -> list[str]:
     if worst:
         lines += ["Where `adaptive` does worst:\n", "| | point | / best path | φ |", "|---|---|---|---|", *worst, ""]
     return lines if len(lines) > 1 else []
+
+
+def _beside_ideal(outcomes: Sequence[_Outcome], ideal: Sequence[_Outcome]) -> list[str]:
+    ratios = {outcome.point: outcome.ratio for outcome in ideal}
+    shares = [o.ratio / ratios[o.point] for o in outcomes if o.point in ratios]
+    if not shares:
+        return []
+    lowest = min(shares)
+    return [
+        f"  (the ideal has {statistics.median(o.efficiency for o in ideal):.3f}; `adaptive` has "
+        f"{statistics.median(shares):.3f} x the throughput of the ideal, median of {len(shares)} points, "
+        f"lowest {lowest:.3f})"
+    ]
 
 
 # --- testbed  ---

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pool
 
 from benchmarks.grid_points import Path, Point
@@ -13,11 +14,12 @@ from multi.sim.pair import CLEAR, Pair
 from multi.sim.transport import PathSpec
 from multi.sim.wire import Route
 
-__all__ = ["Run", "Task", "transfer", "transfers"]
+__all__ = ["Run", "Task", "ideal_mbps", "transfer", "transfers"]
 
 SIZE = 20_000_000  # bytes
 LIMIT = 30.0  # virtual seconds; the throughput of a path that needs longer is known by then
 MAX_EVENTS = 100_000_000
+STEPS = 200  # of what arrived when: as many as there are half percents
 CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.aio.settings` makes them
 
 
@@ -41,6 +43,8 @@ class Run:
     """From the request to the last byte."""
     reinjected: int
     """Bytes the session sent again."""
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    """Seconds after the request, and the bytes there were by then, in steps; of a path alone."""
 
 
 def routes(paths: Iterable[Path], congestion: str) -> list[Route]:
@@ -66,10 +70,44 @@ def transfer(task: Task) -> Run:
     client.write(b"%d\n" % task.size)
     pair.until(lambda: pair.peer.got() > 0, LIMIT)
     pair.peer.write(bytes(task.size))
-    pair.clock.run_until(lambda: client.got() >= task.size, LIMIT, max_events=MAX_EVENTS)
+    arrivals = [(0.0, 0)]
+
+    def all_there() -> bool:
+        got = client.got()
+        if got - arrivals[-1][1] >= task.size / STEPS or got >= task.size:
+            arrivals.append((pair.clock.now - start, got))
+        return got >= task.size
+
+    pair.clock.run_until(all_there, LIMIT, max_events=MAX_EVENTS)
     seconds = pair.clock.now - start
     reinjected = sum(c.reinjected for c in pair.peer.session.connections.values())
-    return Run(client.got() * 8 / 1e6 / seconds, seconds, reinjected)
+    return Run(client.got() * 8 / 1e6 / seconds, seconds, reinjected, arrivals if alone else [])
+
+
+def ideal_mbps(alone: Sequence[Sequence[tuple[float, int]]], size: int) -> float:
+    """The throughput of a transfer that is over as soon as the paths, each as it was alone, have brought `size` bytes.
+
+    A path that begins slowly brings less of a short transfer than its mean rate says; no scheduler can send what
+    its congestion control does not let through yet.
+    """
+    moments = sorted({moment for arrivals in alone for moment, _ in arrivals})
+    before, had = 0.0, 0.0
+    for moment in moments:
+        have = sum(_got(arrivals, moment) for arrivals in alone)
+        if have >= size:
+            end = before + (moment - before) * (size - had) / (have - had)
+            return size * 8 / 1e6 / end
+        before, had = moment, have
+    return had * 8 / 1e6 / before
+
+
+def _got(arrivals: Sequence[tuple[float, int]], moment: float) -> float:
+    """Bytes by then, between two steps in proportion."""
+    after = bisect_right(arrivals, moment, key=lambda a: a[0])
+    if after == len(arrivals):
+        return arrivals[-1][1]
+    (began, had), (ended, have) = arrivals[after - 1], arrivals[after]
+    return had + (have - had) * (moment - began) / (ended - began)
 
 
 def transfers(tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Run]]:
