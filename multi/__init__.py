@@ -4,12 +4,13 @@ reader, writer = await multi.open_connection("config.json")
 server = await multi.start_server(on_client, "server.json")
 async with multi.connect("config.json") as session: ...
 
-All of it is imported at once: an event loop must not wait for imports when the first session opens. Only
-`python -m multi.…`, which needs no more than a part, imports names when they are first used.
+All of it is imported at once: an event loop must not wait for imports when the first session opens. Only the
+command line (`multi`, `python -m multi.…`), which needs no more than a part, imports names when they are first used.
 """
 
 from __future__ import annotations
 
+import os.path
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -182,7 +183,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# Python says "-m" as long as it looks for the module it was told to run.
-if getattr(sys, "argv", [])[:1] != ["-m"]:
+def _is_command_line() -> bool:
+    """Python says "-m" as long as it looks for the module it was told to run."""
+    program = os.path.basename(next(iter(getattr(sys, "argv", ())), ""))
+    return program == "-m" or os.path.splitext(program)[0] == "multi"
+
+
+if not _is_command_line():
     for _home in _HOMES:
         import_module(_home)

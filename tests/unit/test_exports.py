@@ -94,13 +94,6 @@ def test_the_first_session_waits_for_no_import() -> None:
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
-def test_a_part_run_as_a_program_does_not_wait_for_the_whole() -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "multi", "--version"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert "multi.cli.main" in done.stderr
-    assert "aioquic" not in done.stderr
-
-
 def test_errors_are_what_an_application_may_catch() -> None:
     assert issubclass(multi.SessionLost, ConnectionError)
     assert issubclass(multi.SessionRefused, ConnectionError)
