@@ -22,6 +22,7 @@ SO_BINDTODEVICE = 25
 WRITE = 64 * 1024
 READ = 1024 * 1024
 OPENING = 15.0  # seconds for all paths to be up
+POLL = 0.1  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,14 @@ async def fetch_multi(
     }
     async with asyncio.timeout(limit + OPENING), multi.connect(config) as session:
         await session.confirmed()
-        await asyncio.sleep(settle)
-        if sum(c.state.value == "active" for c in session.connections) < len(interfaces):
-            raise RuntimeError("not every path is up")
-        reader, writer = session.reader, session.writer
         clock = asyncio.get_running_loop().time
+        opened = clock()
+        await asyncio.sleep(settle)
+        while sum(c.state.value == "active" for c in session.connections) < len(interfaces):
+            if clock() > opened + OPENING:
+                raise RuntimeError(f"not every path is up: {session.connections}")
+            await asyncio.sleep(POLL)  # a SYN was lost, or a proof
+        reader, writer = session.reader, session.writer
         asked = clock()
         writer.write(b"%d\n" % size)
         total, last = 0, asked
