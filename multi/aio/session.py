@@ -31,6 +31,7 @@ class Session:
         self._core = driver.engine.session
         self._resolver = resolver
         self._limit = limit
+        self._aborted = False
         self.reader = SessionReader(driver, STREAM_ZERO, limit)
         """Reads stream 0."""
         self.writer = SessionWriter(self, driver, STREAM_ZERO, closes_session=owns_close)
@@ -262,14 +263,15 @@ class Session:
 
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
+        self._aborted = True
         self._driver.engine.abort(reason, now=self._driver.now())
         self._driver.pump()
 
     async def wait_closed(self) -> None:
-        """Return when the session has ended in order; raise what ended it otherwise."""
+        """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""
         await asyncio.shield(self._driver.closed)
         await self._driver.settle()
-        if self._driver.closed_error is not None:
+        if self._driver.closed_error is not None and not self._aborted:
             raise self._driver.closed_error
 
     async def settle(self) -> None:

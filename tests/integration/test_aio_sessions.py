@@ -282,6 +282,21 @@ def test_a_handover_under_way_ends_with_its_session(development_certificates: Pa
     run(scenario())
 
 
+def test_own_abort_is_no_error(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            async with multi.connect(w.config()) as session:
+                other = await w.inbox.session()
+                session.abort("enough")
+                with pytest.raises(multi.SessionLost, match="enough"):
+                    await session.reader.read()
+            await session.wait_closed()
+            with pytest.raises(multi.SessionLost, match="enough"):
+                await other.wait_closed()
+
+    run(scenario())
+
+
 def test_switch_mode_keeps_the_second_as_backup_and_promotes_it(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w, Relay(w.server.port) as relay:
