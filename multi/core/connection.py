@@ -303,6 +303,8 @@ class Connection:
         """When a connection held back only by its rate cap may send again; None = the cap is not the obstacle."""
         if not self.max_rate or self._channel_credit <= 0 or self.credit > 0:
             return None
+        if self.allowance is not None and self.allowance <= 0:
+            return None  # the peer has to be heard first
         missing = max(1.0, self.bucket_depth / 2 - self._tokens)
         return self._tokens_at + missing / self.max_rate
 

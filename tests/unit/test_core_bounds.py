@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.core.events import CloseConnection, SendBytes
@@ -19,7 +21,7 @@ from multi.core.payloads import (
 from multi.core.segment import SegmentType
 from multi.core.session import UNREAD_LIMIT
 
-from .core_wiring import CLEAR, Ends
+from .core_wiring import CLEAR, QUIC, Ends
 from .test_core_hostile_peer import assert_answers, data, two_lines, unplug
 
 T = SegmentType
@@ -121,3 +123,19 @@ def test_a_peer_that_keeps_saying_that_a_network_went_away_makes_nothing_sent_ag
         copied.append(sender.copied)
     assert copied[0] > before
     assert copied[-1] == copied[0]
+
+
+def test_a_capped_connection_that_waits_to_be_heard_sets_no_timer_for_its_cap() -> None:
+    """Tokens would be there at once again and again, while what is missing is a word of the peer."""
+    ends = Ends(client=CLEAR, server=CLEAR)
+    facts = replace(QUIC, max_rate=1e7)
+    line = ends.connect(facts)
+    line.hold_up = True
+    ends.write(ends.client, bytes(400_000))
+    session, timers = ends.client.session, 0
+    assert session.connections[line.id].allowance == 0
+    while (due := session.next_timer()) is not None and due < ends.now + 1.0:
+        timers += 1
+        assert timers < 20
+        session.handle_timer(now=due)
+        ends.pump()
