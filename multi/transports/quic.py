@@ -252,7 +252,8 @@ class QuicListener:
 
     def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         # What the kernel hands over together came from one address, but that may be a proxy of many clients.
-        route = self._routes.get(connection_of_all(data, segment))
+        together = connection_of_all(data, segment)
+        route = self._routes.get(together) if together is not None else None
         if isinstance(route, QuicChannel):
             route.datagrams_received(data, segment, address, at)
             self._touched[route] = None
@@ -273,7 +274,7 @@ class QuicListener:
             if header.needs_version_negotiation(self._versions):
                 self._reply(version_negotiation(header, self._versions), address)
                 return
-            if not header.is_initial:
+            if not header.is_first:
                 return
             route = self._new_connection(header, address)
             if route is None:
@@ -397,10 +398,11 @@ class QuicListener:
         self._guard.strangers.discard(channel)
 
     def _reply(self, data: bytes, address: PeerAddress) -> None:
-        self._port.send([(data, address)])
+        if not self._port.blocked:  # whoever is no connection yet does not wait for a full socket
+            self._port.send([(data, address)])
 
     def _answer(self, goodbye: _Goodbye) -> None:
-        if goodbye.left:
+        if goodbye.left and not self._port.blocked:
             goodbye.left -= 1
             self._port.send(goodbye.datagrams)
 

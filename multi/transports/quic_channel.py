@@ -194,7 +194,8 @@ class QuicChannel:
 
     def _read_late(self) -> float:
         """Seconds by which an overloaded process reads what it expects later than it comes."""
-        return self._port.waited if self._port.waited > WAITED_USUAL else 0.0
+        waited = self._port.waited(time.monotonic())
+        return waited if waited > WAITED_USUAL else 0.0
 
     def close(self) -> None:
         if self._state is not _State.OPEN or self._failing:

@@ -26,26 +26,27 @@ from multi.transports.quic_engine import CONNECTION_ID_LENGTH, SMALLEST_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
+FIRST_ID_LEAST = 8  # bytes a client makes up for the server; fewer could be meant to be hit by others (section 7.2)
 
 
-def connection_of_all(data: bytes, segment: int) -> bytes:
+def connection_of_all(data: bytes, segment: int) -> bytes | None:
     """The destination id of datagrams of `segment` bytes each, if all are packets with short headers for the same.
 
-    That is what they are once the handshake is done. Empty for anything else.
+    That is what they are once the handshake is done. None for anything else.
     """
     if max(data[::segment], default=LONG_HEADER) >= LONG_HEADER:
-        return b""
+        return None
     first = data[1 : 1 + CONNECTION_ID_LENGTH]
     for start in range(segment, len(data), segment):
         if data[start + 1 : start + 1 + CONNECTION_ID_LENGTH] != first:
-            return b""
+            return None
     return first
 
 
 class PacketHeader:
     """The fields of a datagram's first packet that routing needs."""
 
-    __slots__ = ("destination_id", "is_initial", "source_id", "token", "version")
+    __slots__ = ("_large", "destination_id", "is_first", "source_id", "token", "version")
 
     def __init__(self, data: bytes) -> None:
         """Raises ValueError if this is no QUIC packet."""
@@ -54,11 +55,15 @@ class PacketHeader:
         self.source_id = header.source_cid
         self.token = header.token
         self.version = header.version
-        self.is_initial = header.packet_type is QuicPacketType.INITIAL and len(data) >= SMALLEST_DATAGRAM
+        self._large = len(data) >= SMALLEST_DATAGRAM
+        initial = header.packet_type is QuicPacketType.INITIAL
+        self.is_first = initial and self._large and len(header.destination_cid) >= FIRST_ID_LEAST
+        """An Initial that may begin a connection."""
 
     def needs_version_negotiation(self, versions: Sequence[int]) -> bool:
         # Version 0 is itself a Version Negotiation packet: answering one with another makes two servers loop.
-        return bool(self.version) and self.version not in versions
+        # Small datagrams get no answer that could be larger than they are (RFC 9000 section 6.1).
+        return bool(self.version) and self.version not in versions and self._large
 
 
 def version_negotiation(header: PacketHeader, versions: Sequence[int]) -> bytes:

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from multi.transports.sockets import SocketAddress, format_address, unmapped
@@ -31,6 +32,7 @@ SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in on
 RECEIVE_BUFFER = 1024 * 1024  # bytes; what waits here for a busy process looks like a slow network to the sender
 ANCILLARY_SIZE = 192  # bytes, room for a datagram's destination address, the size of its segments and its time
 LONGEST_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that was set
+WAITED_LATELY = 1.0  # seconds since the last datagram; what waited before tells nothing of now
 
 # include/uapi/linux/in.h, in6.h, udp.h
 _SOL_UDP = 17
@@ -114,8 +116,7 @@ class UdpPort:
         self._read_at = time.monotonic()
         self.connections = 1
         """How many share it; its user keeps this up."""
-        self.waited = 0.0
-        """Seconds that datagrams have waited for us to read them, smoothed."""
+        self._waited = self._waited_at = 0.0
         self._local: SocketAddress = sock.getsockname()
         for option, size in ((socket.SO_RCVBUF, RECEIVE_BUFFER), (socket.SO_SNDBUF, SOCKET_BUFFER)):
             with suppress(OSError):
@@ -138,6 +139,10 @@ class UdpPort:
     def blocked(self) -> bool:
         """Datagrams wait for the socket: making more would only let them grow old."""
         return bool(self._outbox)
+
+    def waited(self, now: float) -> float:
+        """Seconds that datagrams have waited lately for us to read them, smoothed."""
+        return self._waited if now - self._waited_at < WAITED_LATELY else 0.0
 
     def local_name(self, address: PeerAddress) -> str:
         """Our end as the peer of `address` sees it."""
@@ -208,11 +213,13 @@ class UdpPort:
 
     def _on_writable(self) -> None:
         try:
-            sent = self._send_some(self._outbox)
-            for _ in range(sent):
-                self._outbox.popleft()
-            if self._outbox:
-                return
+            while self._outbox:
+                some = list(islice(self._outbox, SEGMENTS_PER_SEND))
+                sent = self._send_some(some)
+                for _ in range(sent):
+                    self._outbox.popleft()
+                if sent < len(some):
+                    return
         except OSError as error:
             self._outbox.clear()
             self._loop.remove_writer(self._fd)
@@ -262,7 +269,8 @@ class UdpPort:
                 segment = _GRO_SIZE.unpack_from(data)[0]
             elif (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
                 waited = _waited(data)
-                self.waited += (waited - self.waited) / 8
+                self._waited += (waited - self._waited) / 8
+                self._waited_at = at
                 at -= waited
             elif (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
                 local, interface = _IN6_PKTINFO.unpack_from(data)

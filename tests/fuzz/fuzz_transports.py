@@ -105,7 +105,7 @@ def run_header(data: bytes) -> None:
     """What `QuicListener` does with the first packet of a connection, each answer tried."""
     for segment in (1, 9, 400, max(1, len(data))):
         of_all = connection_of_all(data, segment)
-        check(not of_all or all(data[at + 1 : at + 9] == of_all for at in range(0, len(data), segment)), "mixed up")
+        check(of_all is None or all(data[at + 1 : at + 9] == of_all for at in range(0, len(data), segment)), "mixed up")
     try:
         header = PacketHeader(data)
     except ValueError:
@@ -114,7 +114,7 @@ def run_header(data: bytes) -> None:
     if header.needs_version_negotiation(versions):
         check(len(version_negotiation(header, versions)) < 128, "an answer that amplifies")
         return
-    if not header.is_initial:
+    if not header.is_first:
         return
     check(len(refusal(header, QuicErrorCode.INVALID_TOKEN)) <= len(data), "an answer that amplifies")
     retry = tokens.retry(header, "somebody", 1.0)

@@ -522,6 +522,47 @@ async def test_garbage_does_not_disturb_the_server(files: Certificates) -> None:
     server.listener.close()
 
 
+@pytest.mark.parametrize("length", [0, 7])
+async def test_first_packet_without_a_proper_id_leaves_no_trace(files: Certificates, length: int) -> None:
+    """Packets of everybody's handshake would be taken for that connection's if it had an id that is empty."""
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    loop = asyncio.get_running_loop()
+    sender, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, remote_addr=("127.0.0.1", port))
+    initial = bytes([0xC0, 0, 0, 0, 1, length, *range(length), 8, *range(8), 0, 0x44, 0x80])
+    sender.sendto(initial.ljust(1200, b"\0"))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(3):
+        channel, _ = await dial(files.client_settings(), port)
+    peer, _ = await server.channels.get()
+    channel.abort()
+    peer.abort()
+    sender.close()
+    server.listener.close()
+
+
+async def test_small_datagram_of_an_unknown_version_gets_no_answer(files: Certificates) -> None:
+    """RFC 9000 section 6.1: an answer could be larger than what it answers."""
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    answers: list[int] = []
+
+    class Asking(asyncio.DatagramProtocol):
+        def datagram_received(self, data: bytes, addr: object) -> None:
+            answers.append(len(data))
+
+    loop = asyncio.get_running_loop()
+    sender, _ = await loop.create_datagram_endpoint(Asking, remote_addr=("127.0.0.1", port))
+    unknown = bytes([0xC0, 0x1A, 0x2A, 0x3A, 0x4A, 8, *range(8), 8, *range(8), 0, 0x44, 0x80])
+    sender.sendto(unknown.ljust(100, b"\0"))
+    await asyncio.sleep(0.05)
+    assert not answers
+    sender.sendto(unknown.ljust(1200, b"\0"))
+    await until(lambda: len(answers) == 1)
+    sender.close()
+    server.listener.close()
+
+
 def test_installed_aioquic_has_what_the_adapter_reads() -> None:
     check()
 
