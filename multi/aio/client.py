@@ -19,7 +19,7 @@ from multi.config import Config, load_config
 from multi.core.ids import Side
 from multi.core.session import Session as CoreSession
 from multi.engine import Engine
-from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
+from multi.errors import ConfigError, MultiError, NoUsableConnection, SessionLost, SessionRefused
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect
 
@@ -144,6 +144,10 @@ async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found
     except TimeoutError:
         rejected = resolver.last.rejected if resolver.last is not None else []
         raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
+    except OSError as error:
+        if isinstance(error, MultiError):
+            raise
+        raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
     if not found.candidates:
         raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
     return found

@@ -8,6 +8,7 @@ executor nor the end of the program.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import os
 import socket
@@ -312,11 +313,15 @@ class _Threads:
                 return
             self._threads += 1
             job.started = time.monotonic()
-        threading.Thread(target=self._work, args=(job,), name="multi-names", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, args=(job,), name="multi-names", daemon=True).start()
+        except RuntimeError as error:  # there are no more threads
+            self._work(job, OSError(errno.EAGAIN, str(error)))
 
-    def _work(self, job: _Job | None) -> None:
+    def _work(self, job: _Job | None, failed: OSError | None = None) -> None:
+        """`failed`: asking is not possible, and that is the answer."""
         while job is not None:
-            outcome = _looked_up(job)
+            outcome = failed or _looked_up(job)
             following = self._done(job)
             for receive in job.receivers:
                 receive(outcome)

@@ -18,6 +18,7 @@ from multi.config import Config
 from multi.core.events import AddressesAnnounced, Event, Notify, SessionDetached, SessionResumed, Warned
 from multi.core.facts import Candidate
 from multi.net.monitor import Loss, monitor
+from multi.net.shortage import in_thread
 from multi.net.wifi_power import PowerSaving
 from multi.net.wifi_signal import SignalWatch
 from multi.paths.links import Kind
@@ -202,7 +203,7 @@ class Networks:
         if not wifi:
             self._warn_once("wifi_config.power_savings: no WiFi interface is in use")
         for name in wifi:
-            reason = await asyncio.to_thread(self._hold, self._power, name, self._power_savings)
+            reason = await in_thread(self._hold, self._power, name, self._power_savings)
             if reason:
                 self._warn_once(f"wifi_config.power_savings of {name}: {reason}")
 

@@ -16,6 +16,7 @@ from multi.net import interfaces_async, interfaces_known, routed
 from multi.net.mptcp_pm import why_no_subflows
 from multi.net.networks import network_ids
 from multi.net.policy_routes import PolicyRoutes
+from multi.net.shortage import in_thread
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.links import Interface, Kind
 from multi.paths.outcomes import Outcomes
@@ -133,7 +134,8 @@ class Resolver:
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, what others have seen counts while it holds.
 
-        Waits until the name of one entry can be dialled, or with `entry` that one's.
+        Waits until the name of one entry can be dialled, or with `entry` that one's. Raises OSError when the system
+        lacks what looking takes: descriptors, memory, threads.
         """
         specs = [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
         awaited = specs if entry is None else [self._specs[entry]]
@@ -177,7 +179,7 @@ class Resolver:
         known, now = _last_look, asyncio.get_running_loop().time()
         if known is not None and not anew and self._routes is None and known.holds(interfaces, remotes, now):
             return known.routes, known.networks
-        routes, networks = await asyncio.to_thread(self._look_closer, interfaces, remotes)
+        routes, networks = await in_thread(self._look_closer, interfaces, remotes)
         _last_look = _Look(interfaces, frozenset(remotes), now, routes, networks)
         return routes, networks
 

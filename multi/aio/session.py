@@ -173,7 +173,10 @@ class Session:
         index = resolver.add(load_entry(entry))
         opened: list[ConnectionId] = []
         try:
-            found = await resolver.find(entry=index)
+            try:
+                found = await resolver.find(entry=index)
+            except OSError as error:
+                raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
             candidates = [candidate for candidate in found.candidates if candidate.entry == index]
             rejected = [(r.what, r.reason) for r in found.rejections if r.entry == index]
             if not candidates:

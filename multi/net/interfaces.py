@@ -6,7 +6,6 @@ comes over netlink, with sysfs for the kinds; elsewhere, or where netlink is not
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures.thread  # noqa: F401 - otherwise asyncio imports it while the first session opens
 import logging
 import socket
@@ -17,6 +16,7 @@ from ipaddress import ip_address
 from multi.core.ids import Family
 from multi.errors import ConfigError
 from multi.net.kinds import ARPHRD_LOOPBACK, DeviceFacts, kind_of
+from multi.net.shortage import in_thread, is_shortage
 from multi.net.sysfs import device_facts, device_index
 from multi.paths.links import Interface, InterfaceAddress, Kind
 
@@ -59,6 +59,8 @@ def interfaces(
         try:
             return _from_netlink(recent.read(anew=anew), named)
         except OSError as error:
+            if is_shortage(error):
+                raise
             log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
     return _from_netifaces(named)
 
@@ -77,7 +79,7 @@ async def interfaces_async(
     anew: bool = True,
 ) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
-    return await asyncio.to_thread(interfaces, user_kinds, anew=anew)
+    return await in_thread(interfaces, user_kinds, anew=anew)
 
 
 def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tuple[str, str]]:
@@ -99,6 +101,8 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
                     if any(kernel.has_route(interface.index, remote, source) for source in sources):
                         pairs.add((interface.name, remote))
     except OSError as error:
+        if is_shortage(error):
+            raise
         log.warning("cannot ask for routes: %s", error)
     return frozenset(pairs)
 
@@ -190,6 +194,8 @@ def _from_netifaces(named: Mapping[str, Kind]) -> tuple[Interface, ...]:
 
         found = portable.read()
     except (ImportError, OSError) as error:
+        if isinstance(error, OSError) and is_shortage(error):
+            raise
         log.warning("cannot read the interfaces: %s", error)
         return ()
     return tuple(

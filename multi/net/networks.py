@@ -15,6 +15,7 @@ from ipaddress import ip_interface
 
 from multi.core.ids import Family
 from multi.net.messages import HEADER, attributes
+from multi.net.shortage import is_shortage
 from multi.paths.links import Interface, Kind
 
 if sys.platform == "linux":
@@ -101,6 +102,8 @@ def _neighbours(indices: set[int]) -> _Neighbours:
             if mac != NO_MAC:
                 known[key] = mac
     except OSError as error:
+        if is_shortage(error):
+            raise
         log.warning("cannot ask for the neighbours: %s", error)
     return known
 

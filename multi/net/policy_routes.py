@@ -84,6 +84,15 @@ class PolicyRoutes:
 
 _lock = threading.Lock()
 
+
+def _unlock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)  # the thread that held it is not there
+
 if sys.platform == "linux":
 
     @dataclass(frozen=True, slots=True)

@@ -73,6 +73,13 @@ class Recent:
         with self._lock:
             self._close()
 
+    def forked(self) -> None:
+        """In a forked child: a thread that is not there may have held the lock, and what it did is half done."""
+        self._lock = threading.Lock()
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._of = self._snapshot = None
+
     def _known(self) -> Snapshot | None:
         if self._snapshot is None or self._of != (os.getpid(), namespace_if_told()) or self._changed():
             self._snapshot = None
@@ -119,3 +126,5 @@ class Recent:
 recent = Recent()
 """Of this process."""
 atexit.register(recent.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=recent.forked)

@@ -500,3 +500,21 @@ def test_a_name_in_the_hosts_file_is_asked_in_a_way_that_asks_no_server(
 def test_without_a_hosts_file_the_resolver_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HOSTS_FILE", tmp_path / "none")
     assert system_lookup("127.0.0.1", FOUR) == ["127.0.0.1"]
+
+
+async def test_a_moment_without_threads_is_forgotten(resolver: Resolver, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        for _ in range(20):  # more than there may be threads or questions about a name
+            names = Names(Told(), lookup=resolver)
+            await timed(names, (HOST, 1, "any"))
+            assert "can't start new thread" in names.errors[HOST]
+            assert not names.pending
+    names = Names(Told(), lookup=resolver)
+    await timed(names, (HOST, 1, "any"))
+    assert "2001:db8::1" in names.addresses[HOST, 1]

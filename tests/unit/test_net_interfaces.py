@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import asyncio
 import dataclasses
+import errno
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,9 @@ import pytest
 from multi.cli.interfaces import show_interfaces
 from multi.core.ids import Family
 from multi.errors import ConfigError
-from multi.net import interfaces, interfaces_async, routed
+from multi.net import interfaces, interfaces_async, recent, routed
+from multi.net.netlink import Snapshot
+from multi.net.networks import network_ids
 from multi.paths.links import Interface, InterfaceAddress, Kind
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
@@ -353,3 +357,49 @@ def test_the_table_has_a_line_per_interface_and_cuts_nothing_when_piped(
     assert " ".join(by_name["odd[red]0"][-5:]) == "yes yes, no default route"
     assert " ".join(by_name["wlan0"]) == "wifi no: no carrier"
     assert " ".join(by_name["lo"]) == "loopback 127.0.0.1/8 yes, this machine only"
+
+
+@linux_only
+def test_out_of_descriptors_is_not_taken_for_no_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    found = interfaces()
+    routed_somewhere = [dataclasses.replace(i, gateways=((Family.IPV4, "192.0.2.1"),)) for i in found]
+    monkeypatch.setattr(socket, "socket", refuse)
+    looks = (interfaces, lambda: routed(found, ["192.0.2.1"]), lambda: network_ids(routed_somewhere))
+    for look in looks:
+        with pytest.raises(OSError, match="Too many open files"):
+            look()
+
+
+def fork_while_somebody_reads() -> None:
+    """Ends 0 when the child can read too."""
+    reading, go_on = threading.Event(), threading.Event()
+    real = recent.snapshot
+
+    def slow() -> Snapshot:
+        reading.set()
+        go_on.wait(20)
+        return real()
+
+    recent.snapshot = slow
+    thread = threading.Thread(target=recent.recent.read, kwargs={"anew": True})
+    thread.start()
+    reading.wait(20)
+    child = os.fork()
+    recent.snapshot = real
+    if not child:
+        recent.recent.read(anew=False)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    go_on.set()
+    thread.join()
+    assert status == 0
+    assert recent.recent.known() is not None
+
+
+@linux_only
+def test_a_forked_child_does_not_wait_for_a_thread_it_does_not_have() -> None:
+    program = "from tests.unit.test_net_interfaces import fork_while_somebody_reads as f; f()"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=30, check=True)
