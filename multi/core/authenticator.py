@@ -78,6 +78,8 @@ class Authenticator(ABC):
         self.host = host
         self.keys: SessionKeys | None = None
         self.psk_id = b""
+        self.psk_proved = False
+        """The client's HELLO alone proved it; otherwise CONFIRM does."""
 
     @abstractmethod
     def opened(self, connection: Connection, now: float) -> None:
@@ -411,6 +413,7 @@ class ServerAuthenticator(Authenticator):
             return
         if not repeat:
             self._agree(hello, part, version, psk)
+            self.psk_proved = proved_by_binder
         assert self._accept is not None
         assert self.keys is not None
         accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)

@@ -462,7 +462,8 @@ class Session:
     @property
     def peer_psk_id(self) -> str:
         """Name of the pre-shared key that was proved, or empty."""
-        return self._auth.psk_id.decode(errors="replace") if self.confirmed else ""
+        proved = self.confirmed or self._auth.psk_proved
+        return self._auth.psk_id.decode(errors="replace") if proved else ""
 
     def usable(self) -> list[Connection]:
         """Connections for data now; see `Outgoing.usable`."""
