@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, NoReturn
 
 from multi.aio.driver import SessionDriver
@@ -223,13 +223,25 @@ class Session:
         self._driver.engine.set_role(ConnectionId(connection), wanted, now=self._driver.now())
         self._driver.pump()
 
-    def set_scheduler(self, scheduler: str | Scheduler, **parameters: float) -> None:
-        """Schedule differently from now on: a name (the client's server follows) or an object (this side only)."""
+    def set_scheduler(self, scheduler: str | Mapping[str, Any] | Scheduler, **parameters: float) -> None:
+        """Schedule differently from now on: a name (the client's server follows) or an object (this side only).
+
+        A name comes with its parameters as keywords, or as a mapping in the shape of `multi_config.scheduler`. Should
+        an object raise when it is asked, `adaptive` takes its place and SchedulerChanged says so. Raises ConfigError
+        for an unknown name or parameter, TypeError for what is no scheduler.
+        """
         current = self._core.policy
+        if isinstance(scheduler, Mapping):
+            parameters = {**scheduler, **parameters}
+            scheduler = str(parameters.pop("name", ""))
         if isinstance(scheduler, str):
             policy = Policy(scheduler, tuple(parameters.items()), current.switch, current.reinject)
             self._driver.engine.set_scheduler(policy, now=self._driver.now())
         else:
+            if isinstance(scheduler, type) or not callable(getattr(scheduler, "select", None)):
+                raise TypeError(f"found {scheduler!r}; allowed: a name, a mapping with `name`, an object with `select`")
+            if parameters:
+                raise TypeError("parameters belong to a name; an object has its own already")
             policy = Policy(type(scheduler).__name__, (), current.switch, current.reinject)
             self._driver.engine.set_scheduler(policy, scheduler, now=self._driver.now())
         self._driver.pump()

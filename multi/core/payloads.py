@@ -221,12 +221,14 @@ def decode_close(payload: bytes | memoryview) -> Close:
 
 # --- control  ---
 
+DEFAULT_SCHEDULER = "adaptive"
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How the sender of this wants the peer to schedule towards it (design 5, "policy travels")."""
 
-    scheduler: str = "adaptive"
+    scheduler: str = DEFAULT_SCHEDULER
     parameters: tuple[tuple[str, float], ...] = ()
     switch: bool = False
     """mode `switch`: one connection carries the data, the next stands by."""

@@ -7,7 +7,7 @@ that lost it while another is usable".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -35,8 +35,12 @@ GROWTH = 1.5  # times the largest size so far
 class Sender:
     """All send streams of one session."""
 
-    def __init__(self, scheduler: Scheduler, reinject: str, session_window: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, reinject: str, session_window: int, scheduler_failed: Callable[[Exception], None]
+    ) -> None:
+        """`scheduler_failed` puts another scheduler in the place of one that raised, or raises itself."""
         self.scheduler = scheduler
+        self._scheduler_failed = scheduler_failed
         self.reinject = reinject
         self.streams: dict[StreamId, SendStream] = {}
         self.window = session_window
@@ -191,10 +195,14 @@ class Sender:
         """Ask the scheduler; empty = it waits."""
         window, growing = self.window_left, now < max(self._window_grown_at, self._run_began) + GROWING
         request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, window), again, now, growing)
-        chosen = self.scheduler.select(request, usable)
-        if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
-            return usable
-        picked = [c for c in usable if c.credit > 0 and c in chosen]
+        try:
+            chosen = self.scheduler.select(request, usable)
+            if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
+                return usable
+            picked = [c for c in usable if c.credit > 0 and c in chosen]
+        except Exception as error:
+            self._scheduler_failed(error)
+            return self._select(stream, size, usable, again, now)
         if not picked:
             self.hold_until = now + HOLD_CHECK
         return picked

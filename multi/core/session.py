@@ -41,6 +41,7 @@ from multi.core.outgoing import Outgoing
 from multi.core.payloads import (
     CLOSE_ABORTED,
     CLOSE_NORMAL,
+    DEFAULT_SCHEDULER,
     Address,
     Close,
     DrainStep,
@@ -105,7 +106,7 @@ class Session:
         """Something has happened since the last effects that may call for more than acknowledgements."""
         if scheduler is None:
             scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
-        self.sender = Sender(scheduler, self.policy.reinject, EARLY_DATA_LIMIT)
+        self.sender = Sender(scheduler, self.policy.reinject, EARLY_DATA_LIMIT, self._scheduler_failed)
         self.receiver = Receiver(settings, now)
         self.outbox = Outbox()
         self.streams = Streams(self, settings)
@@ -572,8 +573,8 @@ class Session:
             scheduler = self._make_scheduler(policy.scheduler, dict(policy.parameters))
             reason = ""
         except ConfigError as error:
-            scheduler = self._make_scheduler("adaptive", {})
-            policy = Policy("adaptive", (), policy.switch, policy.reinject)
+            scheduler = self._make_scheduler(DEFAULT_SCHEDULER, {})
+            policy = Policy(DEFAULT_SCHEDULER, (), policy.switch, policy.reinject)
             reason = str(error)
             if not self.outbox.holds(SegmentType.POLICY):  # or a peer that acknowledges nothing could pile them up
                 self.outbox.add(SegmentType.POLICY, encode_policy(policy))
@@ -586,6 +587,15 @@ class Session:
         self.sender.scheduler = scheduler
         self.sender.reinject = policy.reinject
         self.notify(SchedulerChanged(policy.scheduler, by_peer, reason))
+
+    def _scheduler_failed(self, error: Exception) -> None:
+        """The application's scheduler is no reason to lose the session. Ours is a bug."""
+        policy = self.policy
+        if policy.scheduler == DEFAULT_SCHEDULER:
+            raise error
+        reason = f"{policy.scheduler} failed: {error!r}"
+        policy = Policy(DEFAULT_SCHEDULER, (), policy.switch, policy.reinject)
+        self._use_scheduler(policy, self._make_scheduler(DEFAULT_SCHEDULER, {}), by_peer=False, reason=reason)
 
     def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
         reason = str(error)

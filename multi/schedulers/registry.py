@@ -14,6 +14,7 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+from multi.core.payloads import MAX_NAME
 from multi.core.scheduler import Scheduler, SchedulerFactory
 from multi.errors import ConfigError
 
@@ -34,6 +35,10 @@ def register_scheduler(name: str, *, aliases: Sequence[str] = ()) -> Callable[[F
     It is called with the parameters of the configuration as float keyword arguments. Registering a name again
     replaces the earlier factory, except that the names of this package are taken: ConfigError.
     """
+
+    for key in (name, *aliases):
+        if not isinstance(key, str) or not 0 < len(key.encode()) <= MAX_NAME:
+            raise ConfigError(f"found {key!r} as a scheduler's name; allowed: text of at most {MAX_NAME} bytes")
 
     def register(factory: F) -> F:
         if not _is_shipped(factory):

@@ -362,6 +362,37 @@ def test_scheduler_can_be_set_by_name_and_as_object(development_certificates: Pa
                 with pytest.raises(multi.ConfigError, match="no_such"):
                     session.set_scheduler("no_such")
                 await transfer(session.writer, reader, pattern(MIB))
+                session.set_scheduler({"name": "top_throughput", "n": 1})
+                assert session.scheduler == "top_throughput"
+                for wrong in (OnlyTheLast, None, object()):
+                    with pytest.raises(TypeError, match="an object with `select`"):
+                        session.set_scheduler(wrong)  # type: ignore[arg-type] # that is the test
+                with pytest.raises(multi.ConfigError, match="no such parameter"):
+                    session.set_scheduler({"name": "top_throughput", "m": 1})
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("answer", ["raises", "nonsense"])
+def test_a_scheduler_that_fails_is_replaced_and_the_session_goes_on(
+    answer: str, development_certificates: Path
+) -> None:
+    class Failing:
+        def select(self, request: multi.SendRequest, connections: Sequence[multi.ConnectionView]) -> Any:
+            if answer == "raises":
+                raise RuntimeError("no idea")
+
+    async def scenario() -> None:
+        async with world(development_certificates) as w, multi.connect(w.config(OVER_IPV4, OVER_IPV6)) as session:
+            reader, _ = await w.inbox.next()
+            session.set_scheduler(Failing())
+            events = session.events()
+            await transfer(session.writer, reader, pattern(MIB))
+            async for event in events:
+                if isinstance(event, multi.SchedulerChanged) and event.scheduler == "adaptive":
+                    break
+            assert "Failing failed: " in event.reason
+            assert session.scheduler == "adaptive"
 
     run(scenario())
 
