@@ -455,7 +455,8 @@ def test_silence_is_noticed_by_a_loop_that_is_never_idle(loop: str, development_
             multi.connect(w.config(w.over(relay))) as session,
         ):
             await session.confirmed()
-            await (await w.inbox.session()).confirmed()  # otherwise the server forgets it when the relay holds the proof
+            other = await w.inbox.session()
+            await other.confirmed()  # or it forgets the client while the relay holds the proof
             events = session.events()
             busy = True
 
