@@ -48,6 +48,8 @@ class ConnectionInfo:
     """Of an MPTCP connection, established now; 0 for other transports."""
     fell_back: bool = False
     """MPTCP was asked for and it is plain TCP."""
+    number: int = -1
+    """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
 
 
 def connection_info(
@@ -78,4 +80,5 @@ def connection_info(
         detail=detail or facts.detail,
         subflows=subflows,
         fell_back=fell_back,
+        number=connection.number,
     )

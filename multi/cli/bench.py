@@ -102,6 +102,7 @@ def _connections(session: Session) -> list[dict[str, Any]]:
     return [
         {
             "id": c.id,
+            "number": c.number,
             "transport": c.transport,
             "interface": c.interface,
             "local": c.local,
@@ -284,11 +285,17 @@ async def _download(
 def _result(
     request: Request, report: Report, retransmitted: int, timing: _Timing, ours: dict[int, dict[str, Any]]
 ) -> dict[str, Any]:
-    """The JSON of the contract; upload: bytes per connection are the receiver's, names and RTTs ours."""
-    theirs = {c["remote"]: c["bytes"] for c in report.connections}
-    connections = [
-        {**c, "bytes": c["bytes"] if request.reverse else theirs.get(c["local"], c["sent"])} for c in ours.values()
-    ]
+    """The JSON of the contract; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
+    connections, intervals = list(ours.values()), report.intervals
+    if not request.reverse:
+        by_number = {c.get("number"): c for c in report.connections}
+        connections = [{**c, "bytes": by_number.get(c["number"], {}).get("bytes", 0)} for c in connections]
+        numbers = {c["number"]: str(c["id"]) for c in connections}
+        our_ids = {str(c.get("id")): numbers[n] for n, c in by_number.items() if n in numbers}
+        intervals = [
+            {**one, "per_connection": {our_ids.get(c, c): rate for c, rate in one["per_connection"].items()}}
+            for one in intervals
+        ]
     seconds = report.seconds
     return {
         "reverse": request.reverse,
@@ -301,7 +308,7 @@ def _result(
         "longest_gap_ms": round(report.longest_gap * 1000, 3),
         "retransmitted_bytes": retransmitted,
         "damaged": report.damaged,
-        "intervals": report.intervals,
+        "intervals": intervals,
         "connections": connections,
     }
 

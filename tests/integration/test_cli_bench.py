@@ -58,6 +58,12 @@ def test_measured_bytes_arrive_checked_and_are_accounted_for(files: Files, rever
     assert [i["t"] for i in result["intervals"]] == [round(n * 0.1, 1) for n in range(len(result["intervals"]))]
     assert {c["transport"] for c in result["connections"]} == {"tcp", "quic", "mptcp"}
     assert sum(c["bytes"] for c in result["connections"]) >= size
+    ids = {str(c["id"]) for c in result["connections"]}
+    for connection in ids:
+        (its,) = (c for c in result["connections"] if str(c["id"]) == connection)
+        rates = sum(i["per_connection"].get(connection, 0.0) for i in result["intervals"])
+        assert rates * 0.1 * 1e6 / 8 == pytest.approx(its["bytes"], rel=0.05, abs=1000)
+    assert {c for i in result["intervals"] for c in i["per_connection"]} <= ids
     carried = sum(rate for i in result["intervals"] for rate in i["per_connection"].values()) * 0.1 * 1e6 / 8
     assert carried == pytest.approx(sum(c["bytes"] for c in result["connections"]), rel=0.05)
 
