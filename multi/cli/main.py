@@ -223,18 +223,24 @@ def _cert(parsed: argparse.Namespace) -> int:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text} is not in 0..86400 seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 86400")
     return value
 
 
 def _count(text: str) -> int:
     """A number of bytes, `K`, `M` and `G` as powers of 1024."""
     factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
-    value = int(text[:-1] if factor > 1 else text) * factor
+    try:
+        value = int(text[:-1] if factor > 1 else text) * factor
+    except ValueError:
+        value = 0
     if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of bytes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes")
     return value
 
 

@@ -69,6 +69,13 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     assert "usage: multi" in done.stderr
 
 
+def test_amounts_that_are_none_are_said_in_words() -> None:
+    for option, value in (("-n", "1X"), ("-n", "0"), ("-t", "soon"), ("-t", "nan")):
+        done = run("bench", "run", "client.json", option, value)
+        assert done.returncode == 2
+        assert f"argument {option}: {value!r} is not a " in done.stderr
+
+
 def test_every_public_name_can_be_imported() -> None:
     for name in multi.__all__:
         assert getattr(multi, name) is not None
