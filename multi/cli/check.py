@@ -21,7 +21,8 @@ from multi.net.permission import may_administer
 from multi.paths.links import Kind
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
-from multi.transports.mptcp import NO_MPTCP, mptcp_available
+from multi.transports.mptcp import NO_MPTCP, host_scheduler, mptcp_available, scheduler_doubt
+from multi.transports.quic import trusted_authorities
 from multi.transports.quic_engine import checked_settings, implementation
 from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
 from multi.transports.tls import client_context, server_context
@@ -123,6 +124,8 @@ def _client_obstacle(config: Config, tls: TlsSettings | None, transport: str) ->
     if tls is not None:
         try:
             client_context(tls)
+            if transport == "quic" and tls.verify:
+                trusted_authorities(tls)
         except TransportError as error:
             return str(error)
     return _congestion_obstacle(config, transport)

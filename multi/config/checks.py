@@ -179,8 +179,8 @@ def _client_doubts(config: Config) -> Iterator[Finding]:
             if entry.transport == "quic":
                 yield Finding(
                     ("connection_priority", position),
-                    "QUIC needs ssl_config with ca (or verify: false), unless a public authority signed the "
-                    "server's certificate",
+                    "QUIC needs ssl_config with ca (or verify: false), unless an authority this system trusts signed "
+                    "the server's certificate",
                 )
     for key in SERVER_LIMITS:
         if key in config.limits.model_fields_set:

@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import logging
 import ssl
+from functools import cache
 from pathlib import Path
 
 from cryptography import x509
@@ -90,6 +91,13 @@ def read_certificates(path: Path) -> bytes:
     content = _read(path)
     _certificates(path, content)
     return content
+
+
+@cache
+def system_authorities() -> bytes:
+    """PEM of the authorities this system trusts; empty when there are none."""
+    found = ssl.create_default_context().get_ca_certs(binary_form=True)
+    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
 
 
 def first_certificate(path: Path) -> bytes:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from aioquic.quic.packet import QuicErrorCode
 
@@ -30,7 +29,7 @@ from multi.transports.base import (
     TransportSettings,
     register_transport,
 )
-from multi.transports.certificates import check_pin, first_certificate, read_certificates
+from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.pending import source_of
 from multi.transports.quic_channel import LANE_STREAMS, QuicChannel
 from multi.transports.quic_engine import Accept, Connect, QuicEngine, checked_settings, implementation
@@ -69,13 +68,14 @@ class Quic:
         address = socket_address(candidate.remote_address, candidate.remote_port, candidate.interface)
         with ExitStack() as undo:
             undo.callback(sock.close)
-            connect = client_side(settings, candidate)
+            tls = settings.tls or TlsSettings()  # there is no QUIC without
+            connect = client_side(settings, tls, candidate)
             try:
                 sock.connect(address)
             except OSError as error:
                 raise transport_error(error) from error
             undo.pop_all()
-        client = _Client(sock, candidate, connect, settings)
+        client = _Client(sock, candidate, connect, settings, tls)
         return await client.open()
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
@@ -90,32 +90,41 @@ class Quic:
         return QuicListener(sock, answer, found.VERSIONS, certificate, issuers, settings, accept)
 
 
-def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:
+def client_side(settings: TransportSettings, tls: TlsSettings, candidate: Candidate) -> Connect:
     """Raises TransportError if a file cannot be read, or the engine is not installed or cannot do what is asked."""
-    tls = settings.tls
-    trusted = _trusted(tls) if tls is not None else None
-    if tls is None or (tls.verify and trusted is None):
-        raise TransportError('QUIC needs ssl_config.ca (or "verify": false)')
     found = implementation(settings.quic.engine)
     checked_settings(found, settings.quic)
-    authorities = read_certificates(trusted) if tls.verify and trusted is not None else b""
+    authorities = trusted_authorities(tls) if tls.verify else b""
     return found.client(settings.quic, tls, authorities, _server_name(tls, candidate))
+
+
+def trusted_authorities(tls: TlsSettings) -> bytes:
+    """PEM of whom a client trusts, never empty: what the configuration names, else the system's authorities.
+
+    Raises TransportError.
+    """
+    # A client's certificate without a key is one it trusts.
+    named = tls.ca or (tls.cert if tls.key is None else None)
+    trusted = read_certificates(named) if named is not None else system_authorities()
+    if not trusted:
+        raise TransportError("this system trusts no authority: QUIC needs ssl_config.ca")
+    return trusted
 
 
 def _server_name(tls: TlsSettings, candidate: Candidate) -> str:
     return tls.server_name or candidate.remote_host or candidate.remote_address
 
 
-def _trusted(tls: TlsSettings) -> Path | None:
-    """A client's certificate without a key is one it trusts."""
-    return tls.ca or (tls.cert if tls.key is None else None)
-
-
 class _Client:
     """A dialled connection and its socket."""
 
     def __init__(
-        self, sock: socket.socket, candidate: Candidate, connect: Connect, settings: TransportSettings
+        self,
+        sock: socket.socket,
+        candidate: Candidate,
+        connect: Connect,
+        settings: TransportSettings,
+        tls: TlsSettings,
     ) -> None:
         peer = PeerAddress(*sock.getpeername())
         info = ChannelInfo(
@@ -127,8 +136,7 @@ class _Client:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        assert settings.tls is not None
-        self._tls = settings.tls
+        self._tls = tls
         self._host = _server_name(self._tls, candidate)
         self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
         size = largest_datagram(sock, settings.quic.max_datagram_size)

@@ -21,6 +21,7 @@ from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import quic_aioquic, quic_channel, transport
 from multi.transports.base import Channel, Listener, QuicSettings, TlsSettings, TransportSettings
+from multi.transports.certificates import system_authorities
 from multi.transports.quic_aioquic import check
 from multi.transports.udp_port import largest_datagram_to
 from tests.integration.certificates import Certificates, certificates_in
@@ -207,15 +208,37 @@ async def test_missing_settings_are_named(files: Certificates, tmp_path: Path) -
     for tls in (None, TlsSettings(), TlsSettings(cert=files.cert("server"))):
         with pytest.raises(TransportError, match=r"QUIC needs ssl_config\.cert and ssl_config\.key"):
             await server.listen(TransportSettings(tls=tls))
-    for tls in (None, TlsSettings()):
-        with pytest.raises(TransportError, match=r'QUIC needs ssl_config\.ca \(or "verify": false\)'):
-            await dial(TransportSettings(tls=tls), 1)
     with pytest.raises(TransportError, match=r"cannot read .*nothing\.pem: no such file"):
         await dial(TransportSettings(tls=TlsSettings(ca=tmp_path / "nothing.pem")), 1)
     with pytest.raises(TransportError, match="holds no usable PEM certificate"):
         await dial(TransportSettings(tls=TlsSettings(ca=files.key("server"))), 1)
     with pytest.raises(TransportError, match="less than 1200 bytes"):
         await dial(replace(files.client_settings(), quic=QuicSettings(max_datagram_size=1000)), 1)
+
+
+@pytest.mark.parametrize("tls", [None, TlsSettings()], ids=["without ssl_config", "without ca"])
+async def test_the_systems_authorities_are_trusted_where_none_is_named(
+    tls: TlsSettings | None, files: Certificates, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    settings = replace(files.client_settings(), tls=tls)
+    with monkeypatch.context() as patched:
+        patched.setenv("SSL_CERT_FILE", str(files.directory / "other-ca.pem"))
+        patched.setenv("SSL_CERT_DIR", str(files.directory / "none"))
+        system_authorities.cache_clear()
+        with pytest.raises(TransportError, match="has an unknown issuer"):
+            await dial(settings, port)
+        patched.setenv("SSL_CERT_FILE", str(files.directory / "none"))
+        system_authorities.cache_clear()
+        with pytest.raises(TransportError, match=r"this system trusts no authority: QUIC needs ssl_config\.ca"):
+            await dial(settings, port)
+        patched.setenv("SSL_CERT_FILE", str(files.ca))
+        system_authorities.cache_clear()
+        channel, _ = await dial(settings, port)
+    system_authorities.cache_clear()
+    channel.abort()
+    server.listener.close()
 
 
 async def test_client_certificate_is_required_and_verified(files: Certificates, engines: Engines) -> None:
