@@ -54,7 +54,7 @@ async def _client(config: Config) -> bool:
     candidates, rejected = found.candidates, found.rejected
     tls = config.transport_settings().tls
     blocked = {transport: _client_obstacle(config, tls, transport) for transport in ("tcp", "mptcp", "quic")}
-    key_missing = _key_obstacle(config)
+    missing = _key_obstacle(config) or _scheduler_obstacle(config)
     usable = False
     for index, entry in enumerate(config.connection_priority):
         mine = [c for c in candidates if c.entry == index]
@@ -176,7 +176,7 @@ def _protection(config: Config, transport: str) -> str:
 def _server(config: Config) -> bool:
     listen = config.listen
     assert listen is not None
-    usable = not _key_obstacle(config)
+    usable = not (_key_obstacle(config) or _scheduler_obstacle(config))
     for transport in listen.transports:
         obstacle = _server_obstacle(config, transport)
         usable = usable and not obstacle
@@ -225,6 +225,15 @@ def _key_obstacle(config: Config) -> str:
     return ""
 
 
+def _scheduler_obstacle(config: Config) -> str:
+    wanted = config.multi_config.scheduler
+    try:
+        local_scheduler(wanted.name, wanted.parameters)
+    except ConfigError as error:
+        return f"multi_config.scheduler: {error}"
+    return ""
+
+
 def _show_files(config: Config) -> None:
     """Every file the configuration names, and whether it can be read."""
     ssl = config.ssl_config
@@ -246,6 +255,8 @@ def _show_files(config: Config) -> None:
     obstacle = _key_obstacle(config)
     if obstacle:
         print(f"auth: {printable(obstacle)}")
+    if obstacle := _scheduler_obstacle(config):
+        print(printable(obstacle))
 
 
 def _show_certificate(path: Path) -> None:
