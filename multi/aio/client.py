@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from multi.aio.driver import SessionDriver
+from multi.aio.keys import check_certificate_files
 from multi.aio.networks import Networks
 from multi.aio.resolve import Found, Resolver, outcomes
 from multi.aio.session import Session
@@ -75,6 +76,7 @@ class connect:
 async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     if not config.is_client:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
+    check_certificate_files(config)
     loop = asyncio.get_running_loop()
     started = loop.time()
     timeout = config.multi_config.open_timeout

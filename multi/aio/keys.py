@@ -1,4 +1,4 @@
-"""Pre-shared keys from a file or from the environment: `id:key` entries, the key in hex.
+"""Pre-shared keys from a file or from the environment: `id:key` entries, the key in hex. Which files must be there.
 
 Keys are never logged, and no error repeats what was read: it names the file or variable and the place in it.
 """
@@ -49,6 +49,22 @@ def key_of(config: Config) -> tuple[bytes, bytes]:
         where = config.auth.psk_env or config.psk_path
         raise ConfigError(f"{where} holds no key {wanted!r}", "auth.psk_id")
     return wanted.encode(), keys[wanted.encode()]
+
+
+def check_certificate_files(config: Config) -> None:
+    """Raise ConfigError naming the key of `ssl_config` whose file cannot be read."""
+    if config.ssl_config is None:
+        return
+    for key in ("cert", "key", "ca", "client_ca"):
+        name = getattr(config.ssl_config, key)
+        if name is None:
+            continue
+        path = config.resolve(name)
+        try:
+            path.open("rb").close()
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}") from None
 
 
 def key_warnings(config: Config) -> tuple[str, ...]:

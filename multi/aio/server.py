@@ -14,10 +14,10 @@ from weakref import WeakSet
 from multi.aio.client import ConfigLike
 from multi.aio.driver import SessionDriver
 from multi.aio.guard import Guard
-from multi.aio.keys import key_warnings, load_keys
+from multi.aio.keys import check_certificate_files, load_keys
 from multi.aio.lifeline import Lifeline
 from multi.aio.session import Session, split_address
-from multi.aio.settings import peer_scheduler, session_settings
+from multi.aio.settings import host_warnings, peer_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.core.facts import ConnectionFacts
@@ -123,9 +123,10 @@ class Server:
         self._on_client = on_client
         self._config = config
         self._limit = limit
+        self._loop = asyncio.get_running_loop()
         self._settings = session_settings(config)
         self._keys = load_keys(config) if config.auth is not None else None
-        for text in key_warnings(config):
+        for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
         self.handshake_timeout = limits.handshake_timeout
@@ -174,6 +175,10 @@ class Server:
     def port(self) -> int:
         """The port listened on."""
         return self._listeners[0].address[1] if self._listeners else 0
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop it was made on."""
+        return self._loop
 
     def is_serving(self) -> bool:
         return bool(self._listeners) and not self._closing
@@ -229,9 +234,24 @@ class Server:
             self._serving = None
             self.close()
 
+    async def start_serving(self) -> None:
+        """As asyncio's. A server that was made serves already, so there is nothing to do."""
+        if self._closing:
+            raise RuntimeError(f"server {self!r} is closed")
+
+    def close_clients(self) -> None:
+        """End the living sessions in order; what was written is delivered before."""
+        for driver in self._table.values():
+            driver.engine.close(now=driver.now())
+            driver.pump()
+
     def abort(self) -> None:
         """Close and end every session at once."""
         self.close()
+        self.abort_clients()
+
+    def abort_clients(self) -> None:
+        """End the living sessions at once: what is not delivered may never be."""
         for driver in self._table.values():
             driver.engine.abort("the server stops", now=driver.now())
             driver.pump()
@@ -440,11 +460,14 @@ def _facts(channel: Channel) -> ConnectionFacts:
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:
     """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
 
-    Raises ConfigError, and TransportError when the port is in use or QUIC has no certificate.
+    Raises ConfigError, and TransportError when the port is in use or a certificate cannot be used.
     """
     loaded = load_config(config)
     if not loaded.is_server:
         raise ConfigError("this is a client's configuration: a server needs listen", "listen")
+    if limit <= 0:
+        raise ValueError(f"found {limit} as the limit of readers; allowed: more than 0")
+    check_certificate_files(loaded)
     server = Server(on_client, loaded, limit)
     await server.listen()
     return server

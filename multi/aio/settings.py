@@ -13,6 +13,7 @@ from multi.core.scheduler import Scheduler
 from multi.core.sealing import Cipher
 from multi.core.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.schedulers import create_scheduler, scheduler_names
+from multi.transports.mptcp import scheduler_doubt
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
 CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
@@ -57,8 +58,16 @@ def session_settings(config: Config) -> SessionSettings:
         max_connections=limits.max_connections_per_session,
         psk=psk,
         psk_id=psk_id,
-        warnings=key_warnings(config) if config.is_client else (),  # a server says it once, not in every session
+        warnings=host_warnings(config) if config.is_client else (),  # a server says it once, not in every session
     )
+
+
+def host_warnings(config: Config) -> tuple[str, ...]:
+    """What this host does not do as the configuration wants, or where it keeps keys too openly."""
+    listen = config.listen
+    transports = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
+    doubt = scheduler_doubt(config.mptcp_config.scheduler) if "mptcp" in transports else ""
+    return (*key_warnings(config), *([doubt] if doubt else []))
 
 
 @cache

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from multi.aio.keys import key_of, key_warnings, load_keys
 from multi.aio.resolve import Resolver
+from multi.aio.settings import local_scheduler
 from multi.cli.file_protocol import printable
 from multi.config import Config, Entry, load_config
 from multi.core.facts import Candidate
@@ -28,8 +29,6 @@ from multi.transports.sockets import available_congestion_controls, listening_so
 from multi.transports.tls import client_context, server_context
 
 __all__ = ["run_check"]
-
-MPTCP_SYSCTL = Path("/proc/sys/net/mptcp")
 
 
 def run_check(path: str) -> int:
@@ -58,7 +57,7 @@ async def _client(config: Config) -> bool:
     usable = False
     for index, entry in enumerate(config.connection_priority):
         mine = [c for c in candidates if c.entry == index]
-        obstacle = key_missing or blocked.get(entry.transport, "")
+        obstacle = missing or blocked.get(entry.transport, "")
         usable = usable or bool(mine and not obstacle)
         _show_entry(config, index, entry, mine, rejected, obstacle)
     for host, reason in rejected:
@@ -115,12 +114,11 @@ def _show_entry(
 
 def _client_obstacle(config: Config, tls: TlsSettings | None, transport: str) -> str:
     """Why no connection of this transport can be opened, whatever the network; empty when it can."""
-    if transport == "quic" and (tls is None or (tls.verify and not (tls.ca or (tls.cert and not tls.key)))):
-        return 'QUIC needs ssl_config.ca (or "verify": false)'
     if transport == "quic" and (obstacle := _engine_obstacle(config)):
         return obstacle
     if transport == "mptcp" and not mptcp_available():
         return NO_MPTCP
+    tls = tls or (TlsSettings() if transport == "quic" else None)
     if tls is not None:
         try:
             client_context(tls)
@@ -274,24 +272,13 @@ def _show_kernel(config: Config, transports: set[str]) -> None:
     """What the kernel allows: MPTCP with its scheduler, which is one per host, and congestion control."""
     if "mptcp" in transports:
         state = "enabled" if mptcp_available() else NO_MPTCP
-        scheduler = _read(MPTCP_SYSCTL / "scheduler")
+        scheduler = host_scheduler()
         in_force = f"; its scheduler on this host is {scheduler!r}" if scheduler else ""
         print(f"MPTCP: {state}{in_force}")
-        wanted = config.mptcp_config.scheduler
-        if wanted and wanted != scheduler:
-            print(
-                f"warning: mptcp_config.scheduler {wanted!r} is not in force: Linux has one for the whole host "
-                "(net.mptcp.scheduler), not one per connection"
-            )
+        if doubt := scheduler_doubt(config.mptcp_config.scheduler):
+            print(f"warning: {doubt}")
     for transport, wanted in (("tcp", config.tcp_config.congestion), ("mptcp", config.mptcp_config.congestion)):
         if wanted and transport in transports:
             print(
                 f"{transport}_config.congestion: {_congestion_obstacle(config, transport) or wanted + ' is available'}"
             )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""

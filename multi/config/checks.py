@@ -28,6 +28,7 @@ CLIENT_KEYS = (
     "interfaces",
     "manage_routes",
 )
+CLIENT_MULTI_KEYS = ("connect", "wait", "open_timeout")
 CLIENT_SSL_KEYS = ("ca", "verify", "server_name")
 SERVER_LIMITS = (
     "max_sessions",
@@ -35,6 +36,7 @@ SERVER_LIMITS = (
     "max_unauthenticated",
     "max_unauthenticated_per_source",
     "max_memory",
+    "max_connections_per_session",
     "max_joins_per_second",
     "max_join_burst",
     "max_pending_joins",
@@ -191,6 +193,9 @@ def _server_doubts(config: Config) -> Iterator[Finding]:
     for key in CLIENT_KEYS:
         if key in config.model_fields_set:
             yield Finding((key,), "not used: it is for clients")
+    for key in CLIENT_MULTI_KEYS:
+        if key in config.multi_config.model_fields_set:
+            yield Finding(("multi_config", key), "not used: clients open connections")
     ssl = config.ssl_config
     for key in CLIENT_SSL_KEYS:
         if ssl is not None and key in ssl.model_fields_set:

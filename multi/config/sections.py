@@ -294,9 +294,9 @@ class Limits(Section):
     again a second later."""
     max_join_burst: Annotated[int, Field(ge=1, le=10_000)] = 20
     """JOINs one session may make at once. Default 20: every connection of a session comes back twice."""
-    max_pending_joins: Annotated[int, Field(ge=1, le=256)] = 4
+    max_pending_joins: Annotated[int, Field(ge=1, le=256)] = 8
     """Connections of one session that have not proved themselves yet; when there are more, the oldest goes.
-    Default 4: they take a round trip each."""
+    Default 8: all connections of a session may come at once."""
     max_detached_sessions: Count = 1000
     """Sessions of a server that wait for their client to come back; when there are more, the longest waiting ends.
     Default 1000: a tenth of the sessions."""

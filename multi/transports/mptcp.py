@@ -12,6 +12,7 @@ import logging
 import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 from multi.core.facts import Candidate, TransportSample
 from multi.errors import TransportError
@@ -24,7 +25,7 @@ from multi.transports.base import (
     register_transport,
 )
 from multi.transports.mptcp_info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
-from multi.transports.sockets import listening_socket, tune_stream
+from multi.transports.sockets import check_congestion, listening_socket, tune_stream
 from multi.transports.stream_channel import StreamChannel, StreamIo
 from multi.transports.stream_listener import StreamListener
 from multi.transports.stream_reception import MakeChannel, StreamReception
@@ -38,6 +39,7 @@ if sys.platform == "linux":
 logger = logging.getLogger("multi.transports")
 
 FELL_BACK = "fell back to TCP: the peer or a middlebox does not speak MPTCP"
+SCHEDULER = Path("/proc/sys/net/mptcp/scheduler")
 NO_MPTCP = "this kernel has no MPTCP (Linux 5.6 or later with net.mptcp.enabled=1 is needed)"
 
 _DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
@@ -206,6 +208,8 @@ class Mptcp:
             tune_stream(sock, settings.mptcp, remote)
             return "mptcp", MptcpChannel
 
+        check_congestion(settings.tcp, "tcp_config")
+        check_congestion(settings.mptcp, "mptcp_config")
         reception = StreamReception(settings.tls, settings.guard, accept, prepare)
         return _MptcpListener(listening_socket(host, port, _open_listener), reception)
 
@@ -226,6 +230,24 @@ class _MptcpListener(StreamListener):
         lease, self._lease = self._lease, None
         if lease is not None:
             release_subflows(lease)
+
+
+def host_scheduler() -> str:
+    """The kernel's MPTCP scheduler, which is one for the whole host (network namespace); empty where it tells none."""
+    try:
+        return SCHEDULER.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def scheduler_doubt(wanted: str) -> str:
+    """Why the MPTCP scheduler of the configuration is not in force; empty when it is, or none is asked for."""
+    if not wanted or wanted == host_scheduler():
+        return ""
+    return (
+        f"mptcp_config.scheduler {wanted!r} is not in force: Linux has one for the whole host (net.mptcp.scheduler), "
+        "not one per connection"
+    )
 
 
 def mptcp_available() -> bool:

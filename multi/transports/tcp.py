@@ -19,6 +19,7 @@ from multi.transports.base import (
 from multi.transports.certificates import check_pin
 from multi.transports.sockets import (
     bound_socket,
+    check_congestion,
     connect,
     enable_fast_open,
     listening_socket,
@@ -44,6 +45,7 @@ class Tcp:
             tune_stream(sock, settings.tcp, sock.getpeername()[0])
             return "tcp", StreamChannel
 
+        check_congestion(settings.tcp, "tcp_config")
         reception = StreamReception(settings.tls, settings.guard, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
         return StreamListener(sock, reception)

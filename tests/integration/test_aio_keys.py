@@ -166,6 +166,59 @@ async def scenario_without_warning(way: Way, auth: dict[str, Any]) -> None:
     await server.wait_closed()
 
 
+@pytest.mark.parametrize("key", ["cert", "key", "ca", "client_ca"])
+def test_missing_certificate_file_is_named_with_its_key(key: str, development_certificates: Path) -> None:
+    way = Way(development_certificates, "tcp-tls")
+    listening = way.server()
+    listening["ssl_config"] = listening["ssl_config"] | {key: "absent.pem"}
+    dialling = way.client(9)
+    dialling["ssl_config"] = {"cert": listening["ssl_config"]["cert"], "key": listening["ssl_config"]["key"]} | (
+        {} if key == "client_ca" else {key: "absent.pem"}
+    )
+
+    async def scenario() -> None:
+        with pytest.raises(multi.ConfigError, match=rf"ssl_config\.{key}: cannot read .*absent\.pem: no such file"):
+            await multi.start_server(lambda reader, writer: None, listening)
+        if key != "client_ca":
+            with pytest.raises(multi.ConfigError, match=rf"ssl_config\.{key}: cannot read .*absent\.pem: no such file"):
+                await multi.open_connection(dialling)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("section", ["tcp_config", "mptcp_config"])
+def test_a_server_does_not_start_with_congestion_control_that_no_connection_could_have(
+    section: str, development_certificates: Path
+) -> None:
+    config = Way(development_certificates).server(**{section: {"congestion": "none-such"}})
+    config["listen"]["transports"] = ["tcp", "mptcp"]
+
+    async def scenario() -> None:
+        with pytest.raises(multi.TransportError, match=rf"{section}\.congestion: .*'none-such' is not available"):
+            await multi.start_server(lambda reader, writer: None, config)
+
+    run(scenario())
+
+
+def test_what_the_host_does_not_do_is_said_by_sessions_and_servers(
+    development_certificates: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    way, wanted = Way(development_certificates, "mptcp"), {"mptcp_config": {"scheduler": "none-such"}}
+
+    async def scenario() -> None:
+        server = await multi.start_server(Inbox().on_client, way.server(**wanted))
+        assert "mptcp_config.scheduler 'none-such' is not in force" in caplog.text
+        async with multi.connect(way.client(server.port, **wanted)) as session:
+            async for event in session.events():
+                if isinstance(event, multi.Warned):
+                    assert "mptcp_config.scheduler 'none-such' is not in force" in event.message
+                    break
+        server.abort()
+        await server.wait_closed()
+
+    run(scenario())
+
+
 def test_check_shows_pins_and_what_is_doubtful_about_keys(tmp_path: Path) -> None:
     files = Files(tmp_path)
     server_cert = (tmp_path / "certs/server-cert.pem").read_bytes()

@@ -250,6 +250,8 @@ def test_server_is_used_as_asyncios(development_certificates: Path) -> None:
         inbox, way = Inbox(), Way(development_certificates)
         server = await multi.start_server(inbox.on_client, way.server(listen={"host": HOST, "port": 0}))
         assert server.is_serving()
+        assert server.get_loop() is asyncio.get_running_loop()
+        await server.start_serving()
         assert server.addresses == ((HOST, server.port),)
         assert server.port > 0
         assert {sock.getsockname() for sock in server.sockets} == set(server.addresses)
@@ -273,10 +275,37 @@ def test_server_is_used_as_asyncios(development_certificates: Path) -> None:
         assert server.sessions == ()
         with pytest.raises(asyncio.CancelledError):
             await serving_forever
-        with pytest.raises(RuntimeError, match="closed"):
-            await server.serve_forever()
+        for late in (server.serve_forever, server.start_serving):
+            with pytest.raises(RuntimeError, match="closed"):
+                await late()
         with pytest.raises(multi.NoUsableConnection, match="refused"):
             await multi.open_connection(way.client(server.port))
+
+    run(scenario())
+
+
+def test_server_ends_its_clients_and_goes_on(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        inbox, way = Inbox(), Way(development_certificates)
+        with pytest.raises(ValueError, match="allowed: more than 0"):
+            await multi.start_server(inbox.on_client, way.server(), limit=0)
+        async with await multi.start_server(inbox.on_client, way.server()) as server:
+            for end in (server.close_clients, server.abort_clients):
+                reader, writer = await multi.open_connection(way.client(server.port))
+                _, their_writer = await inbox.next()
+                their_writer.write(b"the last word")
+                if end == server.close_clients:
+                    end()
+                    assert await reader.read() == b"the last word"
+                    writer.close()
+                    await writer.wait_closed()
+                else:
+                    assert await reader.readexactly(8) == b"the last"
+                    end()
+                    with pytest.raises(multi.SessionLost, match="the server stops"):
+                        await writer.wait_closed()
+                await until(lambda: not server.sessions, "it is gone")
+                assert server.is_serving()
 
     run(scenario())
 

@@ -571,7 +571,7 @@ def test_limits_have_the_documented_defaults() -> None:
         "max_connections_per_session": 8,
         "max_joins_per_second": 10.0,
         "max_join_burst": 20,
-        "max_pending_joins": 4,
+        "max_pending_joins": 8,
         "max_detached_sessions": 1000,
         "max_streams": 128,
         "max_stream_window": 16 << 20,
