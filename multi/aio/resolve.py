@@ -91,7 +91,8 @@ class Resolver:
         """What `find` has found last."""
 
     def add(self, entry: Entry) -> int:
-        """Want one more entry; return its index."""
+        """Want one more entry; return its index. Raises ConfigError for one that can never work."""
+        self._config.check_entry(entry)
         self._specs.append(self._spec(entry))
         return len(self._specs) - 1
 

@@ -137,6 +137,8 @@ class Session:
         paths = self._driver.engine.paths
         if paths is None:
             raise LocalProtocolError("only the client hands over")
+        if isinstance(to, bool) or not isinstance(to, str | int):
+            raise TypeError(f"found {to!r}; allowed: a kind, an interface, a local address or the id of a connection")
         found = [
             slot
             for slot in paths.slots
@@ -158,8 +160,8 @@ class Session:
                 raise TransportError(f"handover to {to} failed: {'; '.join(sorted(named))}")
         paths = self._driver.engine.paths
         slots = paths.slots if paths is not None else []
-        known = sorted({name for s in slots for c in s.candidates for name in (c.kind, c.interface) if name})
-        raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(known) or 'none'}")
+        known = sorted({name for s in slots for c in s.candidates for name in (c.kind, c.interface or c.local_address)})
+        raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(filter(None, known)) or 'none'}")
 
     async def add_connection(self, entry: object) -> list[ConnectionId]:
         """Open what one more `connection_priority` entry asks for; return the ids of the new connections.
@@ -347,5 +349,5 @@ def _settle(future: asyncio.Future[str], reason: str) -> None:
 def _role(name: str) -> Role:
     try:
         return Role[name.upper()]
-    except KeyError:
+    except (KeyError, AttributeError):
         raise LocalProtocolError(f"role {name!r} is neither 'active' nor 'backup'") from None

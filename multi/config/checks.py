@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from multi.config.fields import KINDS, address_family
-from multi.config.findings import Finding, closest, shown
+from multi.config.findings import Finding, KeyPath, closest, shown
 from multi.config.sections import InterfaceKinds
 from multi.errors import ConfigError
 
 if TYPE_CHECKING:
+    from multi.config.entry import Entry
     from multi.config.models import Config
 
-__all__ = ["contradictions", "doubts"]
+__all__ = ["contradictions", "doubts", "entry_contradictions"]
 
 CLIENT_KEYS = (
     "remote_host",
@@ -72,20 +73,32 @@ def doubts(config: Config) -> list[Finding]:
 def _client_contradictions(config: Config) -> Iterator[Finding]:
     if config.remote_host is None and any(entry.remote_host is None for entry in config.connection_priority):
         yield Finding(("remote_host",), "missing; allowed: a host name or IP address, here or in every entry")
-    known = config.kind_by_interface()
     for position, entry in enumerate(config.connection_priority):
-        for name in entry.interfaces:
-            kind = "" if name in known else _meant_kind(name)
-            if kind:
-                yield Finding(
-                    ("connection_priority", position, "interface"),
-                    f'found {shown(name)}; allowed: "eth", "wifi", "cellular", "any", an interface name or a '
-                    f'local IP address; did you mean "{kind}"? (if an interface has this name, list it under '
-                    f'"interfaces")',
-                )
+        yield from _misspelt_kinds(config, entry, ("connection_priority", position))
     ssl = config.ssl_config
     if ssl is not None and ssl.key is not None and ssl.cert is None:
         yield Finding(("ssl_config", "cert"), "missing; allowed: the PEM file with the certificate that key belongs to")
+
+
+def entry_contradictions(config: Config, entry: Entry) -> list[Finding]:
+    """What can never work of an entry that is wanted besides those of the configuration."""
+    findings = list(_misspelt_kinds(config, entry, ()))
+    if config.remote_host is None and entry.remote_host is None:
+        findings.append(Finding(("remote_host",), "missing; allowed: a host name or IP address"))
+    return findings
+
+
+def _misspelt_kinds(config: Config, entry: Entry, place: KeyPath) -> Iterator[Finding]:
+    known = config.kind_by_interface()
+    for name in entry.interfaces:
+        kind = "" if name in known else _meant_kind(name)
+        if kind:
+            yield Finding(
+                (*place, "interface"),
+                f'found {shown(name)}; allowed: "eth", "wifi", "cellular", "any", an interface name or a '
+                f'local IP address; did you mean "{kind}"? (if an interface has this name, list it under '
+                f'"interfaces")',
+            )
 
 
 def _server_contradictions(config: Config) -> Iterator[Finding]:

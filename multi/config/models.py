@@ -116,6 +116,12 @@ class Config(Section):
     def is_client(self) -> bool:
         return self.listen is None
 
+    def check_entry(self, entry: Entry) -> None:
+        """Raise ConfigError if `entry`, wanted besides those of this configuration, can never work."""
+        findings = checks.entry_contradictions(self, entry)
+        if findings:
+            raise error_of(findings)
+
     def warnings(self) -> tuple[str, ...]:
         """What is accepted but has no effect or will probably not work, one line each."""
         return tuple(str(finding) for finding in checks.doubts(self))

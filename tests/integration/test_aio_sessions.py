@@ -414,6 +414,12 @@ def test_connections_can_be_added_and_removed_but_not_the_last(development_certi
                 assert len(caught.value.attempts) == 1
                 with pytest.raises(multi.ConfigError):
                     await session.add_connection(["tcp", "ipv5", "any"])
+                with pytest.raises(multi.ConfigError, match=r'interface: found "wfi".* did you mean "wifi"'):
+                    await session.add_connection(["tcp", "ipv4", "wfi"])
+                with pytest.raises(multi.LocalProtocolError, match="neither 'active' nor 'backup'"):
+                    session.set_role(0, 1)  # type: ignore[arg-type] # that is the test
+                with pytest.raises(TypeError, match="allowed: a kind, an interface"):
+                    await session.handover(["wifi"])  # type: ignore[arg-type] # that is the test
                 moving = asyncio.ensure_future(transfer(session.writer, reader, pattern(4 * MIB)))
                 await asyncio.sleep(0)
                 await session.remove_connection(0)
