@@ -24,6 +24,8 @@ REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportu
 REINJECT_MIN_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
 REINJECT_MAX_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
+EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
+MUCH_EARLIER = 0.5  # the same while there is new data to send instead
 REINJECT_ALLOWANCE = 256 * 1024
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 MAX_COPIES = 3  # connections that may carry the same range
@@ -179,8 +181,16 @@ class Sender:
         rescued_all = self._rescue(usable, now)
         if not rescued_all:
             return
-        if self._send_new(usable, now) and self.reinject == "full" and len(usable) > 1:
+        reinjects = self.reinject == "full" and len(usable) > 1
+        if reinjects and self._window_runs_out(usable):
+            self._reinject(usable, now, only_head=True)
+        if self._send_new(usable, now) and reinjects:
             self._reinject(usable, now)
+
+    def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
+        """A copy sent when the window is full comes too late: it arrives after what is on its way already."""
+        left = self.window_left
+        return self.early_limit is None and any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
 
     @staticmethod
     def _has_credit(connections: Sequence[Connection]) -> bool:
@@ -303,8 +313,11 @@ class Sender:
 
     # --- opportunistic reinjection (mechanics A8)  ---
 
-    def _reinject(self, usable: Sequence[Connection], now: float) -> None:
-        """Copy old outstanding ranges to idle connections that would deliver them clearly earlier."""
+    def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
+        """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
+
+        `only_head`: none behind one that need not be copied, for that is what keeps the window from moving.
+        """
         by_id = {c.id: c for c in usable}
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, REINJECT_MAX_AGE), REINJECT_MIN_AGE)
@@ -331,11 +344,13 @@ class Sender:
                     (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
-                if _arrival(best) + size / (best.rate or 1e6) < 0.8 * remaining:
+                if _arrival(best) + size / (best.rate or 1e6) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
                     self._copied_freely += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
                         return
+                elif only_head:
+                    return
 
 
 def _arrival(connection: Connection) -> float:
@@ -366,4 +381,9 @@ def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
     rate = connection.rate or connection.congestion_window / rtt or 1e6
     usual = max(queue.size / rate, rtt)
     late = age - usual - 4 * connection.rtt_variation - LATE
-    return max(0.0, usual - age) if late < 0 else rtt + late
+    remaining = max(0.0, usual - age) if late < 0 else rtt + late
+    unsent = queue.size - (connection.in_flight - connection.not_sent)
+    if unsent > 0 and not connection.rate:
+        # It is not even on its way, and a path that has just begun sends no more before it has heard of what is.
+        remaining = max(remaining, rtt + unsent / rate)
+    return remaining

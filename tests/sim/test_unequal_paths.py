@@ -93,6 +93,20 @@ def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Ro
     assert alone / download(*paths, size=10_000_000) >= 0.97
 
 
+SHORT = [
+    # The window filled before anything was copied, and the copies waited behind all that was on its way.
+    (path(91.6, 0.010), path(8.4, 0.373, products=5.4), 2_000_000),
+    # What a slow path's kernel held unsent was expected within a round trip, as if it had been on its way.
+    (path(94, 0.010, products=1), path(6, 0.106, products=0.6), 2_000_000),
+    (path(77.4, 0.010, products=0.6), path(22.6, 0.111, products=3.6), 2_000_000),
+]
+
+
+@pytest.mark.parametrize(("fast", "slow", "size"), SHORT)
+def test_short_transfers_do_not_wait_for_the_slow_path(fast: Route, slow: Route, size: int) -> None:
+    assert download(fast, size=size) / download(fast, slow, size=size) >= 0.97
+
+
 def test_a_long_path_starts_although_the_window_is_small_yet() -> None:
     # Waiting for the fast path until the window had grown cost the other one a round trip of its slow start.
     together = download(path(35, 0.010, products=6), path(65, 0.330), size=20_000_000)
