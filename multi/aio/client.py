@@ -65,6 +65,9 @@ class connect:
             session.abort("the application failed")
             await session.settle()
             return
+        if session.aborted:
+            await session.wait_closed()
+            return
         try:
             await session.close()
         except asyncio.CancelledError:
@@ -76,6 +79,8 @@ class connect:
 async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     if not config.is_client:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
+    if limit <= 0:
+        raise ValueError(f"found {limit} as the limit of the reader; allowed: more than 0")
     check_certificate_files(config)
     loop = asyncio.get_running_loop()
     started = loop.time()

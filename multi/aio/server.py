@@ -240,10 +240,9 @@ class Server:
             raise RuntimeError(f"server {self!r} is closed")
 
     def close_clients(self) -> None:
-        """End the living sessions in order; what was written is delivered before."""
-        for driver in self._table.values():
-            driver.engine.close(now=driver.now())
-            driver.pump()
+        """End the living sessions in order: what was written is delivered, what is written later is dropped."""
+        for session in self.sessions:
+            session.writer.close()
 
     def abort(self) -> None:
         """Close and end every session at once."""

@@ -276,20 +276,30 @@ class Session:
         """Flush, end the session, and return when the peer has acknowledged everything; raise when it never will."""
         self._driver.engine.close(now=self._driver.now())
         self._driver.pump()
-        await self.wait_closed()
+        await self._ended()
+        if self._driver.closed_error is not None:
+            raise self._driver.closed_error
 
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
-        self._aborted = True
+        self._aborted = self._aborted or not self._driver.closed.done()
         self._driver.engine.abort(reason, now=self._driver.now())
         self._driver.pump()
 
     async def wait_closed(self) -> None:
         """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""
-        await asyncio.shield(self._driver.closed)
-        await self._driver.settle()
+        await self._ended()
         if self._driver.closed_error is not None and not self._aborted:
             raise self._driver.closed_error
+
+    async def _ended(self) -> None:
+        await asyncio.shield(self._driver.closed)
+        await self._driver.settle()
+
+    @property
+    def aborted(self) -> bool:
+        """This side has ended it at once, with `abort`."""
+        return self._aborted
 
     async def settle(self) -> None:
         """After the end: wait until the sockets are closed too."""

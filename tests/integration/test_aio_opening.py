@@ -289,6 +289,8 @@ def test_server_ends_its_clients_and_goes_on(development_certificates: Path) -> 
         inbox, way = Inbox(), Way(development_certificates)
         with pytest.raises(ValueError, match="allowed: more than 0"):
             await multi.start_server(inbox.on_client, way.server(), limit=0)
+        with pytest.raises(ValueError, match="allowed: more than 0"):
+            await multi.open_connection(way.client(9), limit=0)
         async with await multi.start_server(inbox.on_client, way.server()) as server:
             for end in (server.close_clients, server.abort_clients):
                 reader, writer = await multi.open_connection(way.client(server.port))
@@ -296,6 +298,7 @@ def test_server_ends_its_clients_and_goes_on(development_certificates: Path) -> 
                 their_writer.write(b"the last word")
                 if end == server.close_clients:
                     end()
+                    their_writer.write(b" of a handler that has not noticed is dropped")
                     assert await reader.read() == b"the last word"
                     writer.close()
                     await writer.wait_closed()

@@ -293,6 +293,25 @@ def test_own_abort_is_no_error(development_certificates: Path) -> None:
             await session.wait_closed()
             with pytest.raises(multi.SessionLost, match="enough"):
                 await other.wait_closed()
+            other.abort("too late")  # that is not what ended it
+            with pytest.raises(multi.SessionLost, match="enough"):
+                await other.wait_closed()
+
+    run(scenario())
+
+
+def test_a_close_that_is_cut_short_says_so(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            session = await multi.connect(w.config())
+            await w.inbox.next()
+            session.writer.write(pattern(30 * MIB))  # nobody reads it
+            closing = asyncio.ensure_future(session.close())
+            await asyncio.sleep(0.05)
+            assert not closing.done()
+            session.abort("enough")
+            with pytest.raises(multi.SessionLost, match="enough"):
+                await closing
 
     run(scenario())
 
