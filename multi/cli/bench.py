@@ -36,6 +36,7 @@ from multi.cli.bench_protocol import (
     ready,
     refusal,
 )
+from multi.cli.file_protocol import printable
 from multi.config import load_config
 
 __all__ = ["run_bench", "run_bench_server"]
@@ -206,7 +207,7 @@ async def _send_to(
     _, data_writer = await session.open_stream()
     await _send(data_writer, request, payload)
     received = await read_line(reader)
-    _print(f"sent {received.get('received')} bytes")
+    _print(f"sent {printable(str(received.get('received')))} bytes")
     writer.write(encode_report(Report(connections=_connections(session)), session.bytes_reinjected))
     writer.close()
 
@@ -288,12 +289,12 @@ def _result(
     """The JSON of the contract; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
     connections, intervals = list(ours.values()), report.intervals
     if not request.reverse:
-        by_number = {c.get("number"): c for c in report.connections}
+        by_number = {c["number"]: c for c in report.connections if c.get("number", -1) >= 0}
         connections = [{**c, "bytes": by_number.get(c["number"], {}).get("bytes", 0)} for c in connections]
         numbers = {c["number"]: str(c["id"]) for c in connections}
-        our_ids = {str(c.get("id")): numbers[n] for n, c in by_number.items() if n in numbers}
+        our_ids = {str(c["id"]): numbers[n] for n, c in by_number.items() if n in numbers}
         intervals = [
-            {**one, "per_connection": {our_ids.get(c, c): rate for c, rate in one["per_connection"].items()}}
+            {**one, "per_connection": {our_ids[c]: rate for c, rate in one["per_connection"].items() if c in our_ids}}
             for one in intervals
         ]
     seconds = report.seconds

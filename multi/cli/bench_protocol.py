@@ -131,6 +131,9 @@ async def read_report(reader: LineReader) -> tuple[Report, int]:
         all(_is_count(count) for count in (report.bytes, retransmitted))
         and all(_is_time(time, 2 * LONGEST) for time in (report.seconds, report.longest_gap))
         and all(_is_table(table) for table in (report.intervals, report.connections))
+        and all(_is_count(c.get("bytes")) and _is_count(c.get("id")) for c in report.connections)
+        and all(isinstance(c.get("number", -1), int) for c in report.connections)
+        and all(_is_interval(interval) for interval in report.intervals)
         and isinstance(report.damaged, bool)
     )
     if not well_formed:
@@ -149,6 +152,15 @@ def _is_time(value: object, longest: float) -> TypeGuard[float]:
 
 def _is_table(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+def _is_interval(interval: dict[str, object]) -> bool:
+    times, rates = (interval.get("t"), interval.get("mbps")), interval.get("per_connection")
+    return (
+        all(_is_time(figure, LARGEST) for figure in times)
+        and isinstance(rates, dict)
+        and all(_is_time(rate, LARGEST) for rate in rates.values())
+    )
 
 
 def _version(content: Mapping[str, object]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import multi
+from multi.cli.bench_protocol import BenchError, Report, encode_report, read_report
 from tests.integration.cli_runner import Files, interrupt, run, started, wait_for_line
 
 KEYS = {
@@ -62,7 +63,7 @@ def test_measured_bytes_arrive_checked_and_are_accounted_for(files: Files, rever
     for connection in ids:
         (its,) = (c for c in result["connections"] if str(c["id"]) == connection)
         rates = sum(i["per_connection"].get(connection, 0.0) for i in result["intervals"])
-        assert rates * 0.1 * 1e6 / 8 == pytest.approx(its["bytes"], rel=0.05, abs=1000)
+        assert rates * 0.1 * 1e6 / 8 <= its["bytes"] + 1000  # copies may come after all has been read
     assert {c for i in result["intervals"] for c in i["per_connection"]} <= ids
     carried = sum(rate for i in result["intervals"] for rate in i["per_connection"].values()) * 0.1 * 1e6 / 8
     assert carried == pytest.approx(sum(c["bytes"] for c in result["connections"]), rel=0.05)
@@ -101,6 +102,25 @@ async def test_another_version_of_the_protocol_is_named(files: Files) -> None:
     assert done.returncode == 1
     assert "version 2" in done.stderr
     assert "version 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"intervals": [{}]},
+        {"intervals": [{"t": 0, "mbps": 1, "per_connection": []}]},
+        {"intervals": [{"t": 0, "mbps": 1, "per_connection": {"0": "much"}}]},
+        {"connections": [{}]},
+        {"connections": [{"id": 0, "bytes": "all", "number": 0}]},
+        {"connections": [{"id": 0, "bytes": 1, "number": []}]},
+    ],
+)
+async def test_a_report_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+    reader = asyncio.StreamReader()
+    report = {"bytes": 1, "seconds": 1.0, "longest_gap": 0.0, "intervals": [], "connections": [], "damaged": False}
+    reader.feed_data(encode_report(Report(**(report | wrong)), 0))
+    with pytest.raises(BenchError, match="malformed report"):
+        await read_report(reader)
 
 
 def test_a_killed_server_ends_the_measurement_with_a_message(files: Files) -> None:
