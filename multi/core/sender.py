@@ -189,8 +189,11 @@ class Sender:
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
         """A copy sent when the window is full comes too late: it arrives after what is on its way already."""
-        left = self.window_left
-        return self.early_limit is None and any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
+        if self.early_limit is not None:
+            return False
+        windows = [s.window - s.next_offset for s in self.streams.values() if s.unsent]
+        left = min([self.window_left, *windows])
+        return any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
 
     @staticmethod
     def _has_credit(connections: Sequence[Connection]) -> bool:
@@ -350,7 +353,7 @@ class Sender:
                     if size > best.segment_size:
                         return
                 elif only_head:
-                    return
+                    break
 
 
 def _arrival(connection: Connection) -> float:

@@ -8,6 +8,7 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
 
 from multi.core.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
@@ -589,13 +590,17 @@ class Session:
         self.notify(SchedulerChanged(policy.scheduler, by_peer, reason))
 
     def _scheduler_failed(self, error: Exception) -> None:
-        """The application's scheduler is no reason to lose the session. Ours is a bug."""
-        policy = self.policy
-        if policy.scheduler == DEFAULT_SCHEDULER:
+        """The application's scheduler is no reason to lose the session. The default one is: there is no other."""
+        scheduler = self._make_scheduler(DEFAULT_SCHEDULER, {})
+        if type(self.sender.scheduler) is type(scheduler):
             raise error
-        reason = f"{policy.scheduler} failed: {error!r}"
-        policy = Policy(DEFAULT_SCHEDULER, (), policy.switch, policy.reinject)
-        self._use_scheduler(policy, self._make_scheduler(DEFAULT_SCHEDULER, {}), by_peer=False, reason=reason)
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{self.policy.scheduler} failed: {error!r} in {where.filename}, line {where.lineno}"
+        policy = Policy(DEFAULT_SCHEDULER, (), self.policy.switch, self.policy.reinject)
+        self._use_scheduler(policy, scheduler, by_peer=False, reason=reason)
+        self.notify(Warned(f"scheduler {reason}"))
+        if self.side is Side.SERVER and not self.outbox.holds(SegmentType.POLICY):
+            self.outbox.add(SegmentType.POLICY, encode_policy(policy))
 
     def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
         reason = str(error)

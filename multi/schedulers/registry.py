@@ -72,7 +72,10 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise ConfigError(f"found {value!r} for scheduler {name!r}; allowed: a finite number", key)
     try:
-        return factory(**{key: float(value) for key, value in parameters.items()})
+        scheduler = factory(**{key: float(value) for key, value in parameters.items()})
+        if not callable(getattr(scheduler, "select", None)):
+            raise TypeError(f"it makes {scheduler!r}, which has no method `select`")
+        return scheduler
     except ConfigError as error:
         raise ConfigError(f"scheduler {name!r}: {_without_key_path(error)}", error.key_path) from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -102,7 +105,7 @@ def _imported(name: str) -> SchedulerFactory:
     module_name, _, attribute = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever an application's module does when it is imported
         raise ConfigError(f"cannot import scheduler {name!r}: {error}") from error
     if not callable(factory):
         raise ConfigError(f"scheduler {name!r} is not a class or factory")

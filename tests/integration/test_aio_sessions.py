@@ -394,9 +394,9 @@ def test_scheduler_can_be_set_by_name_and_as_object(development_certificates: Pa
 
 @pytest.mark.parametrize("answer", ["raises", "nonsense"])
 def test_a_scheduler_that_fails_is_replaced_and_the_session_goes_on(
-    answer: str, development_certificates: Path
+    answer: str, development_certificates: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing:
+    class adaptive:
         def select(self, request: multi.SendRequest, connections: Sequence[multi.ConnectionView]) -> Any:
             if answer == "raises":
                 raise RuntimeError("no idea")
@@ -404,14 +404,15 @@ def test_a_scheduler_that_fails_is_replaced_and_the_session_goes_on(
     async def scenario() -> None:
         async with world(development_certificates) as w, multi.connect(w.config(OVER_IPV4, OVER_IPV6)) as session:
             reader, _ = await w.inbox.next()
-            session.set_scheduler(Failing())
+            session.set_scheduler(adaptive())
             events = session.events()
             await transfer(session.writer, reader, pattern(MIB))
             async for event in events:
-                if isinstance(event, multi.SchedulerChanged) and event.scheduler == "adaptive":
+                if isinstance(event, multi.SchedulerChanged) and event.reason:
                     break
-            assert "Failing failed: " in event.reason
-            assert session.scheduler == "adaptive"
+            assert "adaptive failed: " in event.reason
+            assert __file__ in event.reason or answer == "nonsense"
+            assert "scheduler adaptive failed: " in caplog.text
 
     run(scenario())
 

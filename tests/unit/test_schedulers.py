@@ -545,7 +545,10 @@ def test_a_class_path_is_imported_only_when_allowed() -> None:
     assert type(made).__name__ == "Last"
 
 
-@pytest.mark.parametrize("path", ["no_such_package:X", "json:no_such_name", "json:", ":X", "json:__name__"])
+@pytest.mark.parametrize(
+    "path",
+    ["no_such_package:X", "json:no_such_name", "json:", ":X", "json:__name__", "builtins:dict", "antigravity_none:X"],
+)
 def test_a_class_path_that_leads_nowhere_is_a_configuration_error(path: str) -> None:
     with pytest.raises(ConfigError):
         create_scheduler(path, {}, allow_import=True)
