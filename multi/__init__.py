@@ -184,9 +184,13 @@ def __dir__() -> list[str]:
 
 
 def _is_command_line() -> bool:
-    """Python says "-m" as long as it looks for the module it was told to run."""
     program = os.path.basename(next(iter(getattr(sys, "argv", ())), ""))
-    return program == "-m" or os.path.splitext(program)[0] == "multi"
+    if program != "-m":
+        return os.path.splitext(program)[0] == "multi"
+    # Python says "-m" as long as it looks for the module it was told to run, and imports the packages it is in.
+    given = sys.orig_argv
+    module = given[given.index("-m") + 1] if "-m" in given[:-1] else ""
+    return module.partition(".")[0] == "multi"
 
 
 if not _is_command_line():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import multi
 from multi.aio.driver import handled_effects, known_effects
@@ -92,6 +93,16 @@ asyncio.run(main())
 def test_the_first_session_waits_for_no_import() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_SESSION], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_a_package_run_as_a_program_gets_all_at_once(tmp_path: Path) -> None:
+    (tmp_path / "application").mkdir()
+    (tmp_path / "application" / "__init__.py").write_text("import multi, sys\nprint('multi.aio.client' in sys.modules)")
+    (tmp_path / "application" / "__main__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "application"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "True\n"
 
 
 def test_errors_are_what_an_application_may_catch() -> None:
