@@ -52,19 +52,32 @@ def key_of(config: Config) -> tuple[bytes, bytes]:
 
 
 def check_certificate_files(config: Config) -> None:
-    """Raise ConfigError naming the key of `ssl_config` whose file cannot be read."""
-    if config.ssl_config is None:
-        return
-    for key in ("cert", "key", "ca", "client_ca"):
-        name = getattr(config.ssl_config, key)
-        if name is None:
-            continue
-        path = config.resolve(name)
+    """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
+    for key, path in _needed_files(config).items():
         try:
-            path.open("rb").close()
+            reason = "is a directory" if path.is_dir() else ""
+            path.stat()
+            if not os.access(path, os.R_OK):
+                reason = "permission denied"
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}") from None
+        if reason:
+            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}")
+
+
+def _needed_files(config: Config) -> dict[str, Path]:
+    """By key of `ssl_config`; what `warnings` says is not used may be missing."""
+    ssl = config.ssl_config
+    if ssl is None:
+        return {}
+    named = {"cert": ssl.cert, "key": ssl.key}
+    if config.is_server:
+        named["client_ca"] = ssl.client_ca
+    else:
+        named["ca"] = ssl.ca if ssl.verify else None
+        if ssl.key is None and (ssl.ca is not None or not ssl.verify):
+            del named["cert"]
+    return {key: config.resolve(name) for key, name in named.items() if name is not None}
 
 
 def key_warnings(config: Config) -> tuple[str, ...]:

@@ -169,19 +169,39 @@ async def scenario_without_warning(way: Way, auth: dict[str, Any]) -> None:
 @pytest.mark.parametrize("key", ["cert", "key", "ca", "client_ca"])
 def test_missing_certificate_file_is_named_with_its_key(key: str, development_certificates: Path) -> None:
     way = Way(development_certificates, "tcp-tls")
-    listening = way.server()
-    listening["ssl_config"] = listening["ssl_config"] | {key: "absent.pem"}
-    dialling = way.client(9)
-    dialling["ssl_config"] = {"cert": listening["ssl_config"]["cert"], "key": listening["ssl_config"]["key"]} | (
-        {} if key == "client_ca" else {key: "absent.pem"}
-    )
+    own = way.server()["ssl_config"]
+    listening = way.server() | {"ssl_config": own | {key: "absent.pem"}}
+    dialling = way.client(9) | {"ssl_config": own | {key: "absent.pem"}}
+    named = rf"ssl_config\.{key}: cannot read .*absent\.pem: no such file"
 
     async def scenario() -> None:
-        with pytest.raises(multi.ConfigError, match=rf"ssl_config\.{key}: cannot read .*absent\.pem: no such file"):
-            await multi.start_server(lambda reader, writer: None, listening)
+        if key != "ca":
+            with pytest.raises(multi.ConfigError, match=named):
+                await multi.start_server(lambda reader, writer: None, listening)
         if key != "client_ca":
-            with pytest.raises(multi.ConfigError, match=rf"ssl_config\.{key}: cannot read .*absent\.pem: no such file"):
+            with pytest.raises(multi.ConfigError, match=named):
                 await multi.open_connection(dialling)
+
+    run(scenario())
+
+
+def test_files_that_are_not_used_may_be_missing(development_certificates: Path) -> None:
+    way = Way(development_certificates, "tcp-tls")
+    listening, dialling = way.server(), way.client(0)
+    listening["ssl_config"] = listening["ssl_config"] | {"ca": "absent.pem"}
+    unused = [
+        dialling["ssl_config"] | {"client_ca": "absent.pem"},
+        dialling["ssl_config"] | {"cert": "absent.pem"},
+        {"verify": False, "ca": "absent.pem"},
+    ]
+
+    async def scenario() -> None:
+        server = await multi.start_server(Inbox().on_client, listening)
+        for ssl_config in unused:
+            async with multi.connect(dialling | {"remote_port": server.port, "ssl_config": ssl_config}):
+                pass
+        server.abort()
+        await server.wait_closed()
 
     run(scenario())
 
