@@ -31,5 +31,7 @@ async def in_thread(
     try:
         future = asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments, **keywords))
     except RuntimeError as error:
+        if "thread" not in str(error):
+            raise
         raise OSError(errno.EAGAIN, str(error)) from error
     return await future

@@ -10,8 +10,9 @@ import base64
 import datetime
 import hashlib
 import logging
+import os
 import ssl
-from functools import cache
+import warnings
 from pathlib import Path
 
 from cryptography import x509
@@ -93,11 +94,49 @@ def read_certificates(path: Path) -> bytes:
     return content
 
 
-@cache
 def system_authorities() -> bytes:
-    """PEM of the authorities this system trusts; empty when there are none."""
-    found = ssl.create_default_context().get_ca_certs(binary_form=True)
-    return "".join(map(ssl.DER_cert_to_PEM_cert, found)).encode()
+    """PEM of the authorities this system trusts; empty when there are none. Read again when they have changed."""
+    global _authorities
+    paths = ssl.get_default_verify_paths()
+    state = tuple(_stamp(path) for path in (paths.cafile, paths.capath))
+    if _authorities is None or _authorities[0] != state:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_default_certs()
+        found = [ssl.DER_cert_to_PEM_cert(certificate) for certificate in context.get_ca_certs(binary_form=True)]
+        if not found and paths.capath:  # OpenSSL looks into a directory only when it needs one of its certificates
+            found = _in_directory(Path(paths.capath))
+        _authorities = state, "".join(filter(_is_usable, found)).encode()
+    return _authorities[1]
+
+
+_authorities: tuple[object, bytes] | None = None
+
+
+def _stamp(path: str | None) -> object:
+    try:
+        found = os.stat(path) if path else None
+    except OSError:
+        return path
+    return path, found and (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _in_directory(directory: Path) -> list[str]:
+    """The certificates in files with the names OpenSSL looks for: a hash and a number."""
+    try:
+        return [path.read_text(errors="replace") for path in sorted(directory.glob("*.[0-9]"))]
+    except OSError as error:
+        logger.warning("cannot read the authorities in %s: %s", directory, error)
+        return []
+
+
+def _is_usable(text: str) -> bool:
+    """Not so of one that the library refuses: it would keep all others from being used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return bool(x509.load_pem_x509_certificates(text.encode()))
+        except (ValueError, Warning):
+            return False
 
 
 def first_certificate(path: Path) -> bytes:

@@ -68,14 +68,13 @@ class Quic:
         address = socket_address(candidate.remote_address, candidate.remote_port, candidate.interface)
         with ExitStack() as undo:
             undo.callback(sock.close)
-            tls = settings.tls or TlsSettings()  # there is no QUIC without
-            connect = client_side(settings, tls, candidate)
+            connect = client_side(settings, candidate)
             try:
                 sock.connect(address)
             except OSError as error:
                 raise transport_error(error) from error
             undo.pop_all()
-        client = _Client(sock, candidate, connect, settings, tls)
+        client = _Client(sock, candidate, connect, settings)
         return await client.open()
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
@@ -90,8 +89,9 @@ class Quic:
         return QuicListener(sock, answer, found.VERSIONS, certificate, issuers, settings, accept)
 
 
-def client_side(settings: TransportSettings, tls: TlsSettings, candidate: Candidate) -> Connect:
+def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:
     """Raises TransportError if a file cannot be read, or the engine is not installed or cannot do what is asked."""
+    tls = settings.tls or TlsSettings()  # there is no QUIC without
     found = implementation(settings.quic.engine)
     checked_settings(found, settings.quic)
     authorities = trusted_authorities(tls) if tls.verify else b""
@@ -119,12 +119,7 @@ class _Client:
     """A dialled connection and its socket."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        candidate: Candidate,
-        connect: Connect,
-        settings: TransportSettings,
-        tls: TlsSettings,
+        self, sock: socket.socket, candidate: Candidate, connect: Connect, settings: TransportSettings
     ) -> None:
         peer = PeerAddress(*sock.getpeername())
         info = ChannelInfo(
@@ -136,7 +131,7 @@ class _Client:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        self._tls = tls
+        self._tls = settings.tls or TlsSettings()
         self._host = _server_name(self._tls, candidate)
         self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
         size = largest_datagram(sock, settings.quic.max_datagram_size)

@@ -225,11 +225,11 @@ def reset_on_close(sock: socket.socket) -> None:
 def check_congestion(settings: TcpSettings, section: str) -> None:
     """Raise TransportError naming the key in `section` when connections cannot have the congestion control wanted."""
     if settings.congestion:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 _set_congestion(probe, settings.congestion)
-            except TransportError as error:
-                raise TransportError(error.errno or errno.ENOENT, f"{section}.congestion: {error}") from error
+        except OSError as error:
+            raise TransportError(error.errno or errno.ENOENT, f"{section}.congestion: {error}") from error
 
 
 def _set_congestion(sock: socket.socket, name: str) -> None:

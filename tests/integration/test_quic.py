@@ -21,7 +21,6 @@ from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import quic_aioquic, quic_channel, transport
 from multi.transports.base import Channel, Listener, QuicSettings, TlsSettings, TransportSettings
-from multi.transports.certificates import system_authorities
 from multi.transports.quic_aioquic import check
 from multi.transports.udp_port import largest_datagram_to
 from tests.integration.certificates import Certificates, certificates_in
@@ -226,17 +225,13 @@ async def test_the_systems_authorities_are_trusted_where_none_is_named(
     with monkeypatch.context() as patched:
         patched.setenv("SSL_CERT_FILE", str(files.directory / "other-ca.pem"))
         patched.setenv("SSL_CERT_DIR", str(files.directory / "none"))
-        system_authorities.cache_clear()
         with pytest.raises(TransportError, match="has an unknown issuer"):
             await dial(settings, port)
         patched.setenv("SSL_CERT_FILE", str(files.directory / "none"))
-        system_authorities.cache_clear()
         with pytest.raises(TransportError, match=r"this system trusts no authority: QUIC needs ssl_config\.ca"):
             await dial(settings, port)
         patched.setenv("SSL_CERT_FILE", str(files.ca))
-        system_authorities.cache_clear()
         channel, _ = await dial(settings, port)
-    system_authorities.cache_clear()
     channel.abort()
     server.listener.close()
 
