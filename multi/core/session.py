@@ -8,7 +8,6 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Sequence
 
 from multi.core.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
@@ -594,8 +593,7 @@ class Session:
         scheduler = self._make_scheduler(DEFAULT_SCHEDULER, {})
         if type(self.sender.scheduler) is type(scheduler):
             raise error
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{self.policy.scheduler} failed: {error!r} in {where.filename}, line {where.lineno}"
+        reason = f"{self.policy.scheduler} failed: {error!r}{_place(error)}"
         policy = Policy(DEFAULT_SCHEDULER, (), self.policy.switch, self.policy.reinject)
         self._use_scheduler(policy, scheduler, by_peer=False, reason=reason)
         self.notify(Warned(f"scheduler {reason}"))
@@ -735,3 +733,11 @@ class Session:
             self._effects.append(StreamWritable(stream))
         self.notify(SessionEnded(error))
         self._effects.append(SessionClosed(error, refused))
+
+
+def _place(error: Exception) -> str:
+    """Where it was raised."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return f" in {at.tb_frame.f_code.co_filename}, line {at.tb_lineno}" if at is not None else ""

@@ -118,7 +118,12 @@ def test_a_server_that_announces_without_end_is_not_looked_after_each_time(monke
     run(scenario())
 
 
-def test_a_handover_ends_when_the_session_fails_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handover_ends_when_the_session_fails_by_itself(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
     async def scenario() -> None:
         async with Sessions() as sessions:
             session = await multi.connect(
@@ -131,7 +136,7 @@ def test_a_handover_ends_when_the_session_fails_by_itself(caplog: pytest.LogCapt
             session.network_changed("", usable=False)
             handover = asyncio.ensure_future(session.handover(moving))
             await asyncio.sleep(0)
-            session.set_scheduler(_Broken())
+            monkeypatch.setattr(session._core.sender, "fill", broken)
             session.writer.write(b"x")
             with pytest.raises(multi.MultiError):
                 await asyncio.wait_for(handover, 3.0)
@@ -139,16 +144,6 @@ def test_a_handover_ends_when_the_session_fails_by_itself(caplog: pytest.LogCapt
 
     run(scenario())
     assert "internal error" in caplog.text
-
-
-class _Broken:
-    """A scheduler with a bug."""
-
-    def pick(self, *_: object) -> object:
-        raise RuntimeError("a bug")
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("a bug")
 
 
 def test_a_session_the_server_has_closed_while_all_were_waited_for_is_there_to_be_read() -> None:
