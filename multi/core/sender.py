@@ -26,6 +26,7 @@ REINJECT_MAX_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
 MUCH_EARLIER = 0.5  # the same while there is new data to send instead
+WINDOW_SMALL = 2 * 1024 * 1024  # bytes
 REINJECT_ALLOWANCE = 256 * 1024
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 MAX_COPIES = 3  # connections that may carry the same range
@@ -188,8 +189,11 @@ class Sender:
             self._reinject(usable, now)
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
-        """A copy sent when the window is full comes too late: it arrives after what is on its way already."""
-        if self.early_limit is not None:
+        """A copy sent when the window is full comes too late: it arrives after what is on its way already.
+
+        Windows that have grown hold more than a slow path is late, and copies cost fast ones processor time.
+        """
+        if self.early_limit is not None or self._window_size > WINDOW_SMALL:
             return False
         windows = [s.window - s.next_offset for s in self.streams.values() if s.unsent]
         left = min([self.window_left, *windows])
