@@ -66,7 +66,7 @@ def test_measured_bytes_arrive_checked_and_are_accounted_for(files: Files, rever
         assert rates * 0.1 * 1e6 / 8 <= its["bytes"] + 1000  # copies may come after all has been read
     assert {c for i in result["intervals"] for c in i["per_connection"]} <= ids
     carried = sum(rate for i in result["intervals"] for rate in i["per_connection"].values()) * 0.1 * 1e6 / 8
-    assert carried == pytest.approx(sum(c["bytes"] for c in result["connections"]), rel=0.05)
+    assert size * 0.95 <= carried <= sum(c["bytes"] for c in result["connections"]) * 1.001
 
 
 def test_a_timed_run_lasts_as_long_as_asked_and_is_readable(files: Files) -> None:

@@ -250,6 +250,7 @@ def test_in_a_namespace_link_states_and_reasons_are_read() -> None:
 def test_in_a_namespace_address_flags_become_reasons() -> None:
     addresses = in_namespace(
         f"""{PAIR}
+        echo 60 > /proc/sys/net/ipv6/conf/va/dad_transmits || true
         ip addr add 10.1.0.1/24 dev va
         ip addr add 10.3.0.1 peer 10.3.0.2/32 dev va
         ip addr add fd01::1/64 dev va nodad
