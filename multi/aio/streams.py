@@ -220,8 +220,8 @@ class SessionWriter:
     def write(self, data: Data) -> None:
         """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now.
 
-        After `close`, and once the stream or the session is lost, bytes are dropped, as by asyncio's own transports:
-        `drain` and `wait_closed` tell. After `write_eof` it raises.
+        After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
+        transports: `drain` and `wait_closed` tell. After `write_eof` it raises.
         """
         buffer = self._buffer
         if type(data) is bytes and buffer is not None and not buffer.final and not self._driver.over:
@@ -230,11 +230,12 @@ class SessionWriter:
             if self._driver.soon is None:
                 self._driver.pump_soon()
             return
-        if self._ended and not self._closing:
+        closing = self._closing or (not self._ended and self._engine.session.closing)
+        if self._ended and not closing:
             raise LocalProtocolError("Cannot call write() after write_eof()")
         # Anything with a buffer, as array.array, whose length is not its size in bytes.
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
-        if self._closing or self._driver.closed.done() or self._send_error() is not None:
+        if closing or self._driver.closed.done() or self._send_error() is not None:
             logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
             return
         self._engine.write(self._stream, kept, now=self._driver.loop.time())

@@ -313,6 +313,37 @@ def test_server_ends_its_clients_and_goes_on(development_certificates: Path) -> 
     run(scenario())
 
 
+def test_ending_the_clients_delivers_what_is_on_its_way_whatever_a_handler_writes_on(
+    development_certificates: Path,
+) -> None:
+    size = 8_000_000
+    late: list[BaseException | None] = []
+
+    async def scenario() -> None:
+        ended = asyncio.Event()
+
+        async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+            _, second = await writer.get_extra_info("session").open_stream()
+            writer.write(bytes(size))
+            second.write(b"first")
+            await ended.wait()
+            second.write(b"later")
+            late.append(None)
+
+        way = Way(development_certificates)
+        async with await multi.start_server(on_client, way.server()) as server:
+            reader, writer = await multi.open_connection(way.client(server.port))
+            assert len(await reader.readexactly(1)) == 1
+            server.close_clients()
+            ended.set()
+            assert len(await reader.read()) == size - 1
+            writer.close()
+            await writer.wait_closed()
+        assert late == [None]
+
+    run(scenario())
+
+
 def test_leaving_the_servers_block_with_an_error_aborts_its_sessions(development_certificates: Path) -> None:
     async def scenario() -> None:
         inbox, way = Inbox(), Way(development_certificates)
