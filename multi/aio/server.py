@@ -17,7 +17,7 @@ from multi.aio.guard import Guard
 from multi.aio.keys import check_certificate_files, load_keys
 from multi.aio.lifeline import Lifeline
 from multi.aio.session import Session, split_address
-from multi.aio.settings import host_warnings, peer_scheduler, session_settings
+from multi.aio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.aio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.core.facts import ConnectionFacts
@@ -125,6 +125,8 @@ class Server:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._settings = session_settings(config)
+        wanted = config.multi_config.scheduler
+        local_scheduler(wanted.name, wanted.parameters)  # what it cannot be is told now, not to the first client
         self._keys = load_keys(config) if config.auth is not None else None
         for text in host_warnings(config):
             logger.warning("%s", text)
@@ -334,9 +336,12 @@ class Server:
         found.adopt(connection, arrival.channel, _facts(arrival.channel))
         self.guard.arrived(found, connection, arrival.host)
         now = found.now()
-        found.engine.receive(connection, memoryview(bytes(first)), 0, now=now)
-        for lane, data in lanes:
-            found.engine.receive(connection, memoryview(data), lane, now=now)
+        try:
+            found.engine.receive(connection, memoryview(bytes(first)), 0, now=now)
+            for lane, data in lanes:
+                found.engine.receive(connection, memoryview(data), lane, now=now)
+        except Exception as error:
+            found.fail(error)
         found.pump()
 
     def _session_for(self, arrival: _Arrival, first: bytearray) -> SessionDriver | Refused | None:
@@ -366,7 +371,8 @@ class Server:
             session_id,
             self._settings,
             entropy=os.urandom,
-            make_scheduler=peer_scheduler,
+            make_scheduler=local_scheduler,
+            make_peer_scheduler=peer_scheduler,
             now=loop.time(),
             psk=self._keys.get if self._keys is not None else None,
         )

@@ -74,7 +74,11 @@ Entropy = Callable[[int], bytes]
 
 
 class Session:
-    """See the module. `entropy(n)` gives n random bytes, `make_scheduler` raises ConfigError for an unknown name."""
+    """See the module. `entropy(n)` gives n random bytes.
+
+    `make_scheduler` makes those that this side asks for, `make_peer_scheduler` those that the peer does (default: the
+    same); they raise ConfigError for what cannot be made.
+    """
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Session:
         entropy: Entropy,
         make_scheduler: SchedulerMaker,
         now: float,
+        make_peer_scheduler: SchedulerMaker | None = None,
         scheduler: Scheduler | None = None,
         psk: Callable[[bytes], bytes | None] | None = None,
     ) -> None:
@@ -98,6 +103,7 @@ class Session:
         self.error = ""
         self._now = now
         self._make_scheduler = make_scheduler
+        self._make_peer_scheduler = make_peer_scheduler or make_scheduler
         self.policy = settings.policy
         self._effects: list[Effect] = []
         self._fresh_for = (self.policy.scheduler, self.policy.parameters) if scheduler is None else None
@@ -314,10 +320,13 @@ class Session:
         self._act(now)
         if self.state is SessionState.CLOSED:
             return
-        own = scheduler or self._make_scheduler(policy.scheduler, dict(policy.parameters))
-        self._use_scheduler(policy, own, by_peer=False)
-        if self.side is Side.CLIENT and scheduler is None:
+        if scheduler is not None:
+            self._use_scheduler(policy, scheduler, by_peer=False)
+            return
+        scheduler = self._make_scheduler(policy.scheduler, dict(policy.parameters))
+        if self.side is Side.CLIENT:
             self.outbox.add(SegmentType.POLICY, encode_policy(policy))
+        self._use_scheduler(policy, scheduler, by_peer=False)
 
     def suspect(self, connection: ConnectionId, reason: str, *, now: float) -> None:
         """Something outside says that the connection may be dead (carrier lost, clock jump)."""
@@ -570,7 +579,7 @@ class Session:
             self._use_scheduler(policy, self.sender.scheduler, by_peer=True)  # most clients ask for the default
             return
         try:
-            scheduler = self._make_scheduler(policy.scheduler, dict(policy.parameters))
+            scheduler = self._make_peer_scheduler(policy.scheduler, dict(policy.parameters))
             reason = ""
         except ConfigError as error:
             scheduler = self._make_scheduler(DEFAULT_SCHEDULER, {})

@@ -64,12 +64,14 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
     factory = _factory(name, allow_import)
     allowed = _allowed(name, factory)
     for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise ConfigError(f"found {key!r} as a parameter of scheduler {name!r}; allowed: text")
         if allowed is not None and key not in allowed:
             names = ", ".join(allowed) if allowed else "none"
             raise ConfigError(
                 f"scheduler {name!r} has no such parameter{_suggest(key, allowed)}; allowed: {names}", key
             )
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_finite_number(value):
             raise ConfigError(f"found {value!r} for scheduler {name!r}; allowed: a finite number", key)
     try:
         scheduler = factory(**{key: float(value) for key, value in parameters.items()})
@@ -80,6 +82,15 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
         raise ConfigError(f"scheduler {name!r}: {_without_key_path(error)}", error.key_path) from None
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"scheduler {name!r} does not accept {dict(parameters)!r}: {error}") from error
+    except Exception as error:  # whatever an application's factory does
+        raise ConfigError(f"scheduler {name!r} cannot be made with {dict(parameters)!r}: {error!r}") from error
+
+
+def _is_finite_number(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # an integer beyond any float
+        return False
 
 
 def scheduler_names() -> list[str]:

@@ -3,45 +3,122 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 import multi
+from multi.core.payloads import Policy
+from multi.core.session import Session
 from multi.schedulers import create_scheduler
+from tests.integration.hostile import HandMade
+
+LISTEN = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
 
 
-async def test_a_scheduler_that_cannot_be_made_for_the_client_ends_the_session(
-    caplog: pytest.LogCaptureFixture,
+def client(port: int) -> dict[str, object]:
+    return {
+        "connection_priority": [["tcp", "ipv4", "any"]],
+        "remote_host": "127.0.0.1",
+        "remote_port": port,
+        "multi_config": {"resume_timeout": 1},
+    }
+
+
+def break_when_asked(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Have a server's session fail at the `at`-th wish of its client; the first comes with the first segment."""
+    asked = []
+    follow = Session._use_scheduler
+
+    def use_scheduler(self: Session, policy: Policy, scheduler: multi.Scheduler, **more: Any) -> None:
+        if more["by_peer"]:
+            asked.append(policy)
+            if len(asked) >= at:
+                raise RuntimeError("no more of these")
+        follow(self, policy, scheduler, **more)
+
+    monkeypatch.setattr(Session, "_use_scheduler", use_scheduler)
+
+
+async def test_a_bug_at_the_clients_wish_ends_the_session(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = []
-
-    @multi.register_scheduler("second_time_unlucky")
-    def make() -> multi.Scheduler:
-        made.append(True)
-        if len(made) > 1:
-            raise RuntimeError("no more of these")
-        return create_scheduler("RR", {})
-
     served: asyncio.Future[multi.Session] = asyncio.get_running_loop().create_future()
 
     async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         served.set_result(writer.get_extra_info("session"))
         await reader.read()
 
-    server = await multi.start_server(on_client, {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}})
-    config = {
-        "connection_priority": [["tcp", "ipv4", "any"]],
-        "remote_host": "127.0.0.1",
-        "remote_port": server.port,
-        "multi_config": {"resume_timeout": 1},
-    }
-    session = await multi.connect(config)
+    server = await multi.start_server(on_client, LISTEN)
+    break_when_asked(monkeypatch, 2)
+    session = await multi.connect(client(server.port))
     await session.confirmed()
-    session.set_scheduler("second_time_unlucky")
-    with pytest.raises(multi.SessionLost, match="internal error"):
-        await (await served).wait_closed()
+    session.set_scheduler("RR")
+    async with asyncio.timeout(10):
+        with pytest.raises(multi.SessionLost, match="internal error"):
+            await (await served).wait_closed()
     assert "no more of these" in caplog.text
     with pytest.raises(multi.MultiError):
         await session.wait_closed()
     server.close()
     await server.wait_closed()
+
+
+async def test_a_bug_at_the_first_segment_leaves_nothing_behind(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        raise AssertionError("nobody is there")
+
+    server = await multi.start_server(on_client, LISTEN)
+    break_when_asked(monkeypatch, 1)
+    client = await HandMade.at(server.port)
+    client.flush()
+    async with asyncio.timeout(2):  # less than any deadline of a handshake
+        await client.gone()
+    assert "no more of these" in caplog.text
+    server.close()
+    async with asyncio.timeout(2):
+        await server.wait_closed()
+
+
+async def test_a_scheduler_that_only_the_server_cannot_make_is_replaced_there() -> None:
+    made = []
+
+    @multi.register_scheduler("second_time_unlucky")
+    def make() -> multi.Scheduler:
+        made.append(True)
+        if len(made) > 1:
+            raise KeyError("no more of these")
+        return create_scheduler("RR", {})
+
+    served: asyncio.Future[multi.Session] = asyncio.get_running_loop().create_future()
+
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        served.set_result(writer.get_extra_info("session"))
+        writer.write(await reader.read())
+        writer.close()
+
+    async with await multi.start_server(on_client, LISTEN) as server:
+        config = client(server.port) | {"multi_config": {"scheduler": "second_time_unlucky"}}
+        async with multi.connect(config) as session:
+            session.writer.write(b"all the same")
+            session.writer.write_eof()
+            assert await session.reader.read() == b"all the same"
+            assert (session.scheduler, (await served).scheduler) == ("second_time_unlucky", "adaptive")
+
+
+async def test_a_servers_own_scheduler_may_be_imported_and_is_looked_at_when_it_starts() -> None:
+    with pytest.raises(multi.ConfigError, match="cannot import scheduler 'no_such_package:X'"):
+        await multi.start_server(lambda *_: None, LISTEN | {"multi_config": {"scheduler": "no_such_package:X"}})
+    own = "multi.schedulers.rr:RoundRobin"
+
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        writer.write(writer.get_extra_info("session").scheduler.encode())
+        writer.close()
+
+    async with (
+        await multi.start_server(on_client, LISTEN | {"multi_config": {"scheduler": own}}) as server,
+        multi.connect(client(server.port)) as session,
+    ):
+        assert await session.reader.read() == own.encode()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+import pytest
 
 from multi.core.ids import SessionId, Side
 from multi.core.payloads import Policy
-from multi.core.scheduler import Scheduler
-from multi.core.session import Session
+from multi.core.scheduler import ConnectionView, Scheduler, SendRequest
+from multi.core.session import SchedulerMaker, Session
 from multi.core.settings import SessionSettings
-from multi.schedulers import create_scheduler
+from multi.errors import LocalProtocolError
+from multi.schedulers import create_scheduler, register_scheduler
 
 
 def server() -> tuple[Session, list[str]]:
@@ -49,3 +52,52 @@ def test_an_object_the_application_set_is_not_taken_for_what_a_client_asks_for()
     session.peer_policy(Policy("adaptive"))
     assert made == ["adaptive", "adaptive"]
     assert session.sender.scheduler is not own
+
+
+def test_what_a_client_asks_for_is_made_by_another_maker_than_the_servers_own() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def maker(whose: str) -> SchedulerMaker:
+        def make(name: str, parameters: Mapping[str, float]) -> Scheduler:
+            asked.append((whose, name))
+            return create_scheduler(name, parameters)
+
+        return make
+
+    session = Session(
+        Side.SERVER,
+        SessionId(bytes(16)),
+        SessionSettings(),
+        entropy=bytes,
+        make_scheduler=maker("own"),
+        make_peer_scheduler=maker("peer"),
+        now=0.0,
+    )
+    session.peer_policy(Policy("RR"))
+    session.set_scheduler(Policy("BLEST"), now=0.0)
+    assert asked == [("own", "adaptive"), ("peer", "RR"), ("own", "BLEST")]
+
+
+def test_a_scheduler_counts_as_one_whatever_its_length() -> None:
+    class Empty:
+        def __len__(self) -> int:
+            return 0
+
+        def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+            return connections
+
+    session, _ = server()
+    own = Empty()
+    session.set_scheduler(Policy("Empty"), own, now=0.0)
+    assert session.sender.scheduler is own
+
+
+def test_what_no_server_could_be_told_changes_nothing() -> None:
+    register_scheduler("test_many")(lambda **parameters: create_scheduler("RR", {}))
+    client = Session(
+        Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=create_scheduler, now=0.0
+    )
+    many = Policy("test_many", tuple((f"p{n}", 1.0) for n in range(99)))
+    with pytest.raises(LocalProtocolError, match="parameters"):
+        client.set_scheduler(many, now=0.0)
+    assert client.policy.scheduler == "adaptive"

@@ -490,6 +490,8 @@ def test_adaptive_tests_a_bad_estimate_again_after_five_seconds(rtt: float, prob
         ("redundant", {"n": float("nan")}, "n", "a finite number"),
         ("cost", {"seconds": -1.0}, "seconds", "0 to 3600"),
         ("cost", {"second": 1.0}, "second", "did you mean 'seconds'"),
+        ("cost", {"seconds": 10**400}, "seconds", "a finite number"),
+        ("cost", {1: 2.0}, "", "found 1 as a parameter"),
     ],
 )
 def test_a_wrong_name_or_parameter_is_explained(
@@ -527,6 +529,15 @@ def test_a_registered_class_or_function_is_found_by_name_and_alias_and_gets_its_
     assert made.step == 3.0
     assert "test_last" in scheduler_names()
     assert "test_final" not in scheduler_names()
+
+
+def test_a_factory_that_fails_is_a_configuration_error() -> None:
+    @register_scheduler("test_picky")
+    def make(n: float = 0.0) -> Scheduler:
+        return Last({1.0: 1.0}[n])
+
+    with pytest.raises(ConfigError, match=r"'test_picky' cannot be made with {'n': 3}: KeyError\(3.0\)"):
+        create_scheduler("test_picky", {"n": 3})
 
 
 @pytest.mark.parametrize("name", ["RR", "LL", "adaptive"])
