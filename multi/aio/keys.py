@@ -57,7 +57,7 @@ def check_certificate_files(config: Config) -> None:
         try:
             reason = "is a directory" if path.is_dir() else ""
             path.stat()
-            if not os.access(path, os.R_OK):
+            if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
                 reason = "permission denied"
         except (OSError, ValueError) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -103,9 +103,9 @@ def system_authorities() -> bytes:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_default_certs()
         found = [ssl.DER_cert_to_PEM_cert(certificate) for certificate in context.get_ca_certs(binary_form=True)]
-        if not found and paths.capath:  # OpenSSL looks into a directory only when it needs one of its certificates
-            found = _in_directory(Path(paths.capath))
-        _authorities = state, "".join(filter(_is_usable, found)).encode()
+        if paths.capath:  # OpenSSL looks into a directory only when it needs one of its certificates
+            found += _in_directory(Path(paths.capath))
+        _authorities = state, b"".join(dict.fromkeys(pem for text in found for pem in _usable(text)))
     return _authorities[1]
 
 
@@ -121,22 +121,27 @@ def _stamp(path: str | None) -> object:
 
 
 def _in_directory(directory: Path) -> list[str]:
-    """The certificates in files with the names OpenSSL looks for: a hash and a number."""
+    """What is in the files with names OpenSSL looks for: a hash and a number. Like it, without those it cannot read."""
+    found: list[str] = []
     try:
-        return [path.read_text(errors="replace") for path in sorted(directory.glob("*.[0-9]"))]
+        for path in sorted(directory.glob("*.[0-9]")):
+            try:
+                found.append(path.read_text(errors="replace"))
+            except OSError as error:
+                logger.info("cannot read the authority %s: %s", path, error)
     except OSError as error:
         logger.warning("cannot read the authorities in %s: %s", directory, error)
-        return []
+    return found
 
 
-def _is_usable(text: str) -> bool:
-    """Not so of one that the library refuses: it would keep all others from being used."""
+def _usable(text: str) -> list[bytes]:
+    """PEM of each certificate; nothing of a text the library refuses: it would keep all others from being used."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         try:
-            return bool(x509.load_pem_x509_certificates(text.encode()))
+            return [one.public_bytes(Encoding.PEM) for one in x509.load_pem_x509_certificates(text.encode())]
         except (ValueError, Warning):
-            return False
+            return []
 
 
 def first_certificate(path: Path) -> bytes:

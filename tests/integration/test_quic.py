@@ -217,7 +217,7 @@ async def test_missing_settings_are_named(files: Certificates, tmp_path: Path) -
 
 @pytest.mark.parametrize("tls", [None, TlsSettings()], ids=["without ssl_config", "without ca"])
 async def test_the_systems_authorities_are_trusted_where_none_is_named(
-    tls: TlsSettings | None, files: Certificates, engines: Engines, monkeypatch: pytest.MonkeyPatch
+    tls: TlsSettings | None, files: Certificates, engines: Engines, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
@@ -231,6 +231,16 @@ async def test_the_systems_authorities_are_trusted_where_none_is_named(
         with pytest.raises(TransportError, match=r"this system trusts no authority: QUIC needs ssl_config\.ca"):
             await dial(settings, port)
         patched.setenv("SSL_CERT_FILE", str(files.ca))
+        channel, _ = await dial(settings, port)
+        channel.abort()
+        # A directory counts as well as a file, and what cannot be read there hides nothing.
+        hashed = tmp_path / "hashed"
+        hashed.mkdir()
+        (hashed / "00000000.0").symlink_to(tmp_path / "nowhere")
+        (hashed / "11111111.0").write_bytes(files.ca.read_bytes())
+        (hashed / "22222222.0").mkdir()
+        patched.setenv("SSL_CERT_FILE", str(files.directory / "other-ca.pem"))
+        patched.setenv("SSL_CERT_DIR", str(hashed))
         channel, _ = await dial(settings, port)
     channel.abort()
     server.listener.close()
