@@ -171,6 +171,8 @@ class Networks:
                     return
         except OSError as error:
             logger.warning("cannot look at the networks (%s), trying again in %g s", error, LOOK_AGAIN)
+            if self._retry is not None:
+                self._retry.cancel()
             self._retry = self._driver.loop.call_later(LOOK_AGAIN, self.look)
         except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
             self._driver.fail(error)

@@ -91,6 +91,7 @@ class NetworkMonitor:
         self._events: _Events | None = None
         self._poller: _Poller | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._poll_timer: asyncio.TimerHandle | None = None
         self._learn_timer: asyncio.TimerHandle | None = None
         self._carrier_timer: asyncio.TimerHandle | None = None
         self._carrier_until = 0.0
@@ -156,13 +157,20 @@ class NetworkMonitor:
             self._changed(loop)
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._poller = _Poller(loop, self, self._read, self._poll_interval)
+        try:
+            self._poller = _Poller(loop, self, self._read, self._poll_interval)
+        except RuntimeError as error:  # there is no thread to be had
+            log.warning("cannot look for network changes: %s", error)
+            self._poll_timer = loop.call_later(self._poll_interval, self._poll, loop)
 
     def _stop(self) -> None:
         loop = self._loop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+            self._poll_timer = None
         if self._carrier_timer is not None:
             self._carrier_timer.cancel()
             self._carrier_timer = None
@@ -408,7 +416,12 @@ class _Poller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: NetworkMonitor, read: Read, interval: float) -> None:
         self._stopped = threading.Event()
-        arguments = (weakref.ref(loop), weakref.ref(owner), read, interval, self._stopped, read())
+        try:
+            known: tuple[Interface, ...] | None = read()
+        except OSError as error:
+            log.warning("cannot read the interfaces: %s", error)
+            known = None
+        arguments = (weakref.ref(loop), weakref.ref(owner), read, interval, self._stopped, known)
         threading.Thread(target=_poll, args=arguments, name="multi-network-monitor", daemon=True).start()
 
     def stop(self) -> None:
@@ -421,7 +434,7 @@ def _poll(
     read: Read,
     interval: float,
     stopped: threading.Event,
-    known: tuple[Interface, ...],
+    known: tuple[Interface, ...] | None,
 ) -> None:
     while not stopped.wait(interval):
         try:
@@ -431,7 +444,7 @@ def _poll(
             continue
         if found == known:
             continue
-        losses = compare(known, found)
+        losses = compare(known, found) if known is not None else ()
         known = found
         running, listener = loop(), owner()
         if running is None or listener is None:

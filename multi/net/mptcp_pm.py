@@ -22,6 +22,7 @@ from multi.core.facts import Candidate, Source
 from multi.core.ids import Family
 from multi.net.genetlink import GenericNetlink
 from multi.net.messages import NESTED, attribute, attributes, s32, u8, u16, u32
+from multi.net.shortage import is_shortage
 
 if sys.platform == "linux":
     import fcntl
@@ -52,7 +53,7 @@ _ADDR, _RCV_ADD_ADDRS, _SUBFLOWS, _TOKEN, _LOC_ID, _ADDR_REMOTE = 1, 2, 3, 4, 5,
 _FAMILY, _ID, _ADDR4, _ADDR6, _PORT, _FLAGS, _INDEX = 1, 2, 3, 4, 5, 6, 7
 
 # include/uapi/linux/sockios.h, if.h, if_addr.h
-_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFINDEX = 0x8913, 0x8915, 0x8933
 _IFF_UP, _IFF_RUNNING = 0x1, 0x40
 _ADDRESS_UNUSABLE = 0x08 | 0x40  # IFA_F_DADFAILED, IFA_F_TENTATIVE
 _SCOPE_GLOBAL = 0
@@ -231,12 +232,14 @@ def sources_of(candidate: Candidate) -> tuple[Source, ...]:
 def place_of(source: Source, family: Family) -> Place | str:
     """Where a subflow of this source would leave from now, or why it cannot: `wlan0: no carrier`.
 
-    Some system calls, no netlink: it is asked several times a second for every subflow.
+    Some system calls, no netlink: it is asked several times a second for every subflow. Raises OSError in a shortage of
+    descriptors or memory, which tells nothing of the interface.
     """
     name = source.interface
     try:
-        index = socket.if_nametoindex(name)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
+            # socket.if_nametoindex opens another one, and names no error number when it cannot.
+            index = struct.unpack_from("=i", _ask(sock, _SIOCGIFINDEX, name), 16)[0]
             flags = struct.unpack_from("=H", _ask(sock, _SIOCGIFFLAGS, name), 16)[0]
             if not flags & _IFF_UP:
                 return f"{name}: down"
@@ -244,7 +247,9 @@ def place_of(source: Source, family: Family) -> Place | str:
                 return f"{name}: no carrier"
             six = family is Family.IPV6
             address = _ipv6_address(index, source.address) if six else _ipv4_address(sock, name, source.address)
-    except OSError:
+    except OSError as error:
+        if is_shortage(error):
+            raise
         return f"{name}: no such interface"
     return Place(index, address) if address else f"{name}: no {family.value} address"
 

@@ -101,6 +101,10 @@ class PowerControl:
         finally:
             self._lock.release()
 
+    def unlock(self) -> None:
+        """In a forked child: the thread that held the lock is not there."""
+        self._lock = threading.Lock()
+
     def _forget_parent(self) -> None:
         """In a forked child: what was held by then is its parent's to put back."""
         if os.getpid() != self._process:
@@ -166,6 +170,8 @@ class PowerControl:
 
 
 _control = PowerControl()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_control.unlock)
 
 
 class PowerSaving:

@@ -125,7 +125,11 @@ class _Poller:
 
     def _start_reading(self) -> None:
         self._timer = None
-        self._reading = self.loop.run_in_executor(None, _read_all, self.read, tuple(self._predictors))
+        try:
+            self._reading = self.loop.run_in_executor(None, _read_all, self.read, tuple(self._predictors))
+        except RuntimeError:  # there is no thread to be had
+            self._timer = self.loop.call_later(self.interval, self._start_reading)
+            return
         self._reading.add_done_callback(self._judge)
 
     def _judge(self, reading: asyncio.Future[dict[str, float | None]]) -> None:

@@ -22,6 +22,7 @@ from itertools import cycle
 from multi.core.facts import Candidate, Source
 from multi.net.mptcp_endpoints import EndpointLease, lease_endpoints
 from multi.net.mptcp_pm import USERSPACE, Place, SubflowName, path_manager_type, place_of, sources_of, why_no_subflows
+from multi.net.shortage import in_thread
 from multi.transports.mptcp_info import ESTABLISHED, SYN_SENT, MptcpInfo, subflow_names
 from multi.transports.sockets import words
 from multi.transports.tcp_info import TcpInfo
@@ -62,9 +63,11 @@ async def lease_subflows(candidate: Candidate) -> tuple[EndpointLease | None, st
 
     To be called before the socket is made. Cancelling it borrows nothing.
     """
-    work = asyncio.ensure_future(asyncio.to_thread(_lease, candidate))
+    work = asyncio.ensure_future(in_thread(_lease, candidate))
     try:
         return await asyncio.shield(work)
+    except OSError as error:
+        return None, words(error)
     except asyncio.CancelledError:
         work.add_done_callback(_release_unwanted)
         raise
@@ -78,10 +81,7 @@ def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
     if path_manager_type() != USERSPACE:
         found = [place_of(source, candidate.family) for source in sources_of(candidate)]
         places = [place for place in found if isinstance(place, Place)]
-    try:
-        return lease_endpoints(places, len(places)), ""
-    except OSError as error:
-        return None, words(error)
+    return lease_endpoints(places, len(places)), ""
 
 
 def lease_acceptance() -> tuple[EndpointLease | None, str]:
@@ -146,7 +146,10 @@ class SubflowKeeper:
         self._stopped = False
         self._interval = CHECK_FIRST
         for wanted in self._wanted:
-            place = place_of(wanted.source, candidate.family)
+            try:
+                place = place_of(wanted.source, candidate.family)
+            except OSError as error:
+                place = f"{wanted.source.interface}: {words(error)}"
             if isinstance(place, Place):
                 wanted.place = place
                 self._names[place.address] = wanted.source.interface
@@ -196,7 +199,10 @@ class SubflowKeeper:
         else:
             self._interval = min(self._interval * 1.5, CHECK_INTERVAL)
         if self._ready and not self._changing:
-            self._check(kernel, self._loop.time())
+            try:
+                self._check(kernel, self._loop.time())
+            except OSError as error:  # a shortage, which tells nothing of the interfaces
+                logger.debug("MPTCP subflows not looked at: %s", words(error))
         self._timer = self._loop.call_later(self._interval, self._on_timer)
 
     def _check(self, kernel: MptcpInfo, now: float) -> None:
@@ -324,8 +330,13 @@ class SubflowKeeper:
 
     def _in_thread(self, change: Callable[[Place], None], place: Place) -> None:
         # Other processes may hold the lock, and the kernel takes some milliseconds.
+        try:
+            changing = self._loop.run_in_executor(None, change, place)
+        except RuntimeError as error:  # there is no thread to be had; the next check asks again
+            logger.info("MPTCP endpoint not changed: %s", error)
+            return
         self._changing += 1
-        self._loop.run_in_executor(None, change, place).add_done_callback(self._changed)
+        changing.add_done_callback(self._changed)
 
     def _changed(self, done: asyncio.Future[None]) -> None:
         self._changing -= 1

@@ -212,6 +212,36 @@ def test_an_idle_monitor_sets_no_timer() -> None:
     assert not [timer for timer in timers if getattr(timer, "__module__", "") == "multi.net.monitor"]
 
 
+async def test_a_shortage_when_it_begins_to_look_is_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    machine, told = Machine(), list[tuple[Loss, ...]]()
+    machine.fails = True
+    unsubscribe = polling(machine).subscribe(told.append)
+    assert "cannot read the interfaces: not now" in caplog.text
+    machine.fails = False
+    await until(lambda: bool(told))
+    assert told == [()], "nobody knows what there was before, so nothing is lost for certain"
+    unsubscribe()
+
+
+async def test_without_a_thread_it_tries_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    machine, told = Machine(), list[tuple[Loss, ...]]()
+    await until(lambda: not pollers())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", no_thread)
+        unsubscribe = polling(machine).subscribe(told.append)
+    assert "cannot look for network changes: can't start new thread" in caplog.text
+    await until(lambda: pollers() > 0)
+    machine.now = (replace(WLAN, carrier=False),)
+    await until(lambda: bool(told))
+    unsubscribe()
+    await until(lambda: not pollers())
+
+
 @linux_only
 async def test_subscribing_takes_less_than_20_ms() -> None:
     durations = []

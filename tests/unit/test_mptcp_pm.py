@@ -260,6 +260,15 @@ def test_an_interface_that_does_not_exist_has_no_place() -> None:
     assert place_of(Source("a name that is too long for an interface"), Family.IPV4).__class__ is str
 
 
+def test_a_shortage_tells_nothing_of_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(mptcp_pm.socket, "socket", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        place_of(Source("lo"), Family.IPV4)
+
+
 def test_loopback_has_a_place_and_an_address_that_is_gone_is_replaced() -> None:
     assert place_of(Source("lo"), Family.IPV4) == Place(socket.if_nametoindex("lo"), "127.0.0.1")
     assert place_of(Source("lo", "192.0.2.1"), Family.IPV4) == Place(socket.if_nametoindex("lo"), "127.0.0.1")

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from itertools import chain, repeat
+from typing import Any
 
 import pytest
 
@@ -239,6 +240,28 @@ def test_a_reader_that_fails_has_measured_nothing() -> None:
         watch = SignalWatch(callback, read=read, interval=0.0)
         watch.watch(["wlan0"])
         assert await reports.get() == ("wlan0", Signal.FADING, -80)
+        watch.close()
+
+    run(main)
+
+
+def test_without_a_thread_it_reads_later() -> None:
+    async def main(loop: ShiftedLoop) -> None:
+        callback, reports = collector()
+        course = Course(loop, wlan0=[-80.0])
+        watch = SignalWatch(callback, read=course.read, interval=0.0)
+        in_executor, refused = loop.run_in_executor, []
+
+        def refuse_first(*arguments: Any) -> Any:
+            if len(refused) < 3:
+                refused.append(arguments)
+                raise RuntimeError("can't start new thread")
+            return in_executor(*arguments)
+
+        loop.run_in_executor = refuse_first  # type: ignore[method-assign] # an event loop out of threads
+        watch.watch(["wlan0"])
+        assert await reports.get() == ("wlan0", Signal.FADING, -80)
+        assert len(refused) == 3
         watch.close()
 
     run(main)
