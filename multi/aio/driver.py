@@ -336,14 +336,15 @@ class SessionDriver:
 
     # --- channels ---
 
-    def adopt(self, connection: ConnectionId, channel: Channel, facts: ConnectionFacts) -> None:
-        """Take over an open channel."""
+    def adopt(self, connection: ConnectionId, channel: Channel, facts: ConnectionFacts) -> _Link:
+        """Take over an open channel. What it has received before is for the sink returned."""
         link = _Link(self, connection, channel)
         self.links[connection] = link
         now = self.loop.time()
         self.engine.connection_opened(connection, facts, now=now)
         self.engine.set_credit(connection, channel.credit(), now=now)
         channel.start(link)
+        return link
 
     def _dial(self, effect: Dial) -> None:
         task = self.loop.create_task(self._open(effect.connection, effect.candidate))

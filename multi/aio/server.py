@@ -333,15 +333,11 @@ class Server:
         arrival.leave()
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
-        found.adopt(connection, arrival.channel, _facts(arrival.channel))
+        link = found.adopt(connection, arrival.channel, _facts(arrival.channel))
         self.guard.arrived(found, connection, arrival.host)
-        now = found.now()
-        try:
-            found.engine.receive(connection, memoryview(bytes(first)), 0, now=now)
-            for lane, data in lanes:
-                found.engine.receive(connection, memoryview(data), lane, now=now)
-        except Exception as error:
-            found.fail(error)
+        link.data_received(memoryview(bytes(first)), 0)
+        for lane, data in lanes:
+            link.data_received(memoryview(data), lane)
         found.pump()
 
     def _session_for(self, arrival: _Arrival, first: bytearray) -> SessionDriver | Refused | None:
