@@ -230,11 +230,11 @@ class SessionWriter:
             if self._driver.soon is None:
                 self._driver.pump_soon()
             return
-        closing = self._closing or (not self._ended and self._engine.session.closing)
-        if self._ended and not closing:
+        if self._ended and not self._closing:
             raise LocalProtocolError("Cannot call write() after write_eof()")
         # Anything with a buffer, as array.array, whose length is not its size in bytes.
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
+        closing = self._closing or self._engine.session.closing
         if closing or self._driver.closed.done() or self._send_error() is not None:
             logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
             return
