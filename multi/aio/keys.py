@@ -55,8 +55,7 @@ def check_certificate_files(config: Config) -> None:
     """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
     for key, path in _needed_files(config).items():
         try:
-            reason = "is a directory" if path.is_dir() else ""
-            path.stat()
+            reason = "is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
             if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
                 reason = "permission denied"
         except (OSError, ValueError) as error:

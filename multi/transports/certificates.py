@@ -98,7 +98,7 @@ def system_authorities() -> bytes:
     """PEM of the authorities this system trusts; empty when there are none. Read again when they have changed."""
     global _authorities
     paths = ssl.get_default_verify_paths()
-    state = tuple(_stamp(path) for path in (paths.cafile, paths.capath))
+    state = tuple(path and stamp(path) for path in (paths.cafile, paths.capath))
     if _authorities is None or _authorities[0] != state:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_default_certs()
@@ -112,12 +112,13 @@ def system_authorities() -> bytes:
 _authorities: tuple[object, bytes] | None = None
 
 
-def _stamp(path: str | None) -> object:
+def stamp(path: Path | str) -> object:
+    """What is different once the file or directory has been replaced or written to; None while there is none."""
     try:
-        found = os.stat(path) if path else None
+        found = os.stat(path)
     except OSError:
-        return path
-    return path, found and (found.st_ino, found.st_size, found.st_mtime_ns)
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _in_directory(directory: Path) -> list[str]:

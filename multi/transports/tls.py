@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
-from multi.transports.certificates import check_own, openssl_cause, refused
+from multi.transports.certificates import check_own, openssl_cause, refused, stamp
 from multi.transports.sockets import transport_error
 
 ALPN = "multi/1"
@@ -72,15 +71,7 @@ def _state_of_files(tls: TlsSettings) -> tuple[object, ...]:
     if tls.verify and tls.ca is None and (tls.cert is None or tls.key is not None):
         system = ssl.get_default_verify_paths()
         paths += [system.cafile, system.capath]
-    return tuple(_stamp(path) for path in paths if path is not None)
-
-
-def _stamp(path: Path | str) -> object:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return tuple(stamp(path) for path in paths if path is not None)
 
 
 def _new_client_context(tls: TlsSettings) -> ssl.SSLContext:
