@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_thread", "is_shortage"]
+__all__ = ["in_thread", "is_shortage", "start_in_thread"]
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
 
@@ -28,10 +28,14 @@ async def in_thread(
     function: Callable[Parameters, Result], *arguments: Parameters.args, **keywords: Parameters.kwargs
 ) -> Result:
     """As `asyncio.to_thread`; raises OSError when there is no thread to be had, where that raises RuntimeError."""
+    return await start_in_thread(asyncio.get_running_loop(), partial(function, *arguments, **keywords))
+
+
+def start_in_thread(loop: asyncio.AbstractEventLoop, work: Callable[[], Result]) -> asyncio.Future[Result]:
+    """The same without waiting."""
     try:
-        future = asyncio.get_running_loop().run_in_executor(None, partial(function, *arguments, **keywords))
+        return loop.run_in_executor(None, work)
     except RuntimeError as error:
         if "thread" not in str(error):
             raise
         raise OSError(errno.EAGAIN, str(error)) from error
-    return await future

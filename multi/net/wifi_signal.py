@@ -9,8 +9,10 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from multi.net.nl80211 import Nl80211, OpenSocket, open_generic_netlink
+from multi.net.shortage import start_in_thread
 from multi.paths.signal import Signal, SignalPredictor
 
 __all__ = ["ReadSignal", "SignalWatch", "read_signal"]
@@ -126,8 +128,8 @@ class _Poller:
     def _start_reading(self) -> None:
         self._timer = None
         try:
-            self._reading = self.loop.run_in_executor(None, _read_all, self.read, tuple(self._predictors))
-        except RuntimeError:  # there is no thread to be had
+            self._reading = start_in_thread(self.loop, partial(_read_all, self.read, tuple(self._predictors)))
+        except OSError:  # there is no thread to be had
             self._timer = self.loop.call_later(self.interval, self._start_reading)
             return
         self._reading.add_done_callback(self._judge)

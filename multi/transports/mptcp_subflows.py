@@ -17,12 +17,13 @@ import errno
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 from multi.core.facts import Candidate, Source
 from multi.net.mptcp_endpoints import EndpointLease, lease_endpoints
 from multi.net.mptcp_pm import USERSPACE, Place, SubflowName, path_manager_type, place_of, sources_of, why_no_subflows
-from multi.net.shortage import in_thread
+from multi.net.shortage import in_thread, start_in_thread
 from multi.transports.mptcp_info import ESTABLISHED, SYN_SENT, MptcpInfo, subflow_names
 from multi.transports.sockets import words
 from multi.transports.tcp_info import TcpInfo
@@ -331,9 +332,9 @@ class SubflowKeeper:
     def _in_thread(self, change: Callable[[Place], None], place: Place) -> None:
         # Other processes may hold the lock, and the kernel takes some milliseconds.
         try:
-            changing = self._loop.run_in_executor(None, change, place)
-        except RuntimeError as error:  # there is no thread to be had; the next check asks again
-            logger.info("MPTCP endpoint not changed: %s", error)
+            changing = start_in_thread(self._loop, partial(change, place))
+        except OSError as error:  # there is no thread to be had; the next check asks again
+            logger.info("MPTCP endpoint not changed: %s", words(error))
             return
         self._changing += 1
         changing.add_done_callback(self._changed)
