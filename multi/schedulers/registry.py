@@ -19,6 +19,7 @@ from multi.core.scheduler import Scheduler, SchedulerFactory
 from multi.errors import ConfigError
 
 PACKAGE = "multi.schedulers"
+LARGEST = math.nextafter(math.inf, 0.0)  # finite number
 
 F = TypeVar("F", bound=SchedulerFactory)
 
@@ -71,7 +72,8 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
             raise ConfigError(
                 f"scheduler {name!r} has no such parameter{_suggest(key, allowed)}; allowed: {names}", key
             )
-        if not _is_finite_number(value):
+        # Not math.isfinite: it cannot take an integer beyond any float.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise ConfigError(f"found {value!r} for scheduler {name!r}; allowed: a finite number", key)
     try:
         scheduler = factory(**{key: float(value) for key, value in parameters.items()})
@@ -84,13 +86,6 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
         raise ConfigError(f"scheduler {name!r} does not accept {dict(parameters)!r}: {error}") from error
     except Exception as error:  # whatever an application's factory does
         raise ConfigError(f"scheduler {name!r} cannot be made with {dict(parameters)!r}: {error!r}") from error
-
-
-def _is_finite_number(value: object) -> bool:
-    try:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    except OverflowError:  # an integer beyond any float
-        return False
 
 
 def scheduler_names() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import resources
@@ -215,7 +215,8 @@ def _is_name(text: str) -> bool:
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    # Not math.isfinite: it cannot take an integer beyond any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise TestbedError(f"{name}: {value!r} is no finite number")
     if not low <= value <= high:
         raise TestbedError(f"{name}: {value:g} is outside {low:g} to {high:g}")

@@ -22,6 +22,7 @@ GOOD = Direction(rate_mbps=100, delay_ms=10)
         ({"rate_mbps": -5}, "rate_mbps: -5 is outside"),
         ({"rate_mbps": math.nan}, "rate_mbps: nan is no finite number"),
         ({"rate_mbps": math.inf}, "rate_mbps: inf is no finite number"),
+        ({"rate_mbps": 10**400}, "is no finite number"),
         ({"rate_mbps": True}, "rate_mbps: True is no finite number"),
         ({"delay_ms": -1}, "delay_ms: -1 is outside"),
         ({"delay_ms": 1, "jitter_ms": 2}, "jitter_ms: 2 is more than delay_ms"),
