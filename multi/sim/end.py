@@ -30,6 +30,7 @@ from multi.core.session import Session
 from multi.engine import Engine
 from multi.errors import SessionLost
 from multi.sim.oracles import Oracles, Unwatched
+from multi.sim.trace import event_comment, event_words
 from multi.sim.wire import Wire
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ class End:
         if data:
             if self.first_read_at is None:
                 self.first_read_at = self.now
+            self.pair.clock.log(self.name, "read", stream, len(data))
             self.oracles.delivered(stream, data)
             self.received.setdefault(stream, bytearray()).extend(data)
 
@@ -258,16 +260,17 @@ class End:
                 if wire is not None:
                     data = b"".join(buffers)
                     self.oracles.sending(wire, data, lane)
-                    self.pair.clock.log(f"{self.name} -> {connection}/{lane} {len(data)}")
+                    self.pair.clock.log(self.name, "send", connection, lane, len(data))
                     wire.outgoing(self).write(data, lane)
             case StreamReadable(stream):
                 self._read(stream)
             case CloseConnection(connection, abort, _):
                 wire = self.wires.pop(connection, None)
                 if wire is not None:
+                    self.pair.clock.log(self.name, "release", connection, int(abort))
                     wire.release(self, abort)
             case Dial(connection, candidate):
-                self.pair.clock.log(f"{self.name} dials {connection} {candidate.interface}")
+                self.pair.clock.log(self.name, "dial", connection, candidate.entry)
                 self.pair.dial(self, connection, candidate)
             case CancelDial(connection):
                 self.pair.cancelled.add(connection)
@@ -277,7 +280,7 @@ class End:
                 self.opened_at = self.now
             case SessionClosed():
                 self.closed, self.closed_at = effect, self.now
-                self.pair.clock.log(f"{self.name} closed {effect.error!r}")
+                self.pair.clock.log(self.name, "over", int(bool(effect.error)), comment=effect.error)
                 self.pair.ended(self)
             case StreamOpened(stream):
                 self.peer_streams.append(stream)
@@ -291,13 +294,11 @@ class End:
 
     def _event(self, event: Event) -> None:
         self.events.append(event)
+        self.pair.clock.log(self.name, *event_words(event), comment=event_comment(event))
         if isinstance(event, ConnectionChanged):
-            self.pair.clock.log(f"{self.name} {event.connection} {event.state.value}: {event.reason}")
             self.oracles.connection_changed(event)
             if event.state in _OVER:
                 self.session.forget_connection(event.connection)
-        else:
-            self.pair.clock.log(f"{self.name} {event!r}")
 
     # --- for tests  ---
 

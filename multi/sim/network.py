@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable
 from random import Random
 
+from multi.sim.trace import line
+
 
 class Livelock(AssertionError):
     """More events than any sane run needs: somebody answers itself."""
@@ -29,8 +31,9 @@ class Clock:
         self._tie += 1
         heapq.heappush(self._heap, (max(time, self.now), self._tie, action))
 
-    def log(self, line: str) -> None:
-        self.trace.append(f"{self.now:.6f} {line}")
+    def log(self, *words: object, comment: str = "") -> None:
+        """Write a line of the trace; `words` are those of `multi.sim.trace` and numbers, the comment is for people."""
+        self.trace.append(line(self.now, words, comment))
 
     def step(self) -> bool:
         """Run the next event; False when there is none."""

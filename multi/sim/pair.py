@@ -262,7 +262,7 @@ class Pair:
 
         With `down`, dials are not answered until `restore`.
         """
-        self.clock.log(f"cut {index} notice={notice} down={down}")
+        self.clock.log("network", "cut", index, "-" if notice is None else notice, int(down))
         if down:
             self.down.add(index)
         for wire in self._wires(index):
@@ -278,14 +278,14 @@ class Pair:
 
     def stall(self, index: int) -> None:
         """Nothing moves on the route, nobody is told."""
-        self.clock.log(f"stall {index}")
+        self.clock.log("network", "stall", index)
         self.stalled.add(index)
         for wire in self._wires(index):
             wire.up.stalled = wire.down.stalled = True
 
     def restore(self, index: int) -> None:
         """The stall or the outage is over."""
-        self.clock.log(f"restore {index}")
+        self.clock.log("network", "restore", index)
         self.stalled.discard(index)
         self.down.discard(index)
         for wire in self._wires(index):

@@ -3,7 +3,7 @@
     python -m multi.sim.random_run START COUNT [PROCESSES]
 
 runs `COUNT` seeds from `START` on all cores and prints those that failed. The same seed always gives the same trace,
-byte for byte, so a failing seed is its own bug report.
+byte for byte, so a failing seed is its own bug report; `trace_digest` says in a few characters what happened in it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from multi.paths.racing import Connect
 from multi.sim.end import End
 from multi.sim.link import LinkSpec
 from multi.sim.pair import Pair
+from multi.sim.trace import ROLE_WORDS, digest
 from multi.sim.wire import Route
 
 SCHEDULERS = (
@@ -149,7 +150,7 @@ class RandomRun:
 
     def _settle(self) -> None:
         pair = self.pair
-        pair.clock.log("--- peace")
+        self._log("peace")
         for index in range(len(pair.routes)):
             pair.restore(index)
         pair.refused.clear()
@@ -223,10 +224,10 @@ class RandomRun:
         try:
             action()
         except (LocalProtocolError, SessionLost) as error:
-            self.pair.clock.log(f"refused: {error}")
+            self._log("not-possible", comment=str(error))
 
-    def _log(self, line: str) -> None:
-        self.pair.clock.log(f"* {line}")
+    def _log(self, *words: object, comment: str = "") -> None:
+        self.pair.clock.log("*", *words, comment=comment)
 
     def _end(self) -> End:
         return self._random.choice(self.pair.ends)
@@ -244,7 +245,7 @@ class RandomRun:
         if self._written.get(end.name, 0) + size > MAX_WRITTEN:
             return
         self._written[end.name] = self._written.get(end.name, 0) + size
-        self._log(f"{end.name} writes {size} on {stream}")
+        self._log(end.name, "writes", stream, size)
         end.write(self._random.randbytes(size), stream)
 
     def _advance(self) -> None:
@@ -253,13 +254,13 @@ class RandomRun:
     def _pause(self) -> None:
         end = self._end()
         stream = self._random.choice(list(end.session.receiver.streams))
-        self._log(f"{end.name} pauses {stream}")
+        self._log(end.name, "pauses", stream)
         end.pause(stream)
 
     def _resume(self) -> None:
         end = self._end()
         for stream in sorted(end.paused):
-            self._log(f"{end.name} resumes {stream}")
+            self._log(end.name, "resumes", stream)
             end.resume(stream)
 
     def _cut(self) -> None:
@@ -277,7 +278,7 @@ class RandomRun:
     def _open_stream(self) -> None:
         end = self._end()
         stream = end.open_stream(self._random.randint(0, 7))
-        self._log(f"{end.name} opens {stream}")
+        self._log(end.name, "opens", "-" if stream is None else stream)
         if stream is not None:
             self._written[end.name] = self._written.get(end.name, 0) + 1000
             end.write(self._random.randbytes(1000), stream)
@@ -286,7 +287,7 @@ class RandomRun:
         end = self._end()
         stream = self._stream(end)
         if stream != STREAM_ZERO or self._random.random() < 0.3:
-            self._log(f"{end.name} finishes {stream}")
+            self._log(end.name, "finishes", stream)
             end.finish(stream)
             self.finished.add((end.name, stream))
 
@@ -294,7 +295,7 @@ class RandomRun:
         end = self._end()
         stream = self._stream(end)
         if stream != STREAM_ZERO:
-            self._log(f"{end.name} resets {stream}")
+            self._log(end.name, "resets", stream)
             self.given_up.add(stream)
             end.reset(stream)
 
@@ -302,7 +303,7 @@ class RandomRun:
         end = self._end()
         stream = self._random.choice(list(end.session.receiver.streams))
         if stream != STREAM_ZERO:
-            self._log(f"{end.name} stops {stream}")
+            self._log(end.name, "stops", stream)
             self.given_up.add(stream)
             end.stop_sending(stream)
 
@@ -310,7 +311,7 @@ class RandomRun:
         end = self._end()
         if len(end.active) > 1:
             connection = self._random.choice(end.active)
-            self._log(f"{end.name} drains {connection}")
+            self._log(end.name, "drains", connection)
             end.drain(connection)
 
     def _remove(self) -> None:
@@ -318,12 +319,12 @@ class RandomRun:
         assert client.engine.paths is not None
         if len(client.active) > 1 and len(client.engine.paths.slots) > 1:
             connection = self._random.choice(client.active)
-            self._log(f"client removes {connection}")
+            self._log("client removes", connection)
             client.remove_connection(connection)
 
     def _add_connection(self) -> None:
         index = self._route()
-        self._log(f"client adds a connection on route {index}")
+        self._log("client adds", index)
         candidate = self.pair.candidate(index, group=f"added {len(self.pair.candidates)}")
         self.pair.candidates.append(candidate)
         self.pair.client.engine.add_candidates([candidate], now=self.pair.clock.now)
@@ -333,25 +334,29 @@ class RandomRun:
         end = self._end()
         if end.active:
             connection, role = self._random.choice(end.active), self._random.choice(list(Role))
-            self._log(f"{end.name} makes {connection} {role.name}")
+            self._log(end.name, "makes", connection, ROLE_WORDS[role])
             end.set_role(connection, role)
 
     def _set_scheduler(self) -> None:
         end, policy = self._end(), self._policy()
-        self._log(f"{end.name} schedules with {policy.scheduler}, reinjection {policy.reinject}")
+        self._log(end.name, "schedules", policy.scheduler, policy.reinject)
         end.set_scheduler(policy)
 
     def _hand_over(self) -> None:
         client = self.pair.client
         assert client.engine.paths is not None
         slot = self._random.choice(client.engine.paths.slots)
-        self._log(f"client hands over to route {slot.candidates[0].entry}")
-        client.engine.hand_over([slot], lambda reason: self._log(f"handover: {reason or 'done'}"), now=client.now)
+
+        def handed_over(reason: str) -> None:
+            self._log("handover", int(bool(reason)), comment=reason)
+
+        self._log("client hands-over", slot.candidates[0].entry)
+        client.engine.hand_over([slot], handed_over, now=client.now)
         client.pump()
 
     def _network_changed(self) -> None:
         index, usable = self._route(), self._random.random() < 0.6
-        self._log(f"network if{index} usable={usable}")
+        self._log("network", index, int(usable))
         self.pair.client.change_network(f"if{index}", usable)
 
     def _networks_come_and_go(self) -> None:
@@ -360,13 +365,13 @@ class RandomRun:
 
     def _update(self, there: list[Candidate]) -> None:
         client = self.pair.client
-        self._log(f"networks {[c.entry for c in there]}")
+        self._log("networks", *[c.entry for c in there])
         client.engine.update_candidates(there, reason=lambda entry: "no carrier", expecting=False, now=client.now)
         client.pump()
 
     def _lose_address(self) -> None:
         client, index = self.pair.client, self._route()
-        self._log(f"address of if{index} removed")
+        self._log("address", index)
         client.engine.network_changed(
             f"if{index}", False, address=f"10.0.{index}.2", reason="the address was removed", now=client.now
         )
@@ -374,26 +379,26 @@ class RandomRun:
 
     def _sleep(self) -> None:
         client = self.pair.client
-        self._log("client slept")
+        self._log("client sleeps")
         client.engine.slept(100.0, now=client.now)
         client.pump()
 
     def _change_signal(self) -> None:
         client, index, fading = self.pair.client, self._route(), self._random.random() < 0.6
-        self._log(f"signal of if{index} fading={fading}")
+        self._log("signal", index, int(fading))
         client.engine.signal_changed(f"if{index}", fading, -80.0, now=client.now)
         client.pump()
 
     def _announce(self) -> None:
         if self.pair.server is not None:
-            self._log("server announces addresses")
+            self._log("server announces")
             self.pair.server.engine.announce([("192.0.2.1", 7788)], now=self.pair.clock.now)
             self.pair.server.pump()
 
     def _forget_tickets(self) -> None:
         """What the client joins with next is not known to the server any more."""
         if self.pair.server is not None:
-            self._log("server forgets tickets")
+            self._log("server forgets")
             authenticator = self.pair.server.session._auth
             assert isinstance(authenticator, ServerAuthenticator)
             authenticator._tickets.clear()
@@ -402,10 +407,10 @@ class RandomRun:
         end = self._end()
         self.closing = True
         if self._random.random() < 0.7:
-            self._log(f"{end.name} closes")
+            self._log(end.name, "closes")
             end.close()
         else:
-            self._log(f"{end.name} aborts")
+            self._log(end.name, "aborts")
             end.abort()
 
     def _policy(self) -> Policy:
@@ -416,6 +421,11 @@ class RandomRun:
 def run_seed(seed: int) -> str:
     """Run one seed; return its trace. Raises AssertionError, with the last lines of the trace, when it fails."""
     return RandomRun(seed).run()
+
+
+def trace_digest(seed: int) -> str:
+    """Run one seed; return the digest of its trace (see `multi.sim.trace`)."""
+    return digest(run_seed(seed))
 
 
 def outcome(seed: int) -> tuple[int, str]:
