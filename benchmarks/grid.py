@@ -25,8 +25,8 @@ from benchmarks.grid_points import Point, grid, testbed_points
 from benchmarks.grid_report import Store, write_report
 from benchmarks.grid_stage import TOGETHER, play
 from benchmarks.grid_virtual import Task, transfers
+from multi.lab.testbed import TestbedNotAllowed
 from multi.schedulers import scheduler_names
-from multi.testbed import TestbedNotAllowed
 
 RESULTS = FilePath(__file__).parent / "results"
 CONGESTION = ("bbr", "cubic")

@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 
 from benchmarks.grid_ends import Fetched, fetch_kernel, fetch_multi
 from benchmarks.grid_points import Point
-from multi.testbed import Direction, Host, LinkSpec, Testbed
+from multi.lab.testbed import Direction, Host, LinkSpec, Testbed
 
 __all__ = ["SIZE", "TOGETHER", "play"]
 

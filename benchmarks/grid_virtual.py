@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from multiprocessing import Pool
 
 from benchmarks.grid_points import Path, Point
-from multi.core.payloads import Policy
-from multi.core.settings import Protect, SessionSettings
-from multi.sim.pair import CLEAR, Pair
-from multi.sim.transport import PathSpec
-from multi.sim.wire import Route
+from multi.lab.sim.pair import CLEAR, Pair
+from multi.lab.sim.path_model import PathSpec
+from multi.lab.sim.wire import Route
+from multi.protocol.payloads import Policy
+from multi.protocol.settings import Protect, SessionSettings
 
 __all__ = ["Run", "Task", "ideal_mbps", "transfer", "transfers"]
 
@@ -20,7 +20,7 @@ SIZE = 20_000_000  # bytes
 LIMIT = 30.0  # virtual seconds; the throughput of a path that needs longer is known by then
 MAX_EVENTS = 100_000_000
 STEPS = 200  # of what arrived when: as many as there are half percents
-CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.aio.settings` makes them
+CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.asyncio.settings` makes them
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import multi  # noqa: E402  the repository's own, wherever this is started
-from multi.cli.cert import write_development_certificates  # noqa: E402
+from multi.lab.cert import write_development_certificates  # noqa: E402
 
 HOST = "127.0.0.1"
 HOSTILE = 2000  # connections at a time

@@ -21,7 +21,7 @@ import links_both
 import links_short
 from links_stage import Stage, spread, verdict
 
-from multi.testbed import load_profile
+from multi.lab.testbed import load_profile
 
 PROMISE = 0.97  # of what kernel TCP reaches
 ROUNDS, SECONDS = 5, 8.0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from links_stage import Entry, Result, Stage, spread, verdict
 
-from multi.testbed import load_profile
+from multi.lab.testbed import load_profile
 
 WIFI, CELLULAR = "wlan0", "wwan0"
 PATHS = (WIFI, CELLULAR)

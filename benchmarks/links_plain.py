@@ -107,7 +107,7 @@ def _send(sock: socket.socket, seconds: float) -> None:
 
 
 def _receive(sock: socket.socket) -> Received:
-    from multi.transports.mptcp_info import read_mptcp_info
+    from multi.transports.mptcp.info import read_mptcp_info
 
     received = Received()
     buffer = bytearray(1 << 20)

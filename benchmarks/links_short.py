@@ -19,7 +19,7 @@ from typing import Any
 from links_stage import Stage, serving, spread, verdict_at_most
 
 import multi
-from multi.testbed import Direction, LinkSpec
+from multi.lab.testbed import Direction, LinkSpec
 
 PATHS = ("wlan0", "wwan0")
 FIGURES = Direction(10.0, 22.0, queue_ms=100.0)

@@ -17,8 +17,8 @@ from typing import Any, Self
 import links_plain
 from loopback import await_iperf3
 
-from multi.cli.cert import write_development_certificates
-from multi.testbed import Host, LinkSpec, Testbed
+from multi.lab.cert import write_development_certificates
+from multi.lab.testbed import Host, LinkSpec, Testbed
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAIN_PORT = 7799

@@ -219,7 +219,7 @@ def _end(arguments: list[str]) -> None:
 
 def run(*, quick: bool) -> None:
     """Print medians, ratios and what is promised of them."""
-    from multi.cli.cert import write_development_certificates
+    from multi.lab.cert import write_development_certificates
 
     size, rounds = (1 << 28, 3) if quick else (2 << 30, 5)
     rates: dict[str, list[float]] = {party.name: [] for party in PARTIES if not _missing(party)}

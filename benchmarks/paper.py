@@ -20,7 +20,7 @@ from benchmarks.paper_cells import CELLS, FULL, QUICK, Cell, Lengths, Outcome, m
 from benchmarks.paper_report import Results, promises, report
 from benchmarks.paper_stage import iperf3_is_installed, paper_stage
 from benchmarks.revision import described
-from multi.testbed import TestbedNotAllowed
+from multi.lab.testbed import TestbedNotAllowed
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 10  # iterations, as in the paper

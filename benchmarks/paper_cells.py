@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 
 from benchmarks.paper_end import PORTS, Order
 from benchmarks.paper_stage import PaperStage, Transfer
-from multi.testbed import TestbedError
+from multi.lab.testbed import TestbedError
 
 __all__ = ["CELLS", "FULL", "QUICK", "Cell", "Lengths", "Outcome", "cell", "measure"]
 

@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.paper_end import Order
-from multi.cli.cert import write_development_certificates
-from multi.testbed import Host, Testbed, TestbedError, paper_links
+from multi.lab.cert import write_development_certificates
+from multi.lab.testbed import Host, Testbed, TestbedError, paper_links
 
 __all__ = ["CONGESTION", "IperfResult", "PaperStage", "Transfer", "iperf3_is_installed", "paper_stage"]
 

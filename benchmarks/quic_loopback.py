@@ -279,7 +279,7 @@ def _line(party: Party, outcomes: dict[str, list[Outcome]]) -> str:
 
 def run(*, quick: bool) -> None:
     """Print medians, ratios and what is promised of them, for each size of datagrams."""
-    from multi.cli.cert import write_development_certificates
+    from multi.lab.cert import write_development_certificates
 
     parties = [party for party in PARTIES if party.engine == "aioquic" or find_spec("qh3") is not None]
     for party in PARTIES:

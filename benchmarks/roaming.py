@@ -21,7 +21,7 @@ from benchmarks.revision import described
 from benchmarks.roaming_report import figure_in_words, report
 from benchmarks.roaming_rows import BASE, FULL, ROWS, SHORT, Outcome, Row, measure
 from benchmarks.roaming_stage import Variant
-from multi.testbed import TestbedNotAllowed
+from multi.lab.testbed import TestbedNotAllowed
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 10  # of the sessions promises are made for

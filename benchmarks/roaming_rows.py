@@ -33,7 +33,7 @@ from benchmarks.roaming_figures import (
     undisturbed_gap,
 )
 from benchmarks.roaming_stage import Measurement, SessionRun, Stage, Timing, Variant, stage
-from multi.testbed import Link, TestbedError
+from multi.lab.testbed import Link, TestbedError
 
 __all__ = ["BASE", "FULL", "ROWS", "SHORT", "Outcome", "Row", "measure", "row"]
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.roaming_end import Assignment, EndRecord, Order, Traffic, open_once
-from multi.cli.cert import write_development_certificates
-from multi.testbed import Host, Link, Testbed, TestbedError, load_profile
+from multi.lab.cert import write_development_certificates
+from multi.lab.testbed import Host, Link, Testbed, TestbedError, load_profile
 
 __all__ = ["LINKS", "Mark", "Measurement", "SessionRun", "Stage", "Timing", "Variant", "stage"]
 

@@ -17,11 +17,10 @@ from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection
 from typing import Any
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, TransportSettings
+from multi.types import Candidate, Family
 
 HOST = "127.0.0.1"
 PARTIES = ("tcp", "mptcp", "asyncio streams")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import multi
-from multi.cli.file_client import get_file
+from multi.lab.files.client import get_file
 
 
 async def tell(session):

@@ -16,13 +16,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multi.aio.client import connect, open_connection
-    from multi.aio.info import ConnectionInfo
-    from multi.aio.server import Server, start_server
-    from multi.aio.session import Session
-    from multi.aio.streams import SessionReader, SessionWriter
+    from multi.asyncio.client import connect, open_connection
+    from multi.asyncio.info import ConnectionInfo
+    from multi.asyncio.server import Server, start_server
+    from multi.asyncio.session import Session
+    from multi.asyncio.streams import SessionReader, SessionWriter
     from multi.config import Config, load_config
-    from multi.core.events import (
+    from multi.errors import (
+        ConfigError,
+        LocalProtocolError,
+        MultiError,
+        NoUsableConnection,
+        RemoteProtocolError,
+        SessionLost,
+        SessionRefused,
+        StreamReset,
+        TransportError,
+    )
+    from multi.events import (
         AddressesAnnounced,
         AttemptFailed,
         ConnectionChanged,
@@ -40,21 +51,10 @@ if TYPE_CHECKING:
         SignalChanged,
         Warned,
     )
-    from multi.core.ids import ConnectionState, Role
-    from multi.core.scheduler import WAIT, ConnectionView, Scheduler, SendRequest
-    from multi.errors import (
-        ConfigError,
-        LocalProtocolError,
-        MultiError,
-        NoUsableConnection,
-        RemoteProtocolError,
-        SessionLost,
-        SessionRefused,
-        StreamReset,
-        TransportError,
-    )
     from multi.schedulers import register_scheduler
+    from multi.schedulers.base import WAIT, ConnectionView, Scheduler, SendRequest
     from multi.transports import register_transport
+    from multi.types import ConnectionState, Role
 
 __version__ = "0.1.0"
 
@@ -106,17 +106,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "multi.aio.client": (
+    "multi.asyncio.client": (
         "connect",
         "open_connection",
     ),
-    "multi.aio.info": ("ConnectionInfo",),
-    "multi.aio.server": (
+    "multi.asyncio.info": ("ConnectionInfo",),
+    "multi.asyncio.server": (
         "Server",
         "start_server",
     ),
-    "multi.aio.session": ("Session",),
-    "multi.aio.streams": (
+    "multi.asyncio.session": ("Session",),
+    "multi.asyncio.streams": (
         "SessionReader",
         "SessionWriter",
     ),
@@ -124,7 +124,7 @@ _HOMES = {
         "Config",
         "load_config",
     ),
-    "multi.core.events": (
+    "multi.events": (
         "AddressesAnnounced",
         "AttemptFailed",
         "ConnectionChanged",
@@ -142,11 +142,11 @@ _HOMES = {
         "SignalChanged",
         "Warned",
     ),
-    "multi.core.ids": (
+    "multi.types": (
         "ConnectionState",
         "Role",
     ),
-    "multi.core.scheduler": (
+    "multi.schedulers.base": (
         "WAIT",
         "ConnectionView",
         "Scheduler",

@@ -11,22 +11,21 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from multi.aio.keys import key_of, key_warnings, load_keys
-from multi.aio.resolve import Resolver
-from multi.aio.settings import local_scheduler
-from multi.cli.file_protocol import printable
+from multi.asyncio.keys import key_of, key_warnings, load_keys
+from multi.asyncio.resolution import Resolver
+from multi.asyncio.settings import local_scheduler
 from multi.config import Config, Entry, load_config
-from multi.core.facts import Candidate
 from multi.errors import ConfigError, TransportError
-from multi.net.permission import may_administer
-from multi.paths.links import Kind
+from multi.lab.files.protocol import printable
+from multi.linux.permission import may_administer
 from multi.transports.base import TlsSettings
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
-from multi.transports.mptcp import NO_MPTCP, host_scheduler, mptcp_available, scheduler_doubt
-from multi.transports.quic import trusted_authorities
-from multi.transports.quic_engine import checked_settings, implementation
+from multi.transports.mptcp.transport import NO_MPTCP, host_scheduler, mptcp_available, scheduler_doubt
+from multi.transports.quic.engine import checked_settings, implementation
+from multi.transports.quic.transport import trusted_authorities
 from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
 from multi.transports.tls import client_context, server_context
+from multi.types import Candidate, Kind
 
 __all__ = ["run_check"]
 

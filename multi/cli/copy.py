@@ -10,11 +10,11 @@ from pathlib import Path, PurePosixPath
 
 from rich.console import Console
 
-from multi.cli.file_client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
-from multi.cli.file_protocol import FileRefused, Problem, printable
-from multi.cli.progress import Progress, summary
 from multi.config import load_config
 from multi.errors import ConfigError, MultiError
+from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
+from multi.lab.files.progress import Progress, summary
+from multi.lab.files.protocol import FileRefused, Problem, printable
 
 __all__ = ["run_get", "run_put"]
 

@@ -14,11 +14,11 @@ def run_demo(out: Path, *, loopback: bool = False, speed: float = 1.0) -> int:
 
     `speed` 5 makes the story a fifth as long. This process may end up in a user namespace of its own.
     """
-    from multi.cli.demo_loopback import run_loopback_demo
+    from multi.lab.demo.loopback import run_loopback_demo
 
     if not loopback:
-        from multi.cli.roaming import run_roaming_demo
-        from multi.testbed import TestbedNotAllowed, enter_user_namespace
+        from multi.lab.demo.roaming import run_roaming_demo
+        from multi.lab.testbed import TestbedNotAllowed, enter_user_namespace
 
         try:
             if sys.platform != "linux":

@@ -8,9 +8,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from multi.core.ids import Family
-from multi.net.interfaces import UserKinds, interfaces
-from multi.paths.links import Interface, Kind
+from multi.discovery.interfaces import UserKinds, interfaces
+from multi.types import Family, Interface, Kind
 
 __all__ = ["show_interfaces"]
 

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception, *, traceback: bool) -> int:
     """Say what went wrong; return the exit code for it."""
-    from multi.cli.file_protocol import printable
     from multi.errors import ConfigError, MultiError
+    from multi.lab.files.protocol import printable
 
     if traceback:
         import traceback as traces
@@ -217,7 +217,7 @@ def _schema(_parsed: argparse.Namespace) -> int:
 
 
 def _cert(parsed: argparse.Namespace) -> int:
-    from multi.cli.cert import run_cert
+    from multi.lab.cert import run_cert
 
     return run_cert(parsed.directory, parsed.name)
 
@@ -245,13 +245,13 @@ def _count(text: str) -> int:
 
 
 def _bench_serve(parsed: argparse.Namespace) -> int:
-    from multi.cli.bench import run_bench_server
+    from multi.lab.bench.run import run_bench_server
 
     return run_bench_server(parsed.config)
 
 
 def _bench_run(parsed: argparse.Namespace) -> int:
-    from multi.cli.bench import run_bench
+    from multi.lab.bench.run import run_bench
 
     return run_bench(
         parsed.config, seconds=parsed.seconds, size=parsed.size, reverse=parsed.reverse, as_json=parsed.json

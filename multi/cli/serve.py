@@ -6,11 +6,11 @@ import asyncio
 import signal
 from pathlib import Path
 
-from multi.aio.server import Server, start_server
-from multi.cli.file_protocol import LINE_LIMIT, printable
-from multi.cli.file_service import FileService
-from multi.cli.file_tree import FileTree
+from multi.asyncio.server import Server, start_server
 from multi.config import Config, load_config
+from multi.lab.files.protocol import LINE_LIMIT, printable
+from multi.lab.files.service import FileService
+from multi.lab.files.tree import FileTree
 
 __all__ = ["run_serve"]
 

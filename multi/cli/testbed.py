@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multi.testbed.keeper import Status
+    from multi.lab.testbed.daemon import Status
 
 __all__ = ["add_arguments", "run_testbed"]
 
@@ -68,7 +68,8 @@ def run_testbed(parsed: argparse.Namespace) -> int:
 
 
 def _up(parsed: argparse.Namespace) -> int:
-    from multi.testbed import keeper, load_profile
+    from multi.lab.testbed import daemon as keeper
+    from multi.lab.testbed import load_profile
 
     options = keeper.Options(parsed.backend, parsed.congestion, parsed.detect_duplicates, parsed.mptcp)
     _show(keeper.up(parsed.name, load_profile(parsed.profile), options))
@@ -76,7 +77,8 @@ def _up(parsed: argparse.Namespace) -> int:
 
 
 def _exec(parsed: argparse.Namespace) -> int:
-    from multi.testbed import TestbedError, keeper
+    from multi.lab.testbed import TestbedError
+    from multi.lab.testbed import daemon as keeper
 
     command = parsed.command[1:] if parsed.command[:1] == ["--"] else parsed.command
     if not command:
@@ -90,21 +92,22 @@ def _exec(parsed: argparse.Namespace) -> int:
 
 
 def _set(parsed: argparse.Namespace) -> int:
-    from multi.testbed import keeper
+    from multi.lab.testbed import daemon as keeper
 
     _show_link(keeper.change(parsed.name, parsed.link, _pairs(parsed.changes)), parsed.link)
     return 0
 
 
 def _down(parsed: argparse.Namespace) -> int:
-    from multi.testbed import keeper
+    from multi.lab.testbed import daemon as keeper
 
     keeper.take_down(parsed.name)
     return 0
 
 
 def _list(_parsed: argparse.Namespace) -> int:
-    from multi.testbed import TestbedError, keeper
+    from multi.lab.testbed import TestbedError
+    from multi.lab.testbed import daemon as keeper
 
     for name in keeper.names():
         # It may have ended since we looked.
@@ -114,7 +117,7 @@ def _list(_parsed: argparse.Namespace) -> int:
 
 
 def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    from multi.testbed import TestbedError
+    from multi.lab.testbed import TestbedError
 
     pairs = {}
     for text in texts:

@@ -17,7 +17,7 @@ from pydantic import (
 
 from multi.config.fields import Host, InterfaceChoice, Port, Section, TransportName, address_family
 from multi.config.findings import one_of, refusal, shown
-from multi.core.ids import Role
+from multi.types import Role
 
 __all__ = ["TRIPLE", "Entry"]
 

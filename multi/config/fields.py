@@ -15,7 +15,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from multi.config.findings import one_of, refusal, shown
-from multi.core.ids import Family
+from multi.types import Family
 
 __all__ = [
     "BUILTIN_SCHEDULERS",
@@ -195,4 +195,4 @@ SchedulerName = Annotated[Text, _wire_text(255), Field(examples=list(BUILTIN_SCH
 Pin = Annotated[Text, AfterValidator(_pin)]
 KeyFileName = Annotated[FileName, BeforeValidator(_no_secret)]
 EnvironmentName = Annotated[str, BeforeValidator(_no_secret), AfterValidator(_environment_name)]
-KeyName = Annotated[Text, _wire_text(64)]  # `multi.core.handshake.MAX_PSK_ID`
+KeyName = Annotated[Text, _wire_text(64)]  # `multi.protocol.handshake.MAX_PSK_ID`

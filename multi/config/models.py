@@ -32,7 +32,7 @@ from multi.config.sections import (
     TcpConfig,
     WifiConfig,
 )
-from multi.core.ids import SESSION_ID_LENGTH, SessionId
+from multi.types import SESSION_ID_LENGTH, SessionId
 
 if TYPE_CHECKING:
     from multi.transports.base import TcpSettings, TlsSettings, TransportSettings

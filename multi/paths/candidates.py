@@ -29,9 +29,7 @@ from ipaddress import (
 from itertools import chain, zip_longest
 from typing import Protocol
 
-from multi.core.facts import Candidate, Source
-from multi.core.ids import Family, Role
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
 
 __all__ = ["ANY", "Entry", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
 
@@ -146,7 +144,7 @@ def candidates(
 
     `addresses` has the literal addresses of each (remote host, remote port) in resolver order. A remote
     counts as reachable through an interface that has a default route of its family or an address in the same
-    subnet; `routed` adds pairs (interface, remote address) that have another route (`multi.net.routed` asks).
+    subnet; `routed` adds pairs (interface, remote address) that have another route (`multi.discovery.routed` asks).
 
     tcp and quic give one connection per interface, mptcp one over all. Where more than one remote address
     could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305

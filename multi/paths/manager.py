@@ -13,7 +13,7 @@ from enum import Enum
 from math import inf
 from typing import Protocol
 
-from multi.core.events import (
+from multi.events import (
     AllAttempted,
     AttemptFailed,
     CancelDial,
@@ -24,10 +24,9 @@ from multi.core.events import (
     HandoverState,
     Notify,
 )
-from multi.core.facts import Candidate
-from multi.core.ids import ConnectionId, ConnectionState, Role
 from multi.paths.racing import Connect, Race
 from multi.paths.slots import Slot, slot_key, slots_of
+from multi.types import Candidate, ConnectionId, ConnectionState, Role
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 PENDING_MOST = 4  # attempts a slot may have under way; the oldest gives way
@@ -59,7 +58,7 @@ class Session(Protocol):
 
 
 class Memory(Protocol):
-    """What earlier sessions have seen of candidates on their networks (`multi.paths.outcomes`)."""
+    """What earlier sessions have seen of candidates on their networks (`multi.paths.history`)."""
 
     def succeeded(self, network: str, candidate: Candidate, setup: float, now: float) -> None: ...
     def failed(self, network: str, candidate: Candidate, now: float) -> None: ...

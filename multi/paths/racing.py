@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum
 
-from multi.core.facts import Candidate
+from multi.types import Candidate
 
 ATTEMPT_DELAY = 0.250  # seconds, RFC 8305 section 8
 SEQUENTIAL_TIMEOUT = 3.0  # seconds; the kernel's own SYN retries would block the next entry for more than a minute

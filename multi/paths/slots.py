@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from multi.core.facts import Candidate
-from multi.core.ids import ConnectionId, Role
+from multi.types import Candidate, ConnectionId, Role
 
 RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
 RETRY_LONGEST = 30.0  # where somebody answers with a refusal again and again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from multi.core.scheduler import WAIT, ConnectionView
+from multi.schedulers.base import WAIT, ConnectionView
 
 PROBE = 32 * 1024  # bytes: two usual segments, enough for a first rate sample, 0.25 s at 1 Mbit/s
 INITIAL_WINDOW = 14_600  # bytes: ten packets, RFC 6928

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from math import inf
 
-from multi.core.ids import ConnectionId
-from multi.core.scheduler import ConnectionView
+from multi.schedulers.base import ConnectionView
+from multi.types import ConnectionId
 
 STILL_LEAST = 0.025  # seconds without progress that prove nothing: an acknowledgement and a sample may take 10 ms each
 STILL_MOST = 1.0  # seconds; a round-trip time bloated by a full queue must not buy endless waiting

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import inf
 
-from multi.core.ids import ConnectionId
-from multi.core.scheduler import ConnectionView
+from multi.schedulers.base import ConnectionView
+from multi.types import ConnectionId
 
 MARGIN = 0.15  # a newcomer must be better by this share: estimates jitter by about a tenth
 DWELL = 1.0  # seconds between two exchanges: time for the estimates to follow the traffic

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from multi.core.ids import ConnectionId
-from multi.core.scheduler import WAIT, ConnectionView, SendRequest
 from multi.schedulers._estimates import arrival, rate_of, tells
 from multi.schedulers._patience import Patience
+from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.registry import register_scheduler
+from multi.types import ConnectionId
 
 WINDOWS_AHEAD = 4  # windows that count while they grow: one doubles within a round trip
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.core.ids import ConnectionId
-from multi.core.scheduler import WAIT, ConnectionView, SendRequest
 from multi.schedulers._estimates import latency, nearest, window_of
 from multi.schedulers._patience import Patience
+from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.registry import register_scheduler
+from multi.types import ConnectionId
 
 LAMBDA = 1.2  # correction of the estimate, with the bounds and steps of mptcp_blest.c
 LAMBDA_LEAST, LAMBDA_MOST = 1.0, 1.3

@@ -14,9 +14,8 @@ import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-from multi.core.payloads import MAX_NAME
-from multi.core.scheduler import Scheduler, SchedulerFactory
 from multi.errors import ConfigError
+from multi.schedulers.base import MAX_NAME, Scheduler, SchedulerFactory
 
 PACKAGE = "multi.schedulers"
 LARGEST = math.nextafter(math.inf, 0.0)  # finite number

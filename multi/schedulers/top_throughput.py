@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from multi.core.ids import ConnectionId
-from multi.core.scheduler import WAIT, ConnectionView, SendRequest
 from multi.schedulers._estimates import earliest
 from multi.schedulers._parameters import whole
 from multi.schedulers._patience import Patience
 from multi.schedulers._ranking import Ranking
+from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.registry import register_scheduler
+from multi.types import ConnectionId
 
 PROBE = 64 * 1024  # bytes: a few round trips of slow start, so that the rate sample means something
 PROBE_INTERVAL = 5.0  # seconds: a rate measured longer ago may be wrong by now

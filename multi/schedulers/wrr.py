@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from multi.core.ids import ConnectionId
-from multi.core.scheduler import WAIT, ConnectionView, SendRequest
 from multi.schedulers._estimates import earliest
+from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.registry import register_scheduler
+from multi.types import ConnectionId
 
 DEBT_MOST = 256 * 1024  # bytes a blocked connection may catch up; more would starve the others when it comes back
 

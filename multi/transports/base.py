@@ -19,10 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from multi.core.facts import Candidate, TransportSample
-from multi.core.ids import Family
 from multi.errors import ConfigError, TransportError
-from multi.transports.pending import Strangers
+from multi.transports.half_open import Strangers
+from multi.types import Candidate, Family, TransportSample
 
 Buffer = bytes | bytearray | memoryview
 

@@ -17,10 +17,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports.base import TcpSettings
+from multi.types import Candidate, Family
 
 SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""

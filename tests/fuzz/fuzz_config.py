@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from multi.aio import keys
-from multi.aio.keys import MAX_ID, MIN_KEY, load_keys
+from multi.asyncio import keys
+from multi.asyncio.keys import MAX_ID, MIN_KEY, load_keys
 from multi.config import (
     Config,
     checks,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from multi.core import handshake, sealing, session_table
-from multi.core.handshake import (
+from multi.errors import RemoteProtocolError
+from multi.protocol import acceptor as session_table
+from multi.protocol import handshake, sealing
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.handshake import (
     Accept,
     Challenge,
     Hello,
@@ -18,11 +21,16 @@ from multi.core.handshake import (
     decode_proof,
     psk_binder,
 )
-from multi.core.ids import SessionId
-from multi.core.sealing import Cipher, Opener, Sealer
-from multi.core.segment import HANDSHAKE_TYPES, HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentType, encode, encode_header
-from multi.core.session_table import Refused, SessionTable, TableLimits
-from multi.errors import RemoteProtocolError
+from multi.protocol.sealing import Cipher, Opener, Sealer
+from multi.protocol.segment import (
+    HANDSHAKE_TYPES,
+    HEADER_LENGTH,
+    SUPPORTED_VERSIONS,
+    SegmentType,
+    encode,
+    encode_header,
+)
+from multi.types import SessionId
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
 from tests.unit.core_wiring import CLEAR, QUIC, TLS, Ends

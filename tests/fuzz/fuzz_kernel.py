@@ -9,15 +9,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from multi.net import changes, genetlink, messages, netlink, networks, nl80211, routing, wifi_signal
-from multi.net.changes import Heard, Known
-from multi.net.genetlink import GenericNetlink
-from multi.net.interfaces import Interface
-from multi.net.nl80211 import Nl80211
-from multi.paths.links import Kind
-from multi.transports import mptcp_info, tcp_info
-from multi.transports.mptcp_info import MptcpInfo, read_mptcp_info, subflow_names
-from multi.transports.tcp_info import read_tcp_info
+from multi.discovery import link_state as changes
+from multi.discovery import netlink, networks
+from multi.discovery import rtnetlink as messages
+from multi.discovery.interfaces import Interface
+from multi.discovery.link_state import Heard, Known
+from multi.linux import genetlink, nl80211, routing, wifi_signal
+from multi.linux.genetlink import GenericNetlink
+from multi.linux.nl80211 import Nl80211
+from multi.transports.mptcp import info as mptcp_info
+from multi.transports.mptcp.info import MptcpInfo, read_mptcp_info, subflow_names
+from multi.transports.tcp import info as tcp_info
+from multi.transports.tcp.info import read_tcp_info
+from multi.types import Kind
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from multi.core import payloads
-from multi.core.ids import Role, StreamId
-from multi.core.payloads import (
+from multi.errors import RemoteProtocolError
+from multi.protocol import payloads
+from multi.protocol.payloads import (
     MAX_OFFSET,
     Ack,
     Close,
@@ -32,7 +32,7 @@ from multi.core.payloads import (
     encode_role,
     encode_unsigned,
 )
-from multi.errors import RemoteProtocolError
+from multi.types import Role, StreamId
 from tests.fuzz.target import Target, check
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from random import Random
 
-from multi.core import segment
-from multi.core.ids import SessionId, StreamId
-from multi.core.segment import SegmentDecoder, SegmentType, encode, peek
 from multi.errors import RemoteProtocolError
+from multi.protocol import segment
+from multi.protocol.segment import SegmentDecoder, SegmentType, encode, peek
+from multi.types import SessionId, StreamId
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 

@@ -13,9 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from multi.cli import bench_protocol, file_blocks, file_protocol, file_service, file_tree
-from multi.cli.bench_protocol import BenchError, Report, Request, encode_report, read_answer, read_report, read_request
-from multi.cli.file_protocol import (
+from multi.errors import RemoteProtocolError
+from multi.lab.bench import protocol as bench_protocol
+from multi.lab.bench.protocol import BenchError, Report, Request, encode_report, read_answer, read_report, read_request
+from multi.lab.files import blocks as file_blocks
+from multi.lab.files import protocol as file_protocol
+from multi.lab.files import service as file_service
+from multi.lab.files import tree as file_tree
+from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
     End,
@@ -31,9 +36,8 @@ from multi.cli.file_protocol import (
     encode,
     pack_length,
 )
-from multi.cli.file_service import FileService
-from multi.cli.file_tree import FileTree
-from multi.errors import RemoteProtocolError
+from multi.lab.files.service import FileService
+from multi.lab.files.tree import FileTree
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 

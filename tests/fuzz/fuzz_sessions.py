@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multi.core import (
+from multi.errors import LocalProtocolError, SessionLost
+from multi.protocol import (
     authenticator,
     connection,
-    incoming,
     liveness,
-    outbox,
     receive_stream,
     receiver,
     send_stream,
@@ -23,10 +22,10 @@ from multi.core import (
     session,
     streams,
 )
-from multi.core.facts import ConnectionFacts
-from multi.core.ids import Role, SessionId, Side, StreamId
-from multi.core.incoming import HELD_LIMIT
-from multi.core.payloads import (
+from multi.protocol import control as outbox
+from multi.protocol import dispatch as incoming
+from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.payloads import (
     Ack,
     Close,
     DrainStep,
@@ -42,11 +41,11 @@ from multi.core.payloads import (
     encode_role,
     encode_unsigned,
 )
-from multi.core.segment import MAX_DATA_PAYLOAD, SegmentType, encode
-from multi.core.session import UNREAD_LIMIT
-from multi.core.settings import Protect, SessionSettings
-from multi.errors import LocalProtocolError, SessionLost
+from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode
+from multi.protocol.session import UNREAD_LIMIT
+from multi.protocol.settings import Protect, SessionSettings
 from multi.schedulers import scheduler_names
+from multi.types import ConnectionFacts, Role, SessionId, Side, StreamId
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise

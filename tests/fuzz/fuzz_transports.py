@@ -17,14 +17,18 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
-from multi.transports import quic, quic_aioquic, quic_channel, quic_packets, stream_listener, stream_reception
 from multi.transports.base import QuicSettings, TlsSettings, TransportSettings
-from multi.transports.quic import Quic, QuicListener, client_side
-from multi.transports.quic_packets import PacketHeader, RetryTokens, connection_of_all, refusal, version_negotiation
-from multi.transports.tcp import Tcp
-from multi.transports.udp_port import PeerAddress
+from multi.transports.quic import aioquic_engine as quic_aioquic
+from multi.transports.quic import channel as quic_channel
+from multi.transports.quic import packets as quic_packets
+from multi.transports.quic import transport as quic
+from multi.transports.quic.packets import PacketHeader, RetryTokens, connection_of_all, refusal, version_negotiation
+from multi.transports.quic.transport import Quic, QuicListener, client_side
+from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.tcp import accepting as stream_reception
+from multi.transports.tcp import listener as stream_listener
+from multi.transports.tcp.transport import Tcp
+from multi.types import Candidate, Family
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 from tests.integration.certificates import certificates_in
@@ -227,7 +231,7 @@ def _qh3_targets() -> list[Target]:
     """The optional engine, where it is installed."""
     if find_spec("qh3") is None:
         return []
-    from multi.transports import quic_qh3
+    from multi.transports.quic import qh3_engine as quic_qh3
 
     watched = (quic, quic_packets, quic_qh3, quic_channel)
     return [Target("quic-qh3", run_qh3, _quic_seeds, watched, short=25, longest=700, memory_base=8 << 20)]

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from multi.config import json_schema, load_config
-from multi.core.ids import SessionId, StreamId
-from multi.core.payloads import MAX_OFFSET, Ack, StreamAck, encode_ack
-from multi.core.segment import SegmentType, encode
 from multi.errors import ConfigError
+from multi.protocol.payloads import MAX_OFFSET, Ack, StreamAck, encode_ack
+from multi.protocol.segment import SegmentType, encode
+from multi.types import SessionId, StreamId
 from tests.fuzz import fuzz_segment
 from tests.fuzz.targets import TARGETS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi.core.segment import SegmentType
+from multi.protocol.segment import SegmentType
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.targets import TARGETS
 from tests.unit.core_wiring import CLEAR, Ends

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 import pytest
 
 import multi
-from multi.net import interfaces
+from multi.discovery import interfaces
 
 T = TypeVar("T")
 TIMEOUT = 30.0  # seconds; far above what any of these needs

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli.cert import write_development_certificates
+from multi.lab.cert import write_development_certificates
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from multi.aio.settings import peer_scheduler
-from multi.core.events import SendBytes
-from multi.core.facts import ConnectionFacts
-from multi.core.handshake import ConnectionTerms, Join
-from multi.core.ids import ConnectionId, SessionId, Side
-from multi.core.segment import SegmentType, encode
-from multi.core.session import Session
-from multi.core.settings import Protect, SessionSettings
+from multi.asyncio.settings import peer_scheduler
+from multi.events import SendBytes
+from multi.protocol.handshake import ConnectionTerms, Join
+from multi.protocol.segment import SegmentType, encode
+from multi.protocol.session import Session
+from multi.protocol.settings import Protect, SessionSettings
+from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
 
 FIRST = ConnectionId(0)
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import multi
-from multi.aio import names
-from multi.core.ids import Family
+from multi.asyncio import dns as names
+from multi.types import Family
 from tests.integration.aio_support import (
     HOST,
     LOOPS,

@@ -15,13 +15,13 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 import multi
-from multi.aio.guard import LIMITS, LimitLog, TokenBucket
-from multi.core.ids import SessionId, StreamId
-from multi.core.segment import HEADER_LENGTH, SegmentType, encode, encode_header
-from multi.core.settings import Protect
-from multi.transports.quic_aioquic import AioquicEngine
-from multi.transports.quic_channel import ALPN
-from multi.transports.quic_engine import CONNECTION_ID_LENGTH
+from multi.asyncio.accounting import LIMITS, LimitLog, TokenBucket
+from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, encode_header
+from multi.protocol.settings import Protect
+from multi.transports.quic.aioquic_engine import AioquicEngine
+from multi.transports.quic.channel import ALPN
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH
+from multi.types import SessionId, StreamId
 from tests.integration.aio_support import Relay, Way, pattern, run, serving, until
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
 
@@ -244,7 +244,7 @@ def test_the_session_that_waits_longest_goes_when_too_many_wait(development_cert
 
 
 def refusal_of(session_id: SessionId) -> bytes:
-    from multi.core.handshake import REFUSED, Refuse
+    from multi.protocol.handshake import REFUSED, Refuse
 
     return encode(SegmentType.REFUSE, session_id, Refuse(REFUSED).encode())
 

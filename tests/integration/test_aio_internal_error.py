@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import multi
-from multi.core.payloads import Policy
-from multi.core.session import Session
+from multi.protocol.payloads import Policy
+from multi.protocol.session import Session
 from multi.schedulers import create_scheduler
 from tests.integration.hostile import HandMade
 

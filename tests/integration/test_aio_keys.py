@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import multi
-from multi.aio.keys import load_keys
-from multi.aio.settings import session_settings
+from multi.asyncio.keys import load_keys
+from multi.asyncio.settings import session_settings
 from multi.config import load_config
 from multi.transports.certificates import pin_of
 from tests.integration.aio_support import Inbox, Way, run

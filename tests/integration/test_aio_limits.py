@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.aio.server import source_of
+from multi.asyncio.server import source_of
 from tests.integration.aio_support import HOST, Way, pattern, run, serving, until
 
 MIB = 1024 * 1024

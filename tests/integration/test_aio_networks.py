@@ -21,15 +21,14 @@ import pytest
 
 import multi
 from multi import ConnectionState
-from multi.aio import networks as networks_module
-from multi.aio import resolve as resolve_module
-from multi.aio.driver import SessionDriver
-from multi.aio.sleep import SleepWatch
-from multi.core.ids import Family
-from multi.core.payloads import decode_addresses
-from multi.net import interfaces_async
-from multi.net.changes import Loss
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.asyncio import resolution as resolve_module
+from multi.asyncio import roaming as networks_module
+from multi.asyncio.driver import SessionDriver
+from multi.asyncio.suspend import SleepWatch
+from multi.discovery import interfaces_async
+from multi.discovery.link_state import Loss
+from multi.protocol.payloads import decode_addresses
+from multi.types import Family, Interface, InterfaceAddress, Kind
 from tests.integration.aio_support import (
     HOST,
     LOOPS,
@@ -87,7 +86,7 @@ class Dns:
 @pytest.fixture
 def dns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Dns]:
     made = Dns()
-    monkeypatch.setattr("multi.aio.names.system_lookup", made)
+    monkeypatch.setattr("multi.asyncio.dns.system_lookup", made)
     yield made
     made.end()
 
@@ -295,7 +294,7 @@ def test_an_unusable_entry_and_a_name_without_an_answer_end_with_the_open_timeou
 def test_a_name_that_leads_elsewhere_by_now_is_asked_again_when_nothing_is_left(
     dns: Dns, monkeypatch: pytest.MonkeyPatch, development_certificates: Path
 ) -> None:
-    monkeypatch.setattr("multi.aio.names.REUSE", 0.05)
+    monkeypatch.setattr("multi.asyncio.dns.REUSE", 0.05)
     monkeypatch.setattr(networks_module, "LOOK_DETACHED", 0.1)
 
     async def scenario() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.cli.cert import write_development_certificates
+from multi.lab.cert import write_development_certificates
 
 
 async def _idle(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import multi
-from multi.aio import names, networks, resolve
-from multi.aio.session import Session
-from multi.core.ids import Family
-from multi.net import interfaces_async
+from multi.asyncio import dns as names
+from multi.asyncio import resolution as resolve
+from multi.asyncio import roaming as networks
+from multi.asyncio.session import Session
+from multi.discovery import interfaces_async
+from multi.types import Family
 from tests.integration.aio_support import HOST, LOOPS, run
 
 pytestmark = pytest.mark.timeout(60)

@@ -13,7 +13,7 @@ import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
-from multi.core.ids import Family
+from multi.types import Family
 from tests.integration.aio_support import (
     HOST,
     LOOPS,

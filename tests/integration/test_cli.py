@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import multi
-from multi.cli.file_client import Transfer, get_file, put_file
-from multi.cli.file_protocol import FileRefused, Problem
+from multi.lab.files.client import Transfer, get_file, put_file
+from multi.lab.files.protocol import FileRefused, Problem
 from tests.integration.cli_runner import Files, command, interrupt, run, started, wait_for_line
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

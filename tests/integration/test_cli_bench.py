@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multi
-from multi.cli.bench_protocol import BenchError, Report, encode_report, read_report
+from multi.lab.bench.protocol import BenchError, Report, encode_report, read_report
 from tests.integration.cli_runner import Files, interrupt, run, started, wait_for_line
 
 KEYS = {

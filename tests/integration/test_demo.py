@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli import demo, demo_loopback, roaming
-from multi.cli.roaming import STORY
-from multi.cli.roaming_trace import Outcome, Recorder
-from multi.testbed import TestbedNotAllowed, load_profile, pytest_plugin
+from multi.cli import demo
+from multi.lab.demo import loopback as demo_loopback
+from multi.lab.demo import roaming
+from multi.lab.demo.roaming import STORY
+from multi.lab.demo.trace import Outcome, Recorder
+from multi.lab.testbed import TestbedNotAllowed, load_profile, pytest_plugin
 from tests.integration.cli_runner import Files, command, run, wait_for_line
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "roaming_download.py"
@@ -126,7 +128,7 @@ def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
     ("part", "words"),
     [
         ("multi serve", "the server has ended by signal 9"),
-        ("multi.testbed.relay", "the relay between the hosts has died"),
+        ("multi.lab.testbed.relay", "the relay between the hosts has died"),
     ],
 )
 def test_a_demo_that_loses_a_part_says_so_and_leaves_nothing(
@@ -156,7 +158,7 @@ def test_gaps_count_from_the_event_and_until_the_first_read_after_it() -> None:
 def test_without_matplotlib_there_is_a_trace_and_a_word_about_the_picture(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "multi.cli.timeline", None)
+    monkeypatch.setitem(sys.modules, "multi.lab.demo.timeline", None)
     recorder = Recorder(iter(range(100)).__next__, {"wlan0": "WiFi"})
     recorder.mark(1.0, "start", "WiFi only", "only WiFi is there")
     recorder.sample([])
@@ -190,7 +192,7 @@ def test_without_namespaces_the_demo_gives_the_reason_and_runs_over_loopback(
     def over_loopback(out: Path, *, speed: float) -> int:
         return 7
 
-    monkeypatch.setattr("multi.testbed.enter_user_namespace", not_allowed)
+    monkeypatch.setattr("multi.lab.testbed.enter_user_namespace", not_allowed)
     monkeypatch.setattr(roaming, "run_roaming_demo", not_allowed)
     monkeypatch.setattr(demo_loopback, "run_loopback_demo", over_loopback)
     assert demo.run_demo(tmp_path) == 7

@@ -8,13 +8,13 @@ import socket
 
 import pytest
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
-from multi.transports import mptcp, transport
+from multi.transports import transport
 from multi.transports.base import Channel, TransportSettings
-from multi.transports.mptcp import MptcpChannel
-from multi.transports.mptcp_info import IPPROTO_MPTCP
+from multi.transports.mptcp import transport as mptcp
+from multi.transports.mptcp.info import IPPROTO_MPTCP
+from multi.transports.mptcp.transport import MptcpChannel
+from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
 from tests.integration.test_transport_contract import Recorder
 

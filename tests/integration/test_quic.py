@@ -16,13 +16,14 @@ from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
 from aioquic.quic.configuration import QuicConfiguration
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
-from multi.transports import quic_aioquic, quic_channel, transport
+from multi.transports import transport
 from multi.transports.base import Channel, Listener, QuicSettings, TlsSettings, TransportSettings
-from multi.transports.quic_aioquic import check
-from multi.transports.udp_port import largest_datagram_to
+from multi.transports.quic import aioquic_engine as quic_aioquic
+from multi.transports.quic import channel as quic_channel
+from multi.transports.quic.aioquic_engine import check
+from multi.transports.quic.udp_port import largest_datagram_to
+from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import Recorder, ipv6_works, pattern, until, write_all
 
@@ -607,7 +608,7 @@ async def test_engine_that_is_not_installed_is_named_with_its_extra(
     if "aioquic" not in (engines.client, engines.server):
         pytest.skip("needs no engine")
     monkeypatch.setitem(sys.modules, "qh3", None)
-    monkeypatch.delitem(sys.modules, "multi.transports.quic_qh3", raising=False)
+    monkeypatch.delitem(sys.modules, "multi.transports.quic.qh3_engine", raising=False)
     settings = QuicSettings(engine="qh3")
     reason = r"the QUIC engine 'qh3' is not installed: pip install 'multi-session\[qh3\]'"
     with pytest.raises(TransportError, match=reason):
@@ -618,7 +619,7 @@ async def test_engine_that_is_not_installed_is_named_with_its_extra(
 
 def test_installed_qh3_has_what_the_adapter_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("qh3")
-    from multi.transports import quic_qh3
+    from multi.transports.quic import qh3_engine as quic_qh3
 
     quic_qh3.check()
     monkeypatch.setattr(quic_qh3, "CORE_ATTRIBUTES", ("no_such_thing",))

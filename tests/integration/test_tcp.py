@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, ListenGuard, TcpSettings, TlsSettings, TransportSettings
-from multi.transports.pending import Strangers
+from multi.transports.half_open import Strangers
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
-from multi.transports.stream_channel import (
+from multi.transports.tcp.channel import (
     LOWAT_MAX,
     LOWAT_TIME,
     LOWAT_TIME_MAX,
@@ -29,6 +27,7 @@ from multi.transports.stream_channel import (
     StreamChannel,
     unsent_limit,
 )
+from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import (
     Recorder,

@@ -15,11 +15,10 @@ from typing import TypeVar
 
 import pytest
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
 from multi.transports import transport, transport_names
 from multi.transports.base import Channel, Listener, QuicSettings, TcpSettings, TransportSettings
+from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
 
 T = TypeVar("T")

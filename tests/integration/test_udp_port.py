@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from multi.transports.udp_port import SEGMENTS_PER_SEND, WAITED_LATELY, PeerAddress, UdpPort
+from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, WAITED_LATELY, PeerAddress, UdpPort
 from tests.integration.test_transport_contract import until
 
 SIZE = 1200  # bytes

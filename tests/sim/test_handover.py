@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from multi.core.ids import ConnectionState
-from multi.core.payloads import Policy
+from multi.lab.sim.pair import Pair
+from multi.lab.sim.wire import route
 from multi.paths.manager import PathManager
-from multi.sim.pair import Pair
-from multi.sim.wire import route
+from multi.protocol.payloads import Policy
+from multi.types import ConnectionState
 from tests.sim.worlds import FAST, SLOW, data, opened, transfer
 
 pytestmark = pytest.mark.simulation

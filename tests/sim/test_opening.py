@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from multi.core.events import AttemptFailed, SchedulerChanged, SessionConfirmed
-from multi.core.ids import ConnectionId, ConnectionState
-from multi.core.payloads import Policy
-from multi.core.segment import SegmentType
-from multi.core.settings import Protect, SessionSettings
+from multi.events import AttemptFailed, SchedulerChanged, SessionConfirmed
+from multi.lab.sim.pair import CLEAR, Pair
+from multi.lab.sim.wire import Route, route
 from multi.paths.racing import Connect
-from multi.sim.pair import CLEAR, Pair
-from multi.sim.wire import Route, route
+from multi.protocol.payloads import Policy
+from multi.protocol.segment import SegmentType
+from multi.protocol.settings import Protect, SessionSettings
+from multi.types import ConnectionId, ConnectionState
 from tests.sim.worlds import FAST, SLOW, clear_pair, close_both, data, of_type, opened, quiet, reasons, transfer
 
 pytestmark = pytest.mark.simulation

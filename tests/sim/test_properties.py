@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from multi.core.ids import STREAM_ZERO, Role, StreamId
-from multi.core.payloads import Policy
 from multi.errors import LocalProtocolError, SessionLost
-from multi.sim.end import End
-from multi.sim.pair import CLEAR, Pair
-from multi.sim.wire import route
+from multi.lab.sim.end import End
+from multi.lab.sim.pair import CLEAR, Pair
+from multi.lab.sim.wire import route
+from multi.protocol.payloads import Policy
+from multi.types import STREAM_ZERO, Role, StreamId
 from tests.sim.worlds import close_both, quiet
 
 pytestmark = pytest.mark.simulation

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multi.sim.random_run import RandomRun, run_seed, trace_digest
-from multi.sim.trace import digest
+from multi.lab.sim.random_run import RandomRun, run_seed, trace_digest
+from multi.lab.sim.trace import digest
 from tests.sim.golden import SEEDS, stored
 
 pytestmark = pytest.mark.simulation

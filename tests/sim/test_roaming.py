@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from multi.core.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
-from multi.core.ids import ConnectionId, ConnectionState, Role
+from multi.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
+from multi.lab.sim.pair import Pair
 from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
 from multi.paths.slots import BESIDE_FIRST, TRIAL_FIRST, TRIAL_LONGEST
-from multi.sim.pair import Pair
+from multi.types import ConnectionId, ConnectionState, Role
 from tests.sim.worlds import FAST, SLOW, data, opened, transfer
 
 pytestmark = pytest.mark.simulation

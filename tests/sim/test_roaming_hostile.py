@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from multi.core.ids import ConnectionState
+from multi.lab.sim.pair import Pair
 from multi.paths.manager import HANDOVER_TIMEOUT
 from multi.paths.slots import DIAL_APART
-from multi.sim.pair import Pair
+from multi.types import ConnectionState
 from tests.sim.test_roaming import busy, handed_over, networks
 from tests.sim.worlds import FAST, SLOW, opened, transfer
 

@@ -7,16 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from multi.core.events import SessionDetached, SessionResumed
-from multi.core.ids import ConnectionId, ConnectionState, Role, StreamId
-from multi.core.payloads import Policy
-from multi.core.segment import SegmentType
-from multi.core.settings import SessionSettings
-from multi.core.state import SessionState
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
+from multi.events import SessionDetached, SessionResumed
+from multi.lab.sim.pair import CLEAR, Pair
+from multi.lab.sim.wire import Route, link, route
 from multi.paths.manager import Mode
-from multi.sim.pair import CLEAR, Pair
-from multi.sim.wire import Route, link, route
+from multi.protocol.payloads import Policy
+from multi.protocol.segment import SegmentType
+from multi.protocol.settings import SessionSettings
+from multi.protocol.state import SessionState
+from multi.types import ConnectionId, ConnectionState, Role, StreamId
 from tests.sim.worlds import FAST, SLOW, clear_pair, close_both, data, of_type, opened, quiet, reasons, transfer
 
 pytestmark = pytest.mark.simulation

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from multi.core.payloads import Policy
-from multi.core.settings import Protect, SessionSettings
-from multi.sim.pair import Pair
-from multi.sim.transport import PathSpec
-from multi.sim.wire import Route, route
+from multi.lab.sim.pair import Pair
+from multi.lab.sim.path_model import PathSpec
+from multi.lab.sim.wire import Route, route
+from multi.protocol.payloads import Policy
+from multi.protocol.settings import Protect, SessionSettings
 from tests.sim.worlds import data, opened, transfer
 
 pytestmark = pytest.mark.simulation
 
-CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.aio.settings` makes them
+CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.asyncio.settings` makes them
 
 
 def path(mbps: float, rtt: float, *, loss: float = 0.0, products: float = 2.0, congestion: str = "bbr") -> Route:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from multi.core.events import ConnectionChanged, Event
-from multi.core.ids import STREAM_ZERO, StreamId
-from multi.sim.end import End
-from multi.sim.pair import CLEAR, Pair
-from multi.sim.wire import Route, route
+from multi.events import ConnectionChanged, Event
+from multi.lab.sim.end import End
+from multi.lab.sim.pair import CLEAR, Pair
+from multi.lab.sim.wire import Route, route
+from multi.types import STREAM_ZERO, StreamId
 
 E = TypeVar("E", bound=Event)
 

@@ -14,7 +14,7 @@ from aioquic._buffer import Buffer
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicProtocolVersion, encode_quic_retry, encode_quic_version_negotiation
 
-from multi.testbed.specs import Way
+from multi.lab.testbed.specs import Way
 from tests.testbed.packets import ACK, FIN, RST, SYN, TCP, UDP, Packet, packets
 
 KEPT = 256 * 1024  # bytes of each direction of a flow that are recorded

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from multi.testbed.pytest_plugin import make_testbed
+from multi.lab.testbed.pytest_plugin import make_testbed
 
 __all__ = ["make_testbed"]

@@ -25,12 +25,13 @@ import pytest
 
 import multi
 from multi import AttemptFailed, ConnectionChanged, ConnectionState, NetworkChanged, Warned
-from multi.aio import networks
-from multi.net import interfaces
-from multi.net.monitor import NetworkMonitor
+from multi.asyncio import roaming as networks
+from multi.discovery import interfaces
+from multi.discovery.monitor import NetworkMonitor
+from multi.lab.testbed.rtnetlink import RouteNetlink
 from multi.paths import manager
-from multi.testbed.rtnetlink import RouteNetlink
-from multi.transports import sockets, tcp
+from multi.transports import sockets
+from multi.transports.tcp import transport as tcp
 from tests.testbed.mptcp_ends import drop_privileges
 
 PORT = 7788

@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
 from multi.errors import TransportError
-from multi.net.mptcp_pm import FLAG_SUBFLOW, Limits, PathManager, path_manager_type, why_no_subflows
+from multi.linux.mptcp_pm import FLAG_SUBFLOW, Limits, PathManager, path_manager_type, why_no_subflows
+from multi.types import Candidate, Family
 
 if TYPE_CHECKING:  # slow to import, and not needed by what only looks at a host
     from multi.transports.base import Channel

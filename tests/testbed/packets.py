@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from multi.testbed.devices import ETHERNET_HEADER, VNET_HEADER
+from multi.lab.testbed.devices import ETHERNET_HEADER, VNET_HEADER
 
 TCP, UDP = 6, 17
 FIN, SYN, RST, PSH, ACK = 0x01, 0x02, 0x04, 0x08, 0x10

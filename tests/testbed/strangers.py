@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from multi.core.handshake import Accept, ConnectionTerms, Hello, Join, KeyPair, SessionKeys
-from multi.core.ids import SessionId, StreamId
-from multi.core.sealing import Cipher, Opener, Sealer
-from multi.core.segment import MAX_DATA_PAYLOAD, SegmentType, encode, encode_header
-from multi.core.settings import SessionSettings
+from multi.protocol.handshake import Accept, ConnectionTerms, Hello, Join, KeyPair, SessionKeys
+from multi.protocol.sealing import Cipher, Opener, Sealer
+from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode, encode_header
+from multi.protocol.settings import SessionSettings
+from multi.types import SessionId, StreamId
 
 SERVER = "10.77.0.1"
 IP_FREEBIND = 15  # include/uapi/linux/in.h

@@ -25,8 +25,8 @@ import pytest_asyncio
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
-from multi.testbed import Direction, Host, LinkSpec, Testbed, TestbedError, call
-from multi.testbed.pytest_plugin import started
+from multi.lab.testbed import Direction, Host, LinkSpec, Testbed, TestbedError, call
+from multi.lab.testbed.pytest_plugin import started
 from multi.transports.certificates import pin_of
 from tests.testbed.attack_ends import NEEDLE
 from tests.testbed.attacker import (

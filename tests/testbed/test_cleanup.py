@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from multi.testbed import Direction, LinkSpec, Testbed, TestbedError
-from multi.testbed.pytest_plugin import MakeTestbed
+from multi.lab.testbed import Direction, LinkSpec, Testbed, TestbedError
+from multi.lab.testbed.pytest_plugin import MakeTestbed
 
 ROOT = Path(__file__).resolve().parents[2]
 LINKS = (LinkSpec.symmetric("wire", "eth0", Direction(rate_mbps=100, delay_ms=1)),)
 NOBODY = "65534"
 OWNER = """
 import sys, time
-from multi.testbed import Direction, LinkSpec, Testbed
+from multi.lab.testbed import Direction, LinkSpec, Testbed
 links = (LinkSpec.symmetric("wire", "eth0", Direction(rate_mbps=100, delay_ms=1)),)
 testbed = Testbed(links)
 testbed.start()
@@ -31,7 +31,7 @@ time.sleep(1000)
 """
 ROOTLESS = """
 import asyncio, os, socket, sys
-from multi.testbed import TestbedNotAllowed, Testbed, load_profile, measure
+from multi.lab.testbed import TestbedNotAllowed, Testbed, load_profile, measure
 
 async def main():
     async with Testbed(load_profile("wifi_and_5g")) as testbed:
@@ -135,7 +135,7 @@ def python_of_others() -> str:
     """An interpreter an ordinary user can start again and again: ours may be in the home of root."""
     again = "import subprocess, sys; assert sys.version_info >= (3, 11); subprocess.run([sys.executable, '-c', ''])"
     for python in (sys.executable, shutil.which("python3", path=os.defpath)):
-        if python is not None and as_nobody(python, "-c", f"{again}; import multi.testbed").returncode == 0:
+        if python is not None and as_nobody(python, "-c", f"{again}; import multi.lab.testbed").returncode == 0:
             return python
     pytest.skip("NO INTERPRETER HERE that an ordinary user may start")
 
@@ -156,7 +156,7 @@ def test_an_ordinary_user_gets_a_testbed() -> None:
 def test_an_ordinary_user_may_enter_hosts_after_entering_a_user_namespace() -> None:
     code = (
         "import socket\n"
-        "from multi.testbed import Testbed, TestbedNotAllowed, enter_user_namespace, paper_links\n"
+        "from multi.lab.testbed import Testbed, TestbedNotAllowed, enter_user_namespace, paper_links\n"
         "try:\n"
         "    enter_user_namespace()\n"
         "    with Testbed(paper_links()) as testbed, testbed.client.entered(): print(socket.if_nameindex())\n"
@@ -174,12 +174,12 @@ def test_an_ordinary_user_may_enter_hosts_after_entering_a_user_namespace() -> N
 
 def test_without_any_permission_it_is_said_what_is_missing() -> None:
     code = (
-        "import multi.testbed.namespaces as n, errno, sys\n"
+        "import multi.lab.testbed.namespaces as n, errno, sys\n"
         "def no(*_): raise PermissionError(errno.EPERM, 'operation not permitted')\n"
         "n._unshare = no\n"
-        "from multi.testbed.messages import Build\n"
-        "from multi.testbed.wiring import Hosts\n"
-        "from multi.testbed import TestbedNotAllowed\n"
+        "from multi.lab.testbed.messages import Build\n"
+        "from multi.lab.testbed.wiring import Hosts\n"
+        "from multi.lab.testbed import TestbedNotAllowed\n"
         "try: Hosts(Build((), 'auto', {}, False, False, 0, 0))\n"
         "except TestbedNotAllowed as error: print(error)\n"
     )

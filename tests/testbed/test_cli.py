@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from multi.testbed import paper_links
-from multi.testbed.pytest_plugin import MakeTestbed
+from multi.lab.testbed import paper_links
+from multi.lab.testbed.pytest_plugin import MakeTestbed
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from multi.testbed import Direction, LinkSpec, Testbed, TestbedError, TestbedNotAllowed
-from multi.testbed.pytest_plugin import MakeTestbed, started
+from multi.lab.testbed import Direction, LinkSpec, Testbed, TestbedError, TestbedNotAllowed
+from multi.lab.testbed.pytest_plugin import MakeTestbed, started
 
 pytestmark = pytest.mark.alone
 

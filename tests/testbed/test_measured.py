@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from multi.testbed import Direction, LinkSpec, Testbed, load_profile, measure, paper_links
-from multi.testbed.pytest_plugin import MakeTestbed, started
+from multi.lab.testbed import Direction, LinkSpec, Testbed, load_profile, measure, paper_links
+from multi.lab.testbed.pytest_plugin import MakeTestbed, started
 
 pytestmark = pytest.mark.alone
 

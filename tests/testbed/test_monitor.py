@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import uvloop
 
-from multi.net import interfaces
-from multi.net.monitor import Loss, NetworkMonitor, monitor
-from multi.net.networks import network_id
-from multi.paths.links import Interface
-from multi.testbed import Direction, Link, LinkSpec, Testbed
-from multi.testbed.pytest_plugin import started
-from multi.testbed.rtnetlink import RouteNetlink
+from multi.discovery import interfaces
+from multi.discovery.monitor import Loss, NetworkMonitor, monitor
+from multi.discovery.networks import network_id
+from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
+from multi.lab.testbed.pytest_plugin import started
+from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.types import Interface
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -387,11 +387,11 @@ def test_a_loss_among_messages_that_were_lost_is_told(
         if what.endswith("back"):
             restore(client.one)
         await heard.lost(expected.interface, expected.address, expected.reason)
-        assert ("multi.net", logging.DEBUG, RESYNC) in caplog.record_tuples
+        assert ("multi.discovery", logging.DEBUG, RESYNC) in caplog.record_tuples
         for number in range(50):
             client.kernel.delete_route(index, f"100.64.0.{number}/32", table=OTHER_TABLE)
 
-    with caplog.at_level(logging.DEBUG, "multi.net"):
+    with caplog.at_level(logging.DEBUG, "multi.discovery"):
         on_client(testbed, new_loop, story, receive_buffer=1)
 
 

@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from multi.core.facts import Candidate, Source
-from multi.core.ids import Family
-from multi.testbed import Direction, Link, LinkSpec, Testbed
-from multi.testbed.call import environment
-from multi.testbed.pytest_plugin import MakeTestbed
+from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
+from multi.lab.testbed.call import environment
+from multi.lab.testbed.pytest_plugin import MakeTestbed
+from multi.types import Candidate, Family, Source
 from tests.testbed import mptcp_ends
 from tests.testbed.mptcp_ends import PORT
 

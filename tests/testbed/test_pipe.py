@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from multi.testbed import Direction
-from multi.testbed.pipe import Pipe
+from multi.lab.testbed import Direction
+from multi.lab.testbed.pipe import Pipe
 
 MBIT = Direction(rate_mbps=8, delay_ms=10, queue_ms=10.5)  # a million bytes a second, 10.5 kB of queue
 

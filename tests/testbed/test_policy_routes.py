@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from multi.net import interfaces
-from multi.net.policy_routes import NOT_PERMITTED, PolicyRoutes
-from multi.net.routing import RoutingKernel, Rule
-from multi.paths.links import Interface
-from multi.testbed import Direction, LinkSpec
-from multi.testbed.pytest_plugin import MakeTestbed
-from multi.testbed.rtnetlink import RouteNetlink
+from multi.discovery import interfaces
+from multi.lab.testbed import Direction, LinkSpec
+from multi.lab.testbed.pytest_plugin import MakeTestbed
+from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.policy_routes import NOT_PERMITTED, PolicyRoutes
+from multi.linux.routing import RoutingKernel, Rule
+from multi.types import Interface
 
 FAST = Direction(rate_mbps=1000, delay_ms=0.1)
 LINKS = (LinkSpec.symmetric("one", "eth0", FAST), LinkSpec.symmetric("two", "wlan0", FAST, kind="wifi"))

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from multi.net import recent as module
-from multi.net.netlink import Snapshot
-from multi.net.recent import TAKEN_AT_ONCE, Recent
-from multi.testbed import Testbed, load_profile
-from multi.testbed.pytest_plugin import started
-from multi.testbed.rtnetlink import RouteNetlink
+from multi.discovery import snapshot_cache as module
+from multi.discovery.netlink import Snapshot
+from multi.discovery.snapshot_cache import TAKEN_AT_ONCE, Recent
+from multi.lab.testbed import Testbed, load_profile
+from multi.lab.testbed.pytest_plugin import started
+from multi.lab.testbed.rtnetlink import RouteNetlink
 
 OTHER_TABLE = 4711
 

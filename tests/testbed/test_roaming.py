@@ -16,8 +16,8 @@ from benchmarks.roaming_figures import Figure
 from benchmarks.roaming_report import figure_in_words
 from benchmarks.roaming_rows import BASE, ROWS, SHORT, Outcome, measure, row
 from benchmarks.roaming_stage import Timing, Variant
-from multi.testbed import load_profile
-from multi.testbed.pytest_plugin import started
+from multi.lab.testbed import load_profile
+from multi.lab.testbed.pytest_plugin import started
 
 pytestmark = pytest.mark.alone
 

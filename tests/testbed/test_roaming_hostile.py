@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from multi.testbed import Direction, Host, LinkSpec, Testbed, call
-from multi.testbed.pytest_plugin import MakeTestbed
+from multi.lab.testbed import Direction, Host, LinkSpec, Testbed, call
+from multi.lab.testbed.pytest_plugin import MakeTestbed
 from tests.testbed.hostile_stories import SERVER, remove_server_address
 
 pytestmark = pytest.mark.timeout(60)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from multi.errors import MultiError
-from multi.testbed import Direction, LinkSpec, Testbed, TestbedError, builtin_profiles, load_profile, paper_links
+from multi.lab.testbed import Direction, LinkSpec, Testbed, TestbedError, builtin_profiles, load_profile, paper_links
 
 GOOD = Direction(rate_mbps=100, delay_ms=10)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 CODE = """
-from multi.testbed import LinkSpec, Direction, Testbed, TestbedError
+from multi.lab.testbed import LinkSpec, Direction, Testbed, TestbedError
 links = (LinkSpec.symmetric("one", "eth0", Direction(rate_mbps=100, delay_ms=1)),)
 try:
     with Testbed(links, backend="{backend}") as testbed:

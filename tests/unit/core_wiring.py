@@ -10,15 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from multi.core.events import CloseConnection, Event, Notify, SendBytes, SessionClosed, SessionOpened, StreamReadable
-from multi.core.facts import ConnectionFacts
-from multi.core.ids import ConnectionId, SessionId, Side, StreamId
-from multi.core.segment import SegmentType, encode
-from multi.core.session import Session
-from multi.core.session_table import Refused, SessionTable, TableLimits
-from multi.core.settings import Protect, SessionSettings
 from multi.errors import RemoteProtocolError
+from multi.events import CloseConnection, Event, Notify, SendBytes, SessionClosed, SessionOpened, StreamReadable
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.segment import SegmentType, encode
+from multi.protocol.session import Session
+from multi.protocol.settings import Protect, SessionSettings
 from multi.schedulers import create_scheduler
+from multi.types import ConnectionFacts, ConnectionId, SessionId, Side, StreamId
 
 STREAM_0 = StreamId(0)
 PLAIN = ConnectionFacts("tcp")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from multi.aio.settings import session_settings
+from multi.asyncio.settings import session_settings
 from multi.config import Config
 
 

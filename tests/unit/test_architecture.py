@@ -18,7 +18,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "multi"
 
-PURE = ("multi.errors", "multi.core", "multi.schedulers", "multi.paths", "multi.engine", "multi.sim")
+VALUES = ("multi.errors", "multi.types")
+PURE = (*VALUES, "multi.events", "multi.schedulers", "multi.paths", "multi.protocol", "multi.lab.sim")
 PURE_STDLIB = {
     "__future__",
     "abc",
@@ -47,47 +48,58 @@ PURE_STDLIB = {
     "zlib",
 }
 PURE_EXTRAS = {  # who may import what besides
-    "multi.core": {"cryptography"},
-    "multi.sim": {"random"},  # only for seeded Random objects
-    "multi.sim.random_run": {"multiprocessing", "sys", "time"},  # only for its command, which runs seeds on all cores
+    "multi.protocol": {"cryptography"},
+    "multi.lab.sim": {"random"},  # only for seeded Random objects
+    "multi.lab.sim.random_run": {"multiprocessing", "sys", "time"},  # only for its command
     "multi.schedulers.registry": {"importlib", "inspect", "pkgutil"},
 }
 IMPURE_CALLS = {"open", "input", "print", "__import__", "exec", "eval"}
 
-TYPES = ("multi.errors", "multi.core.facts", "multi.core.ids", "multi.paths.links")
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
+    # The house from the ground up: a layer may import what stands above it here, and only what it uses.
     "multi.errors": (),
-    "multi.core": ("multi.core", "multi.errors"),
-    "multi.schedulers": ("multi.schedulers", "multi.core", "multi.errors"),
-    "multi.paths": ("multi.paths", "multi.core", "multi.errors"),
-    "multi.engine": ("multi.engine", "multi.paths", "multi.schedulers", "multi.core", "multi.errors"),
-    "multi.sim": (
-        "multi.sim",
-        "multi.engine",
-        "multi.paths",
+    "multi.types": (),
+    "multi.events": ("multi.types",),
+    "multi.schedulers": VALUES,
+    "multi.paths": ("multi.types", "multi.events"),
+    "multi.protocol": (*VALUES, "multi.events", "multi.schedulers", "multi.paths"),
+    "multi.discovery": VALUES,
+    "multi.linux": ("multi.types", "multi.discovery"),
+    "multi.transports": (*VALUES, "multi.discovery", "multi.linux"),
+    "multi.config": (*VALUES, "multi.schedulers", "multi.transports"),
+    "multi.asyncio": (
+        *VALUES,
+        "multi.events",
         "multi.schedulers",
-        "multi.core",
-        "multi.errors",
-    ),
-    "multi.config": ("multi.config", "multi.transports", "multi.schedulers", *TYPES),
-    "multi.transports": ("multi.transports", "multi.config", "multi.net", *TYPES),
-    "multi.net": ("multi.net", "multi.paths.signal", "multi.transports.base", "multi.config", *TYPES),
-    "multi.aio": (
-        "multi.aio",
-        "multi.engine",
         "multi.paths",
-        "multi.schedulers",
-        "multi.core",
-        "multi.errors",
-        "multi.config",
+        "multi.protocol",
+        "multi.discovery",
+        "multi.linux",
         "multi.transports",
-        "multi.net",
+        "multi.config",
     ),
-    "multi.testbed": ("multi.testbed", *TYPES),
-    # The command line stands on top; `multi` itself and `python -m multi` only pass things on.
-    "multi.cli": ("multi",),
+    "multi": (*VALUES, "multi.events", "multi.schedulers", "multi.transports", "multi.config", "multi.asyncio"),
+    "multi.lab": (
+        *VALUES,
+        "multi.events",
+        "multi.schedulers",
+        "multi.paths",
+        "multi.protocol",
+        "multi.transports",
+        "multi.config",
+        "multi.asyncio",
+    ),
+    "multi.cli": (
+        *VALUES,
+        "multi",
+        "multi.discovery",
+        "multi.linux",
+        "multi.transports",
+        "multi.config",
+        "multi.asyncio",
+        "multi.lab",
+    ),
     "multi.__main__": ("multi.cli",),
-    "multi": ("multi",),
 }
 
 
@@ -141,25 +153,65 @@ def within(name: str, prefix: str) -> bool:
 
 
 def layer(name: str) -> str:
-    """The entry of MAY_IMPORT that governs a module."""
-    return max((key for key in MAY_IMPORT if key == name or (key != PACKAGE and within(name, key))), key=len)
+    """The entry of MAY_IMPORT that governs a module, or that an imported name belongs to."""
+    return max(
+        (key for key in MAY_IMPORT if key == name or (key != PACKAGE and within(name, key))), key=len, default=PACKAGE
+    )
+
+
+def crossings(source: Source) -> Iterator[tuple[Import, str]]:
+    """Imports of other layers, with the layer."""
+    for item in imports(source):
+        if within(item.module, PACKAGE):
+            # The name may be a module (from multi import types) or not (from multi.types import X).
+            target = max(layer(item.full), layer(item.module), key=len)
+            if target != layer(source.name):
+                yield item, target
 
 
 def violations(source: Source) -> list[str]:
     """What this module does that the architecture forbids, one line each."""
-    found = []
-    pure = any(within(source.name, package) for package in PURE)
-    for item in imports(source):
-        where = f"{source.name}:{item.line} imports {item.full}"
-        if within(item.module, PACKAGE):
-            allowed = MAY_IMPORT[layer(source.name)]
-            # The name may be a module (from multi.core import facts) or not (from multi.core.facts import X).
-            if not any(within(item.module, prefix) or item.full == prefix for prefix in allowed):
-                found.append(f"{where}: {layer(source.name)} may know {', '.join(allowed) or 'nothing'}")
-        elif pure and not pure_import(source.name, item):
-            found.append(f"{where}: pure packages may not")
-    if pure:
+    own = layer(source.name)
+    found = [
+        f"{source.name}:{item.line} imports {item.full}: {own} may know {', '.join(MAY_IMPORT[own]) or 'nothing'}"
+        for item, target in crossings(source)
+        if target not in MAY_IMPORT[own]
+    ]
+    if any(within(source.name, package) for package in PURE):
+        found += [
+            f"{source.name}:{item.line} imports {item.full}: pure packages may not"
+            for item in imports(source)
+            if not within(item.module, PACKAGE) and not pure_import(source.name, item)
+        ]
         found += impure_uses(source)
+    return found
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected components of more than one node (Tarjan)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for other in graph.get(node, ()):
+            if other not in index:
+                visit(other)
+                low[node] = min(low[node], low[other])
+            elif other in stack:
+                low[node] = min(low[node], index[other])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for node in graph:
+        if node not in index:
+            visit(node)
     return found
 
 
@@ -195,18 +247,40 @@ def impure_uses(source: Source) -> Iterator[str]:
 
 
 def test_no_module_breaks_the_import_rules() -> None:
-    checked = list(sources())
-    assert {layer(source.name) for source in checked} >= {
-        "multi.core",
-        "multi.schedulers",
-        "multi.transports",
+    assert [line for source in sources() for line in violations(source)] == []
+
+
+def test_no_rule_allows_what_nobody_does() -> None:
+    used = {(layer(source.name), target) for source in sources() for _, target in crossings(source)}
+    allowed = {(own, target) for own, targets in MAY_IMPORT.items() for target in targets}
+    assert allowed - used == set()
+
+
+def test_layers_import_downwards_only() -> None:
+    """Each layer stands in the table below all it may know."""
+    order = list(MAY_IMPORT)
+    assert [
+        (own, target)
+        for own, targets in MAY_IMPORT.items()
+        for target in targets
+        if order.index(target) >= order.index(own)
+    ] == []
+
+
+@pytest.mark.xfail(strict=True, reason="models, checks and schema of the configuration import each other")
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    modules = {source.name: source for source in sources()}
+    graph = {
+        name: {item.full if item.full in modules else item.module for item in imports(source)} & set(modules) - {name}
+        for name, source in modules.items()
     }
-    assert [line for source in checked for line in violations(source)] == []
+    assert circles(graph) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
 def test_every_package_has_a_rule() -> None:
-    packages = {source.name for source in sources() if source.is_package and source.name.count(".") == 1}
-    assert packages <= set(MAY_IMPORT)
+    names = {source.name for source in sources() if source.name.count(".") == 1}
+    assert names <= set(MAY_IMPORT)
 
 
 def test_the_allow_list_names_only_the_standard_library() -> None:
@@ -216,41 +290,38 @@ def test_the_allow_list_names_only_the_standard_library() -> None:
 @pytest.mark.parametrize(
     ("module", "code"),
     [
-        ("multi.core.session", "import asyncio"),
-        ("multi.core.session", "import os.path"),
-        ("multi.core.session", "from time import monotonic"),
-        ("multi.core.session", "import logging"),
-        ("multi.core.session", "import importlib"),
-        ("multi.core.session", "from random import Random"),
-        ("multi.core.session", "def f():\n    import secrets"),
-        ("multi.core.session", "if TYPE_CHECKING:\n    from socket import socket"),
-        ("multi.core.session", "import pydantic"),
-        ("multi.core.session", "open('x')"),
-        ("multi.core.session", "from multi.schedulers import create_scheduler"),
-        ("multi.core.session", "from multi import schedulers"),
-        ("multi.core.session", "from ..schedulers import create_scheduler"),
-        ("multi.core.session", "import multi"),
+        ("multi.protocol.session", "import asyncio"),
+        ("multi.protocol.session", "import os.path"),
+        ("multi.protocol.session", "from time import monotonic"),
+        ("multi.protocol.session", "import logging"),
+        ("multi.protocol.session", "import importlib"),
+        ("multi.protocol.session", "from random import Random"),
+        ("multi.protocol.session", "def f():\n    import secrets"),
+        ("multi.protocol.session", "if TYPE_CHECKING:\n    from socket import socket"),
+        ("multi.protocol.session", "import pydantic"),
+        ("multi.protocol.session", "open('x')"),
+        ("multi.protocol.session", "from multi.asyncio import driver"),
+        ("multi.protocol.session", "from multi import transports"),
+        ("multi.protocol.session", "from ..transports import base"),
+        ("multi.protocol.session", "import multi"),
         ("multi.schedulers.rr", "import pkgutil"),
         ("multi.schedulers.rr", "import cryptography"),
-        ("multi.schedulers.rr", "from multi.paths import links"),
-        ("multi.paths.manager", "from multi.engine import Engine"),
-        ("multi.paths.manager", "from multi.net import interfaces"),
-        ("multi.engine", "from multi.transports.base import Channel"),
-        ("multi.engine", "from multi.aio import driver"),
-        ("multi.sim.link", "import time"),
-        ("multi.sim.link", "import random\nrandom.random()"),
-        ("multi.sim.link", "import random\nrandom.Random()"),
-        ("multi.sim.link", "from random import choice"),
-        ("multi.sim.link", "from random import Random\nRandom()"),
-        ("multi.transports.tcp", "from multi.core.session import Session"),
-        ("multi.transports.tcp", "from multi.core import session"),
-        ("multi.transports.tcp", "from multi.core import connection, facts"),
-        ("multi.transports.tcp", "import multi.engine"),
-        ("multi.net.routes", "from multi.engine import Engine"),
-        ("multi.net.routes", "from multi.transports import tcp"),
-        ("multi.config.models", "from multi.aio import client"),
-        ("multi.errors", "from multi.core import ids"),
-        ("multi.aio.client", "from multi.cli import main"),
+        ("multi.schedulers.rr", "from multi.paths import slots"),
+        ("multi.paths.manager", "from multi.protocol.session import Session"),
+        ("multi.paths.manager", "from multi.discovery import interfaces"),
+        ("multi.lab.sim.link", "import time"),
+        ("multi.lab.sim.link", "import random\nrandom.random()"),
+        ("multi.lab.sim.link", "import random\nrandom.Random()"),
+        ("multi.lab.sim.link", "from random import choice"),
+        ("multi.lab.sim.link", "from random import Random\nRandom()"),
+        ("multi.transports.tcp.transport", "from multi.protocol.session import Session"),
+        ("multi.transports.tcp.transport", "from multi.protocol import session"),
+        ("multi.linux.routing", "from multi.transports import tcp"),
+        ("multi.config.models", "from multi.asyncio import client"),
+        ("multi.types", "from multi.errors import MultiError"),
+        ("multi.asyncio.client", "from multi.lab import files"),
+        ("multi.asyncio.client", "from multi.cli import main"),
+        ("multi.lab.demo.roaming", "from multi.cli import main"),
     ],
 )
 def test_the_checker_catches(module: str, code: str) -> None:
@@ -260,22 +331,15 @@ def test_the_checker_catches(module: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("module", "code"),
     [
-        ("multi.core.sealing", "from cryptography.hazmat.primitives.ciphers import aead"),
-        (
-            "multi.core.segment",
-            "import struct\nfrom collections.abc import Iterator\nfrom multi.core import ids",
-        ),
+        ("multi.protocol.sealing", "from cryptography.hazmat.primitives.ciphers import aead"),
+        ("multi.protocol.segment", "import struct\nfrom collections.abc import Iterator\nfrom multi import types"),
         ("multi.schedulers.registry", "import pkgutil"),
-        ("multi.engine", "from multi.paths import manager\nfrom multi.core.session import Session"),
-        ("multi.sim.link", "import random\nr = random.Random(7)\nr.random()"),
-        ("multi.sim.link", "from random import Random\nr = Random(7)"),
-        ("multi.transports.tcp", "import socket\nfrom multi.core import facts, ids"),
-        ("multi.net.routes", "from multi.transports import base"),
-        (
-            "multi.aio.client",
-            "import asyncio\nfrom multi.core.session import Session\nimport multi.transports",
-        ),
-        ("multi", "from multi.aio.client import connect"),
+        ("multi.protocol.session", "from multi.paths import manager\nfrom multi.protocol.streams import Streams"),
+        ("multi.lab.sim.link", "import random\nr = random.Random(7)\nr.random()"),
+        ("multi.lab.sim.link", "from random import Random\nr = Random(7)"),
+        ("multi.transports.tcp.transport", "import socket\nfrom multi.types import Candidate"),
+        ("multi.asyncio.client", "import asyncio\nfrom multi.protocol.session import Session\nimport multi.transports"),
+        ("multi", "from multi.asyncio.client import connect"),
     ],
 )
 def test_the_checker_lets_pass(module: str, code: str) -> None:

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multi.paths.candidates as module
-from multi.core.facts import Candidate
-from multi.core.ids import Family, Role
 from multi.paths.candidates import EntrySpec, Rejection, candidates
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role
 
 HOST, PORT = "mcserver", 7788
 FOUR, SIX = "203.0.113.7", "2001:db8:7::7"

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from multi.config import Config, load_config
-from multi.core.ids import Role
-from multi.core.scheduler import Scheduler
 from multi.errors import ConfigError
 from multi.schedulers import create_scheduler, register_scheduler
+from multi.schedulers.base import Scheduler
 from multi.transports import base
+from multi.types import Role
 
 CLIENT: dict[str, Any] = {"connection_priority": [["tcp", "ipv4", "eth0"]], "remote_host": "server.example"}
 SERVER: dict[str, Any] = {"listen": {}}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from multi.config import load_config
-from multi.core.ids import Role
+from multi.types import Role
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = sorted((ROOT / "configs").glob("*.json"))

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from multi.core.events import CloseConnection, SendBytes
-from multi.core.ids import STREAM_ZERO, Role
-from multi.core.payloads import (
+from multi.events import CloseConnection, SendBytes
+from multi.protocol.payloads import (
     Ack,
     DrainStep,
     Keepalive,
@@ -18,8 +17,9 @@ from multi.core.payloads import (
     encode_keepalive,
     encode_policy,
 )
-from multi.core.segment import SegmentType
-from multi.core.session import UNREAD_LIMIT
+from multi.protocol.segment import SegmentType
+from multi.protocol.session import UNREAD_LIMIT
+from multi.types import STREAM_ZERO, Role
 
 from .core_wiring import CLEAR, QUIC, Ends
 from .test_core_hostile_peer import assert_answers, data, two_lines, unplug

@@ -9,9 +9,9 @@ from itertools import product
 
 import pytest
 
-from multi.core.authenticator import ClientAuthenticator, ServerAuthenticator
-from multi.core.facts import ConnectionFacts
-from multi.core.handshake import (
+from multi.errors import RemoteProtocolError
+from multi.protocol.authenticator import ClientAuthenticator, ServerAuthenticator
+from multi.protocol.handshake import (
     MAX_TICKETS,
     REFUSED,
     REFUSED_PROTECTION,
@@ -25,12 +25,11 @@ from multi.core.handshake import (
     Refuse,
     Ticket,
 )
-from multi.core.ids import STREAM_ZERO, SessionId
-from multi.core.payloads import Policy
-from multi.core.sealing import Cipher
-from multi.core.segment import HEADER_LENGTH, SegmentType, encode
-from multi.core.settings import Protect, SessionSettings
-from multi.errors import RemoteProtocolError
+from multi.protocol.payloads import Policy
+from multi.protocol.sealing import Cipher
+from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
+from multi.protocol.settings import Protect, SessionSettings
+from multi.types import STREAM_ZERO, ConnectionFacts, SessionId
 
 from .core_wiring import CLEAR, PLAIN, QUIC, TLS, Change, Ends, Line, Node, kinds
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from multi.core.handshake import ConnectionTerms, Join
-from multi.core.ids import Role, SessionId, StreamId
-from multi.core.outbox import MAX_AHEAD
-from multi.core.payloads import (
+from multi.protocol.control import MAX_AHEAD
+from multi.protocol.handshake import ConnectionTerms, Join
+from multi.protocol.payloads import (
     MAX_OFFSET,
     Ack,
     Close,
@@ -24,7 +23,8 @@ from multi.core.payloads import (
     encode_role,
     encode_unsigned,
 )
-from multi.core.segment import MAX_CONTROL_PAYLOAD, SegmentType, encode
+from multi.protocol.segment import MAX_CONTROL_PAYLOAD, SegmentType, encode
+from multi.types import Role, SessionId, StreamId
 
 from .core_wiring import CLEAR, PLAIN, QUIC, STREAM_0, TLS, Ends, Line
 

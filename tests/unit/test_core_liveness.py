@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from multi.core.facts import TransportSample
-from multi.core.payloads import DrainStep, decode_drain, encode_drain
-from multi.core.segment import HEADER_LENGTH, SegmentType
+from multi.protocol.payloads import DrainStep, decode_drain, encode_drain
+from multi.protocol.segment import HEADER_LENGTH, SegmentType
+from multi.types import TransportSample
 
 from .core_wiring import Ends, Line
 from .test_core_hostile_peer import two_lines

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multi.core.handshake import Accept, Challenge, ConnectionTerms, Hello, Join, Refuse, decode_proof
-from multi.core.ids import Role, StreamId
-from multi.core.payloads import (
+from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.protocol.handshake import Accept, Challenge, ConnectionTerms, Hello, Join, Refuse, decode_proof
+from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_NAME,
     MAX_OFFSET,
@@ -42,9 +42,9 @@ from multi.core.payloads import (
     encode_unsigned,
     stream_ack_size,
 )
-from multi.core.sealing import Cipher
-from multi.core.segment import MAX_CONTROL_PAYLOAD
-from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.protocol.sealing import Cipher
+from multi.protocol.segment import MAX_CONTROL_PAYLOAD
+from multi.types import Role, StreamId
 
 offsets = st.integers(0, MAX_OFFSET)
 printable = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=20)

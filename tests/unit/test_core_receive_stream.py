@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from multi.core.ids import StreamId
-from multi.core.payloads import MAX_RANGES
-from multi.core.receive_stream import MAX_GAPS, ReceiveStream, Window
 from multi.errors import RemoteProtocolError
+from multi.protocol.payloads import MAX_RANGES
+from multi.protocol.receive_stream import MAX_GAPS, ReceiveStream, Window
+from multi.types import StreamId
 
 CONTENT = random.Random(7).randbytes(40_000)
 BIG = 64 * 1024 * 1024

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from multi.core.ids import SessionId, Side
-from multi.core.payloads import Policy
-from multi.core.scheduler import ConnectionView, Scheduler, SendRequest
-from multi.core.session import SchedulerMaker, Session
-from multi.core.settings import SessionSettings
 from multi.errors import LocalProtocolError
+from multi.protocol.payloads import Policy
+from multi.protocol.session import SchedulerMaker, Session
+from multi.protocol.settings import SessionSettings
 from multi.schedulers import create_scheduler, register_scheduler
+from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
+from multi.types import SessionId, Side
 
 
 def server() -> tuple[Session, list[str]]:

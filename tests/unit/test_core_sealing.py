@@ -11,11 +11,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from multi.core.handshake import SessionKeys, psk_binder
-from multi.core.ids import SessionId, StreamId
-from multi.core.sealing import RECORDS_PER_KEY, Cipher, Opener, Sealer, expand
-from multi.core.segment import MAX_DATA_PAYLOAD, TAG_LENGTH, SegmentType, encode_header
 from multi.errors import RemoteProtocolError
+from multi.protocol.handshake import SessionKeys, psk_binder
+from multi.protocol.sealing import RECORDS_PER_KEY, Cipher, Opener, Sealer, expand
+from multi.protocol.segment import MAX_DATA_PAYLOAD, TAG_LENGTH, SegmentType, encode_header
+from multi.types import SessionId, StreamId
 
 SESSION = SessionId(bytes(16))
 SECRET = hashlib.sha256(b"secret").digest()

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from multi.core.handshake import (
+from multi.errors import RemoteProtocolError
+from multi.protocol.handshake import (
     Accept,
     Challenge,
     ConnectionTerms,
@@ -20,8 +21,7 @@ from multi.core.handshake import (
     Ticket,
     encode_tickets,
 )
-from multi.core.ids import Role, SessionId, StreamId
-from multi.core.payloads import (
+from multi.protocol.payloads import (
     Ack,
     Close,
     Keepalive,
@@ -35,8 +35,8 @@ from multi.core.payloads import (
     encode_role,
     encode_unsigned,
 )
-from multi.core.sealing import Cipher
-from multi.core.segment import (
+from multi.protocol.sealing import Cipher
+from multi.protocol.segment import (
     CONTROL_TYPES,
     HANDSHAKE_TYPES,
     HEADER_LENGTH,
@@ -51,7 +51,7 @@ from multi.core.segment import (
     encode_header,
     peek,
 )
-from multi.errors import RemoteProtocolError
+from multi.types import Role, SessionId, StreamId
 
 SESSION = SessionId(bytes(range(0x10, 0x20)))
 DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-format.md"

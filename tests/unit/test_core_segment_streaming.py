@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from multi.core.ids import SessionId, StreamId
-from multi.core.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
+from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
+from multi.types import SessionId, StreamId
 
 SESSION = SessionId(b"s" * 16)
 

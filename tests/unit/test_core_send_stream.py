@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from multi.core.ids import ConnectionId, StreamId
-from multi.core.payloads import MAX_OFFSET
-from multi.core.send_stream import (
+from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.protocol.payloads import MAX_OFFSET
+from multi.protocol.send_stream import (
     CHUNK_OVERHEAD,
     COALESCE_BELOW,
     COALESCED_CHUNK,
@@ -22,7 +22,7 @@ from multi.core.send_stream import (
     Outstanding,
     SendStream,
 )
-from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.types import ConnectionId, StreamId
 
 ONE = (ConnectionId(1),)
 NO_WINDOW_LIMIT = 1 << 40

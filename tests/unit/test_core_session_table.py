@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi.core.handshake import REFUSED, REFUSED_BUSY, REFUSED_VERSION, Refuse
-from multi.core.ids import SessionId
-from multi.core.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
-from multi.core.session_table import Refused, SessionTable, TableLimits
 from multi.errors import RemoteProtocolError
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.handshake import REFUSED, REFUSED_BUSY, REFUSED_VERSION, Refuse
+from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
+from multi.types import SessionId
 
 CLIENT_HELLO_OF_TLS = bytes.fromhex("16030100c8010000c40303") + bytes(60)
 HTTP = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from multi.core.settings import SessionSettings
 from multi.errors import StreamReset
+from multi.protocol.settings import SessionSettings
 from tests.unit.core_wiring import CLEAR, Ends
 
 

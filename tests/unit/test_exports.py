@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import multi
-from multi.aio.driver import handled_effects, known_effects
+from multi.asyncio.driver import handled_effects, known_effects
 
 EXPORTS = [
     "WAIT",
@@ -97,7 +97,9 @@ def test_the_first_session_waits_for_no_import() -> None:
 
 def test_a_package_run_as_a_program_gets_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "application").mkdir()
-    (tmp_path / "application" / "__init__.py").write_text("import multi, sys\nprint('multi.aio.client' in sys.modules)")
+    (tmp_path / "application" / "__init__.py").write_text(
+        "import multi, sys\nprint('multi.asyncio.client' in sys.modules)"
+    )
     (tmp_path / "application" / "__main__.py").write_text("")
     done = subprocess.run(
         [sys.executable, "-m", "application"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True

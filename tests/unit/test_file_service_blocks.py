@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli.file_blocks import Sink, Source
-from multi.cli.file_protocol import FileRefused, Problem
+from multi.lab.files.blocks import Sink, Source
+from multi.lab.files.protocol import FileRefused, Problem
 
 
 def source_of(path: Path) -> Source:

@@ -7,11 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from multi.cli.file_client import ConnectionShare, Copied
-from multi.cli.progress import LiveView, Meter, Total, in_words, size_in_words, summary
-from multi.core.events import ConnectionChanged, Event, SessionDetached, SessionResumed, Warned
-from multi.core.facts import ConnectionFacts
-from multi.core.ids import ConnectionId, ConnectionState
+from multi.events import ConnectionChanged, Event, SessionDetached, SessionResumed, Warned
+from multi.lab.files.client import ConnectionShare, Copied
+from multi.lab.files.progress import LiveView, Meter, Total, in_words, size_in_words, summary
+from multi.types import ConnectionFacts, ConnectionId, ConnectionState
 
 
 def test_rate_is_of_the_last_second() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from multi.cli.file_protocol import (
+from multi.errors import RemoteProtocolError
+from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
     End,
@@ -29,7 +30,6 @@ from multi.cli.file_protocol import (
     read_request,
     refusal_of,
 )
-from multi.errors import RemoteProtocolError
 
 HASH = "ab" * 32
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from multi.cli.file_protocol import FileRefused, Problem
-from multi.cli.file_tree import FileTree, allowed_mode
+from multi.lab.files.protocol import FileRefused, Problem
+from multi.lab.files.tree import FileTree, allowed_mode
 
 
 @pytest.fixture

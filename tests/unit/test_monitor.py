@@ -15,9 +15,8 @@ from dataclasses import replace
 import pytest
 import uvloop
 
-from multi.core.ids import Family
-from multi.net.monitor import Loss, NetworkMonitor, monitor
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.discovery.monitor import Loss, NetworkMonitor, monitor
+from multi.types import Family, Interface, InterfaceAddress, Kind
 
 pytestmark = pytest.mark.timeout(30)
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
@@ -209,7 +208,7 @@ def test_an_idle_monitor_sets_no_timer() -> None:
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(story())
-    assert not [timer for timer in timers if getattr(timer, "__module__", "") == "multi.net.monitor"]
+    assert not [timer for timer in timers if getattr(timer, "__module__", "") == "multi.discovery.monitor"]
 
 
 async def test_a_shortage_when_it_begins_to_look_is_no_end(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies
 
-from multi.core.ids import Family
-from multi.net.changes import (
+from multi.discovery.link_state import (
     ADDRESS,
     IFA_ADDRESS,
     IFA_CACHEINFO,
@@ -38,8 +37,8 @@ from multi.net.changes import (
     Loss,
     compare,
 )
-from multi.net.messages import ATTRIBUTE, HEADER
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.discovery.rtnetlink import ATTRIBUTE, HEADER
+from multi.types import Family, Interface, InterfaceAddress, Kind
 
 INDEX = 7
 FOUR, SIX, LINK_LOCAL = "10.0.0.2", "fd00::2", "fe80::2"

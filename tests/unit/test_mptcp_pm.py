@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from multi.core.facts import Candidate, Source
-from multi.core.ids import Family
-from multi.net import mptcp_endpoints, mptcp_pm
-from multi.net.messages import attribute, attributes, u16, u32
-from multi.net.mptcp_endpoints import EndpointLease, lease_endpoints
-from multi.net.mptcp_pm import (
+from multi.discovery.rtnetlink import attribute, attributes, u16, u32
+from multi.linux import mptcp_endpoints, mptcp_pm
+from multi.linux.mptcp_endpoints import EndpointLease, lease_endpoints
+from multi.linux.mptcp_pm import (
     FLAG_SIGNAL,
     FLAG_SUBFLOW,
     Endpoint,
@@ -32,7 +30,8 @@ from multi.net.mptcp_pm import (
     why_no_subflows,
 )
 from multi.paths.candidates import one_per_interface
-from multi.transports.mptcp_info import subflow_names
+from multi.transports.mptcp.info import subflow_names
+from multi.types import Candidate, Family, Source
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPTCP path managers exist on Linux only")
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from multi.aio import names as module
-from multi.aio.names import Names, system_lookup
-from multi.core.ids import Family
+from multi.asyncio import dns as module
+from multi.asyncio.dns import Names, system_lookup
+from multi.types import Family
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -415,7 +415,7 @@ def test_a_program_ends_while_the_resolver_hangs(loop: str) -> None:
     code = (
         "import asyncio, sys, time\n"
         f"import {loop} as runner\n"
-        "from multi.aio.names import Names\n"
+        "from multi.asyncio.dns import Names\n"
         "async def main():\n"
         "    names = Names(print, lookup=lambda *_: time.sleep(60))\n"
         "    try:\n"

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 
 from multi.cli.interfaces import show_interfaces
-from multi.core.ids import Family
+from multi.discovery import interfaces, interfaces_async, routed
+from multi.discovery import snapshot_cache as recent
+from multi.discovery.netlink import Snapshot
+from multi.discovery.networks import network_ids
 from multi.errors import ConfigError
-from multi.net import interfaces, interfaces_async, recent, routed
-from multi.net.netlink import Snapshot
-from multi.net.networks import network_ids
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.types import Family, Interface, InterfaceAddress, Kind
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
 
@@ -106,7 +106,7 @@ def test_reading_works_where_uvloop_is_the_policy() -> None:
     script = """
 import asyncio, uvloop
 uvloop.install()
-from multi.net import interfaces, interfaces_async
+from multi.discovery import interfaces, interfaces_async
 assert asyncio.run(interfaces_async()) == interfaces() != ()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
@@ -138,7 +138,7 @@ def test_without_netlink_netifaces_finds_the_same_addresses(monkeypatch: pytest.
         raise PermissionError("netlink is not allowed here")
 
     truth = interfaces()
-    monkeypatch.setattr("multi.net.netlink.snapshot", refused)
+    monkeypatch.setattr("multi.discovery.netlink.snapshot", refused)
     found = interfaces({"wifi": ["lo"]})
     assert {i.name: i.index for i in found} == {i.name: i.index for i in truth}
     assert next(i for i in found if i.name == "lo").kind is Kind.WIFI
@@ -164,7 +164,7 @@ def fake_netifaces(monkeypatch: pytest.MonkeyPatch, tables: dict[str, dict[int, 
     monkeypatch.setattr(netifaces, "interfaces", lambda: list(tables))
     monkeypatch.setattr(netifaces, "ifaddresses", addresses)
     monkeypatch.setattr(netifaces, "gateways", lambda: gateways)
-    monkeypatch.setattr("multi.net.portable.SYS_CLASS_NET", Path("/nowhere"))
+    monkeypatch.setattr("multi.discovery.portable.SYS_CLASS_NET", Path("/nowhere"))
     monkeypatch.setattr(sys, "platform", "darwin")
 
 
@@ -220,7 +220,7 @@ def in_namespace(setup: str, expression: str) -> Any:
 ip link set lo up
 {setup}
 exec {sys.executable} -c '
-from multi.net import interfaces, routed
+from multi.discovery import interfaces, routed
 found = {{i.name: i for i in interfaces({{"wifi": ["named0"]}})}}
 print(repr({expression}))'"""
     done = subprocess.run([unshare, "-rn", "sh", "-c", script], capture_output=True, text=True, timeout=60)

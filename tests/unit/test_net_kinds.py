@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from multi.net.kinds import DeviceFacts, kind_of
-from multi.net.sysfs import device_facts, device_index
-from multi.paths.links import Kind
+from multi.discovery.kinds import DeviceFacts, kind_of
+from multi.discovery.sysfs import device_facts, device_index
+from multi.types import Kind
 
 VENDOR_MAC, MADE_UP_MAC = "00:e0:4c:68:00:01", "02:e0:4c:68:00:01"
 

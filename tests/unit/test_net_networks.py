@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from multi.core.ids import Family
-from multi.net import interfaces
-from multi.net.networks import network_id, network_ids
-from multi.paths.links import Interface, InterfaceAddress, Kind
+from multi.discovery import interfaces
+from multi.discovery.networks import network_id, network_ids
+from multi.types import Family, Interface, InterfaceAddress, Kind
 
 NO_INDEX = 0x7FFFFFFF  # of no interface
 FOUR = InterfaceAddress("192.168.1.20", Family.IPV4, 24)

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies
 
-from multi.core.facts import Candidate
-from multi.core.ids import Family
-from multi.paths.outcomes import MEMORIES, Outcomes
+from multi.paths.history import MEMORIES, Outcomes
+from multi.types import Candidate, Family
 
 HOME, HOTEL = "wifi 02:00:00:00:00:01", "wifi 02:00:00:00:00:02"
 QUIC = Candidate("quic", Family.IPV6, "server", "2001:db8::1", 7788, interface="wlan0")

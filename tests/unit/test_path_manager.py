@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from multi.core.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
-from multi.core.facts import Candidate
-from multi.core.ids import ConnectionId, ConnectionState, Family, Role
+from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import RETRY_LONGEST, SHORT_LIFE
+from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
 
 ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
 SETUP = 0.02  # seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from multi.transports.pending import Crowd, Strangers, Turns, place_of
+from multi.transports.half_open import Crowd, Strangers, Turns, place_of
 
 
 def test_an_address_is_what_one_device_has() -> None:

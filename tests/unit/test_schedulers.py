@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import multi
-from multi.core.ids import STREAM_ZERO, ConnectionId, Role
-from multi.core.scheduler import ConnectionView, Scheduler, SendRequest
 from multi.errors import ConfigError
 from multi.schedulers import create_scheduler, register_scheduler, scheduler_names
+from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
+from multi.types import STREAM_ZERO, ConnectionId, Role
 
 SHIPPED = [
     "adaptive",

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from multi.core.ids import STREAM_ZERO, ConnectionId, Role
-from multi.core.scheduler import SendRequest
 from multi.schedulers import create_scheduler, scheduler_names
+from multi.schedulers.base import SendRequest
+from multi.types import STREAM_ZERO, ConnectionId, Role
 
 SEGMENT = 16 * 1024
 MEGABIT = 125_000.0  # bytes per second

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli.cert import write_development_certificates
 from multi.errors import TransportError
+from multi.lab.cert import write_development_certificates
 from multi.transports.base import TlsSettings
 from multi.transports.tls import CONTEXTS_KEPT, client_context
 

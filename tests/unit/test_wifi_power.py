@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from multi.net.wifi_power import PowerControl, PowerSaving
+from multi.linux.wifi_power import PowerControl, PowerSaving
 from tests.unit.fake_nl80211 import FAMILY, GET_POWER_SAVE, SET_POWER_SAVE, FakeKernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nl80211 is Linux only")
@@ -197,7 +197,7 @@ def test_this_machine_gives_an_answer() -> None:
 
 PROGRAM = """
 import atexit, os, sys
-from multi.net.wifi_power import PowerControl, PowerSaving
+from multi.linux.wifi_power import PowerControl, PowerSaving
 from tests.unit.fake_nl80211 import FakeKernel
 kernel = FakeKernel({{1: True}})
 parent = os.getpid()

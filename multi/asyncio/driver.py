@@ -1,0 +1,687 @@
+"""The pump: performs an engine's effects on real channels and feeds it what they say.
+
+One driver per session. It owns the channels, the dial tasks, the timer and the waiting futures, and decides nothing
+about the session itself. Callbacks in, effects out; no task or queue per connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from multi.asyncio.allocator import keep_freed_memory
+from multi.asyncio.info import ConnectionInfo, connection_info
+from multi.asyncio.lifeline import Lifeline
+from multi.asyncio.subscription import Subscription
+from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
+from multi.events import (
+    AllAttempted,
+    CancelDial,
+    CloseConnection,
+    ConnectionChanged,
+    Dial,
+    Effect,
+    Event,
+    Notify,
+    SendBytes,
+    SessionClosed,
+    SessionConfirmed,
+    SessionOpened,
+    StreamOpened,
+    StreamReadable,
+    StreamWritable,
+    Warned,
+)
+from multi.protocol.connection import Connection
+from multi.protocol.engine import Engine
+from multi.protocol.handshake import REFUSED, Refuse
+from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
+from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId
+
+logger = logging.getLogger("multi.session")
+
+SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
+SAMPLE_MOST = 0.020  # seconds; looks that find nothing new become rarer, up to this
+SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
+ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
+UNANSWERED = frozenset(
+    (
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ETIMEDOUT,
+        errno.EADDRNOTAVAIL,
+        errno.ENODEV,
+        errno.ENOBUFS,
+    )
+)  # a dial that failed so has met no server: what is tried next may work as soon as the network does
+REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
+UNPROVEN = (str(Refuse(REFUSED)), "the server's proof is wrong")  # how the reason ends where a key may be missing
+ENDED_KEPT = 64  # ended connections remembered for `connections`
+TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
+
+SEND_BUFFER = 16 * 1024 * 1024  # bytes kept until the peer acknowledges them; `limits.max_send_buffer`
+
+
+class _Looking:
+    """How many sessions of an event loop are about to look at their transports."""
+
+    count = 0
+
+
+_looking: WeakKeyDictionary[asyncio.AbstractEventLoop, _Looking] = WeakKeyDictionary()
+
+
+class _Link:
+    """A channel's sink: translates its callbacks into inputs of the engine."""
+
+    __slots__ = ("_driver", "channel", "id")
+
+    def __init__(self, driver: SessionDriver, connection: ConnectionId, channel: Channel) -> None:
+        self._driver = driver
+        self.id = connection
+        self.channel = channel
+
+    def data_received(self, data: memoryview, lane: int) -> None:
+        driver = self._driver
+        try:
+            driver.engine.receive(self.id, data, lane, now=driver.loop.time())
+        except Exception as error:
+            driver.fail(error)
+
+    def batch_finished(self) -> None:
+        driver = self._driver
+        driver.engine.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
+        driver.pump()
+
+    def writable(self) -> None:
+        self.batch_finished()
+
+    def connection_lost(self, error: TransportError | None) -> None:
+        driver = self._driver
+        driver.links.pop(self.id, None)
+        driver.released(self)
+        driver.engine.connection_lost(self.id, str(error) if error else "", now=driver.loop.time())
+        driver.pump()
+
+
+class SessionDriver:
+    """Owned by a client `Session` or by a `Server`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: TransportSettings,
+        *,
+        send_buffer: int = SEND_BUFFER,
+        on_opened: Callable[[], None] | None = None,
+        on_closed: Callable[[SessionDriver], None] | None = None,
+    ) -> None:
+        keep_freed_memory()
+        self.engine = engine
+        self.loop = asyncio.get_running_loop()
+        self.links: dict[ConnectionId, _Link] = {}
+        self.closed_error: MultiError | None = None
+        self.attempts: list[tuple[str, str]] = []
+        """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
+        self._settings = settings
+        self.send_buffer = send_buffer
+        self._on_opened = on_opened
+        self.on_closed = on_closed
+        self.on_event: Callable[[Event], None] | None = None
+        self.on_dialled: Callable[[Candidate, ChannelInfo], None] | None = None
+        self._ended: dict[ConnectionId, ConnectionInfo] = {}
+        self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
+        self._dial_tasks: set[asyncio.Task[None]] = set()
+        self._leaving: set[_Link] = set()
+        """Channels that say goodbye; their sockets are still open."""
+        self._left: asyncio.Event = asyncio.Event()
+        self._finishing: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._sampler: asyncio.TimerHandle | None = None
+        self._sample_wait = SAMPLE_INTERVAL
+        self._carried = 0
+        self._looking = _looking.setdefault(self.loop, _Looking())
+        self.soon: asyncio.Handle | None = None
+        """The pump that is due in the event loop."""
+        self._pumping = False
+        self.over = False
+        """The session has ended; `closed` is done."""
+        self.full = False
+        """`holds_too_much`, as of the last pump: cheap enough to be asked at every write."""
+        self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
+        self._broken = False
+        self._progress = (0, 0)
+        self._computed_at = 0.0
+        self._touched: dict[ConnectionId, _Link] = {}
+        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._readers: dict[StreamId, asyncio.Future[None]] = {}
+        self._writers: dict[StreamId, list[asyncio.Future[None]]] = {}
+        self._peer_streams: deque[StreamId] = deque()
+        self._stream_waiters: list[asyncio.Future[None]] = []
+        self.opened = self.loop.create_future()
+        self.confirmed = self.loop.create_future()
+        self.attempted_all = self.loop.create_future()
+        self.closed = self.loop.create_future()
+        self._lifeline = Lifeline(self._cut)
+        for text in engine.session.settings.warnings:
+            engine.session.notify(Warned(text))
+
+    # --- pump ---
+
+    def now(self) -> float:
+        return self.loop.time()
+
+    def pump(self) -> None:
+        """Perform effects until there are none, or long enough; then see to the timers."""
+        if self._pumping:
+            self.pump_soon()  # an effect led to another input, as when `on_client` aborts
+            return
+        if self._broken:
+            return
+        self._pumping = True
+        try:
+            self._run()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._pumping = False
+
+    def _run(self) -> None:
+        engine, touched = self.engine, self._touched
+        engine.advance(now=self.loop.time())
+        engine.session.sender.held_back = bool(self._writers)
+        for _ in range(ROUNDS_PER_PUMP):
+            for effect in engine.effects():
+                _PERFORM[type(effect)](self, effect)
+            if not touched:
+                break
+            now = self.loop.time()
+            links = list(touched.values())
+            touched.clear()
+            for link in links:
+                link.channel.flush()
+                engine.set_credit(link.id, link.channel.credit(), now=now)
+            if not engine.wants_credit:
+                break
+        else:
+            self.pump_soon()
+        self.full = self.holds_too_much
+        sender = engine.session.sender
+        if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
+            # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
+            self._progress = progress
+            for stream in list(self._writers):
+                self._stream_writable(StreamWritable(stream))
+        self._arm()
+
+    def pump_due(self) -> None:
+        """Pump after an input that makes something due, as a dial: it is done now, not by a timer."""
+        self.engine.handle_timer(now=self.loop.time())
+        self.pump()
+
+    def pump_soon(self) -> None:
+        """Pump from the event loop: what the application does until then goes out together."""
+        if self.soon is None:
+            self.soon = self.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self.soon = None
+        self.pump()
+
+    def _arm(self) -> None:
+        """Re-arm the one timer, only when it has to move.
+
+        One that is due is left alone: it fires in this turn of the event loop or in the next. On a loop that is busy
+        all the time something is received and pumped before timers are looked at, and a timer that is moved whenever
+        that happens never fires.
+        """
+        now = self.loop.time()
+        if self._timer is None or self._timer_at > now + TICK:
+            deadline = self._deadline(now)
+            if deadline is None:
+                self._disarm()
+            elif self._timer is None or self._timer_at > deadline:
+                self._disarm()
+                self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
+                self._timer = self.loop.call_at(deadline, self._on_timer)
+        if self._sampler is None and self.links and self.engine.session.wants_samples:
+            self._looking.count += 1
+            interval = max(self._sample_wait, self._looking.count * SAMPLE_SHARE)
+            self._sampler = self.loop.call_at(now + interval, self._sample)
+
+    def _deadline(self, now: float) -> float | None:
+        if self._timer is not None and now < self._computed_at + TICK:
+            return now + TICK
+        self._computed_at = now
+        return self.engine.next_timer()
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._not_due_yet():
+            return
+        # What the transports know comes first, so that a late timer does not make a healthy path suspect.
+        self._take_samples()
+        try:
+            self.engine.handle_timer(now=self.loop.time())
+        except Exception as error:
+            self.fail(error)
+        self.pump()
+
+    def _not_due_yet(self) -> bool:
+        """The timer was set for a look at the deadlines, not for one: thousands of idle sessions look often."""
+        now = self.loop.time()
+        deadline = self.engine.next_timer()
+        if deadline is None or deadline <= now:
+            return False
+        self._computed_at = now
+        self._timer_at = deadline
+        self._timer = self.loop.call_at(deadline, self._on_timer)
+        return True
+
+    def _sample(self) -> None:
+        self._sampler = None
+        self._looking.count -= 1
+        self._take_samples()
+        carried = self.engine.session.carried
+        self._sample_wait = SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, SAMPLE_MOST)
+        self._carried = carried
+        if self.engine.session.at_rest:
+            self._arm()
+        else:
+            self.pump()
+
+    def _take_samples(self) -> None:
+        now = self.loop.time()
+        for link in list(self.links.values()):
+            self.engine.sample(link.id, link.channel.sample(), now=now)
+            self.engine.set_credit(link.id, link.channel.credit(), now=now)
+
+    def fail(self, error: Exception) -> None:
+        """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""
+        logger.error("internal error in session %s", self.engine.session.session_id.hex(), exc_info=error)
+        self._broken = True
+        self._abort_channels()
+        self._finish(SessionLost(f"internal error: {error!r}"))
+
+    def _abort_channels(self) -> None:
+        leaving, self._leaving = self._leaving, set()
+        for link in (*self.links.values(), *leaving):
+            link.channel.abort()
+        self.links.clear()
+        self._left.set()
+
+    def _cut(self) -> None:
+        """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
+        if not self.closed.done():
+            self.engine.abort("the application's event loop ended", now=self.loop.time())
+            self.pump()
+        self._abort_channels()
+        if self.soon is not None:
+            self.soon.cancel()
+
+    # --- channels ---
+
+    def adopt(self, connection: ConnectionId, channel: Channel, facts: ConnectionFacts) -> _Link:
+        """Take over an open channel. What it has received before is for the sink returned."""
+        link = _Link(self, connection, channel)
+        self.links[connection] = link
+        now = self.loop.time()
+        self.engine.connection_opened(connection, facts, now=now)
+        self.engine.set_credit(connection, channel.credit(), now=now)
+        channel.start(link)
+        return link
+
+    def _dial(self, effect: Dial) -> None:
+        task = self.loop.create_task(self._open(effect.connection, effect.candidate))
+        self._dials[effect.connection] = task
+        self._dial_tasks.add(task)
+        task.add_done_callback(self._dial_tasks.discard)
+
+    async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
+        """Dial one candidate and report the outcome to the engine. Owned by `_dials`."""
+        try:
+            channel = await transport(candidate.transport).dial(candidate, self._settings)
+        except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
+            if not isinstance(error, (MultiError, OSError)):
+                logger.exception("transport %s failed", candidate.transport)
+            answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
+            self.engine.attempt_failed(connection, str(error) or repr(error), answered=answered, now=self.loop.time())
+            self.pump()
+            return
+        finally:
+            self._dials.pop(connection, None)
+        if self.closed.done():
+            channel.abort()
+            return
+        info = channel.info
+        facts = ConnectionFacts(
+            transport=info.transport,
+            lanes=info.lanes,
+            secure=info.secure,
+            peer_verified=info.peer_verified,
+            channel_binding=info.channel_binding,
+            family=info.family,
+            interface=info.interface or candidate.interface,
+            kind=candidate.kind,
+            more_interfaces=() if info.fell_back else candidate.more_interfaces,
+            local=info.local,
+            remote=info.remote,
+            role=candidate.role,
+            weight=candidate.weight,
+            cost=candidate.cost,
+            max_rate=candidate.max_rate,
+            rtt=info.rtt,
+            detail=info.detail,
+        )
+        self.adopt(connection, channel, facts)
+        if self.on_dialled is not None:
+            self.on_dialled(candidate, info)
+        self.pump()
+
+    def _cancel_dial(self, effect: CancelDial) -> None:
+        task = self._dials.pop(effect.connection, None)
+        if task is not None:
+            task.cancel()
+
+    def _send_bytes(self, effect: SendBytes) -> None:
+        link = self.links.get(effect.connection)
+        if link is not None:
+            link.channel.write(effect.buffers, effect.lane)
+            self._touched[link.id] = link
+
+    def _close_connection(self, effect: CloseConnection) -> None:
+        link = self.links.pop(effect.connection, None)
+        self._touched.pop(effect.connection, None)
+        if link is not None:
+            if effect.abort:
+                link.channel.abort()
+            else:
+                self._leaving.add(link)
+                link.channel.flush()
+                link.channel.close()
+
+    def released(self, link: _Link) -> None:
+        """The socket of a channel is closed."""
+        if link in self._leaving:
+            self._leaving.remove(link)
+            if not self._leaving:
+                self._left.set()
+                self._let_go()
+
+    def _let_go(self) -> None:
+        if self.closed.done() and not self._leaving:
+            self._lifeline.release()
+
+    # --- streams ---
+
+    def _stream_readable(self, effect: StreamReadable) -> None:
+        waiter = self._readers.pop(effect.stream, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _stream_writable(self, effect: StreamWritable) -> None:
+        for waiter in self._writers.pop(effect.stream, ()):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _stream_opened(self, effect: StreamOpened) -> None:
+        self._peer_streams.append(effect.stream)
+        self._wake_stream_waiter()
+
+    def _wake_stream_waiter(self) -> None:
+        waiters, self._stream_waiters = self._stream_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_readable(self, stream: StreamId, what: str) -> None:
+        """Wait for a StreamReadable. Raises RuntimeError when somebody else waits already, as asyncio does."""
+        if stream in self._readers:
+            raise RuntimeError(f"{what}() called while another coroutine is already waiting for incoming data")
+        waiter = self._readers[stream] = self.loop.create_future()
+        try:
+            await waiter
+        finally:
+            if self._readers.get(stream) is waiter:
+                del self._readers[stream]
+
+    async def wait_writable(self, stream: StreamId) -> None:
+        """Wait for a StreamWritable."""
+        waiter = self.loop.create_future()
+        self._writers.setdefault(stream, []).append(waiter)
+        try:
+            await waiter
+        finally:
+            waiting = self._writers.get(stream)
+            if waiting is not None and waiter in waiting:
+                waiting.remove(waiter)
+
+    @property
+    def holds_too_much(self) -> bool:
+        """More is kept for the peer than `limits.max_send_buffer` allows."""
+        return self.kept_to_send > self.send_buffer
+
+    @property
+    def kept_to_send(self) -> int:
+        """Bytes kept until the peer acknowledges them, with what keeping them costs."""
+        kept = 0
+        for stream in self.engine.session.sender.streams.values():
+            kept += stream.memory
+        return kept
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept for the peer and bytes of the peer that wait to be read, with what keeping them costs."""
+        receiver = self.engine.session.receiver
+        return self.kept_to_send + receiver.charged - receiver.consumed
+
+    async def next_peer_stream(self) -> StreamId | None:
+        """Wait for the peer to open a stream; None when the session is over."""
+        while not self._peer_streams:
+            if self.closed.done():
+                return None
+            waiter = self.loop.create_future()
+            self._stream_waiters.append(waiter)
+            await waiter
+        return self._peer_streams.popleft()
+
+    # --- session ---
+
+    def _session_opened(self, effect: SessionOpened) -> None:
+        if not self.opened.done():
+            self.opened.set_result(None)
+        if self._on_opened is not None:
+            self._on_opened()
+
+    def _all_attempted(self, effect: AllAttempted) -> None:
+        if not self.attempted_all.done():
+            self.attempted_all.set_result(None)
+
+    def _explained(self, reason: str) -> str:
+        """What a client knows besides about a handshake that failed: the answer is the same for every cause."""
+        session = self.engine.session
+        if session.side is not Side.CLIENT or session.confirmed or not reason.endswith(UNPROVEN):
+            return reason
+        if session.settings.psk:
+            name = session.settings.psk_id.decode(errors="replace")
+            return f"{reason}: it has no pre-shared key {name!r}, or another one than this side"
+        return f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use"
+
+    def _session_closed(self, effect: SessionClosed) -> None:
+        effect = replace(effect, error=self._explained(effect.error))
+        self.engine.session.error = effect.error
+        self._finish(self._error_of(effect) if effect.error else None)
+
+    def _error_of(self, effect: SessionClosed) -> MultiError:
+        """What ended the session, in the application's terms."""
+        if self.engine.session.confirmed:
+            return SessionLost(effect.error)  # also when "session gone" was a refusal
+        if effect.refused:
+            return SessionRefused(effect.error)
+        refused = next((reason for _, reason in self.failures if reason.startswith(REFUSALS)), None)
+        if refused is not None:
+            return SessionRefused(refused)
+        return SessionLost("\n".join([effect.error, *(f"  {what}: {reason}" for what, reason in self.failures)]))
+
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """(candidate, reason) of everything that did not lead to a connection while the session opened."""
+        paths = self.engine.paths
+        tried = paths.failures if paths is not None else []
+        return self.attempts + [(what, self._explained(reason)) for what, reason in tried]
+
+    def _finish(self, error: MultiError | None) -> None:
+        if self.closed.done():
+            return
+        self.closed_error = error
+        self.over = True
+        for task in list(self._dials.values()):
+            task.cancel()
+        self._dials.clear()
+        self._disarm()
+        if self._sampler is not None:
+            self._sampler.cancel()
+            self._sampler = None
+            self._looking.count -= 1
+        failure = error or SessionLost("the session is closed")
+        for future in (self.opened, self.confirmed, self.attempted_all):
+            if not future.done():
+                future.set_exception(failure)
+                future.exception()  # nobody has to look at a failure that another call reports
+        self.closed.set_result(None)
+        for stream in list(self._readers):
+            self._stream_readable(StreamReadable(stream))
+        for stream in list(self._writers):
+            self._stream_writable(StreamWritable(stream))
+        self._wake_stream_waiter()
+        for subscription in list(self._subscriptions):
+            subscription.end()
+        if self.on_closed is not None:
+            self.on_closed(self)
+        self._let_go()
+
+    def finish_in_thread(self, work: Callable[[], None]) -> None:
+        """Do what blocks and belongs to the end of the session; `settle` waits for it."""
+        with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
+            self._finishing.append(self.loop.run_in_executor(None, work))
+
+    async def settle(self) -> None:
+        """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
+        if self._finishing:
+            await asyncio.wait(self._finishing)
+        while self._dial_tasks:
+            await asyncio.wait(self._dial_tasks)
+        while self._leaving:
+            self._left.clear()
+            await self._left.wait()
+
+    # --- events ---
+
+    def _notify(self, effect: Notify) -> None:
+        event = effect.event
+        if isinstance(event, ConnectionChanged):
+            if logger.isEnabledFor(logging.INFO):
+                logger.info(
+                    "session %s connection %d (%s %s) %s: %s",
+                    self.engine.session.session_id.hex()[:8],
+                    event.connection,
+                    event.facts.transport,
+                    event.facts.interface or event.facts.local,
+                    event.state.value,
+                    event.reason,
+                )
+            if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
+                self._remember(event.connection)
+        elif isinstance(event, Warned):
+            logger.warning("%s", event.message)
+            self._warnings.append(event)
+        else:
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
+            if isinstance(event, SessionConfirmed) and not self.confirmed.done():
+                self.confirmed.set_result(None)
+        if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
+            for subscription in list(self._subscriptions):
+                subscription.put(event)
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def _remember(self, connection: ConnectionId) -> None:
+        ended = self.engine.session.connections.get(connection)
+        if ended is None:
+            return
+        link = self.links.get(connection)
+        self._ended[connection] = _info(ended, link)
+        while len(self._ended) > ENDED_KEPT:
+            del self._ended[next(iter(self._ended))]
+        self.engine.session.forget_connection(connection)
+
+    def subscribe(self) -> Subscription:
+        """A new subscription; it starts with one ConnectionChanged per current connection, then earlier warnings."""
+        session = self.engine.session
+        first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
+        first += self._warnings
+        subscription = Subscription(first)
+        if self.closed.done():
+            subscription.end()
+        else:
+            self._subscriptions.add(subscription)
+        return subscription
+
+    def connections(self) -> Iterator[ConnectionInfo]:
+        """Living and ended connections, in order of id."""
+        infos = dict(self._ended)
+        for connection in self.engine.session.connections.values():
+            if connection.id not in infos:
+                link = self.links.get(connection.id)
+                infos[connection.id] = _info(connection, link)
+        yield from (infos[key] for key in sorted(infos))
+
+    def __repr__(self) -> str:
+        return f"<SessionDriver {self.engine.session.session_id.hex()[:8]} {self.engine.session.state.value}>"
+
+
+def _info(connection: Connection, link: _Link | None) -> ConnectionInfo:
+    if link is None:
+        return connection_info(connection)
+    told = link.channel.info
+    return connection_info(connection, told.detail, subflows=told.subflows, fell_back=told.fell_back)
+
+
+_PERFORM: dict[type, Callable[[SessionDriver, Any], None]] = {
+    SendBytes: SessionDriver._send_bytes,
+    CloseConnection: SessionDriver._close_connection,
+    StreamReadable: SessionDriver._stream_readable,
+    StreamWritable: SessionDriver._stream_writable,
+    StreamOpened: SessionDriver._stream_opened,
+    SessionOpened: SessionDriver._session_opened,
+    SessionClosed: SessionDriver._session_closed,
+    Notify: SessionDriver._notify,
+    Dial: SessionDriver._dial,
+    CancelDial: SessionDriver._cancel_dial,
+    AllAttempted: SessionDriver._all_attempted,
+}
+
+
+def handled_effects() -> tuple[type, ...]:
+    """What the driver can perform."""
+    return tuple(_PERFORM)
+
+
+def known_effects() -> tuple[type, ...]:
+    """The members of the Effect union, for the test that the driver handles each."""
+    return Effect.__args__

@@ -1,0 +1,84 @@
+"""What an application sees of a connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from multi.protocol.connection import Connection
+from multi.types import ConnectionId, ConnectionState, Family, Role
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionInfo:
+    """A connection at the moment of asking. Seconds, bytes, bytes per second."""
+
+    id: ConnectionId
+    transport: str
+    family: Family
+    interface: str
+    kind: str
+    """eth, wifi, cellular, loopback, virtual, or empty when unknown."""
+    local: str
+    remote: str
+    role: Role
+    state: ConnectionState
+    reason: str
+    """Why it is in this state."""
+    rtt: float
+    min_rtt: float
+    rate: float
+    """Estimated delivery rate of what this side sends."""
+    in_flight: int
+    """Bytes sent on it that the session has not acknowledged."""
+    bytes_sent: int
+    """Payload sent on it, repeats included."""
+    bytes_received: int
+    """Bytes received on it, headers included."""
+    payload_received: int
+    """Payload received on it, duplicates included."""
+    reinjected: int
+    """Bytes this side sent again on it."""
+    secure: bool
+    """The transport itself encrypts."""
+    sealed: bool
+    """The session seals the segments on it."""
+    detail: str
+    """One line for people: MPTCP fallback, subflows, cipher."""
+    subflows: int = 0
+    """Of an MPTCP connection, established now; 0 for other transports."""
+    fell_back: bool = False
+    """MPTCP was asked for and it is plain TCP."""
+    number: int = -1
+    """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
+
+
+def connection_info(
+    connection: Connection, detail: str = "", *, subflows: int = 0, fell_back: bool = False
+) -> ConnectionInfo:
+    facts = connection.facts
+    return ConnectionInfo(
+        id=connection.id,
+        transport=connection.transport,
+        family=facts.family,
+        interface=connection.interface,
+        kind=facts.kind,
+        local=facts.local,
+        remote=facts.remote,
+        role=connection.role,
+        state=connection.state,
+        reason=connection.reason,
+        rtt=connection.rtt,
+        min_rtt=connection.min_rtt,
+        rate=connection.rate,
+        in_flight=connection.in_flight,
+        bytes_sent=connection.bytes_sent,
+        bytes_received=connection.bytes_received,
+        payload_received=connection.payload_received,
+        reinjected=connection.reinjected,
+        secure=facts.secure,
+        sealed=connection.opens,
+        detail=detail or facts.detail,
+        subflows=subflows,
+        fell_back=fell_back,
+        number=connection.number,
+    )

@@ -1,0 +1,290 @@
+"""From configuration entries to candidates on this machine: names, interfaces, routes."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from multi.asyncio.dns import NO_ANSWER_YET, Names
+from multi.config import Config, Entry
+from multi.discovery import interfaces_async, interfaces_known, routed
+from multi.discovery.networks import network_ids
+from multi.discovery.resources import in_thread
+from multi.linux.mptcp_pm import why_no_subflows
+from multi.linux.policy_routes import PolicyRoutes
+from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
+from multi.paths.history import Outcomes
+from multi.types import Candidate, Interface, Kind
+
+LOOKED_CLOSER = 5.0  # seconds; then a router that did not answer before may have told its hardware address
+THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
+MOST_REASONS = 3  # why an entry has no candidate, in one line
+
+outcomes = Outcomes()
+"""What all sessions of this process have seen of networks and servers."""
+
+Addresses = dict[tuple[str, int], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What can be dialled now, in order of preference."""
+
+    candidates: list[Candidate]
+    rejected: list[tuple[str, str]]
+    """(what, why not) for the rest."""
+    rejections: list[Rejection]
+    interfaces: tuple[Interface, ...]
+    expecting: bool
+    """Names may still give more."""
+
+    def reason(self, entry: int) -> str:
+        """Why an entry leads nowhere now."""
+        reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
+        return "; ".join(list(reasons)[:MOST_REASONS]) or "its network is not there"
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Routes and names of networks, as somebody has found them."""
+
+    interfaces: tuple[Interface, ...]
+    remotes: frozenset[str]
+    at: float
+    routes: frozenset[tuple[str, str]]
+    networks: dict[str, str]
+
+    def holds(self, interfaces: tuple[Interface, ...], remotes: set[str], now: float) -> bool:
+        return self.interfaces is interfaces and self.remotes == remotes and 0 <= now - self.at < LOOKED_CLOSER
+
+
+_last_look: _Look | None = None
+
+
+class Resolver:
+    """Remembers the entries and what names they have; everything else is read anew, because networks change.
+
+    `on_more` is called when a name has got an answer that `find` did not wait for.
+    """
+
+    def __init__(self, config: Config, on_more: Callable[[], None], *, may_change: bool = True) -> None:
+        """`may_change`: routes may be installed, where the configuration wants it."""
+        self._config = config
+        self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
+        self._names = Names(on_more)
+        self._specs: list[EntrySpec] = [self._spec(entry) for entry in config.connection_priority]
+        self._configured = len(self._specs)
+        self._withdrawn: set[int] = set()
+        self._fallen_back: set[int] = set()
+        self._announced: tuple[tuple[str, int], ...] = ()
+        self._routes = PolicyRoutes() if config.manage_routes and may_change else None
+        self._routes_lock = threading.Lock()
+        self._closed = False
+        self._warned: set[str] = set()
+        self._warnings: list[str] = []
+        self.last: Found | None = None
+        """What `find` has found last."""
+
+    def add(self, entry: Entry) -> int:
+        """Want one more entry; return its index. Raises ConfigError for one that can never work."""
+        self._config.check_entry(entry)
+        self._specs.append(self._spec(entry))
+        return len(self._specs) - 1
+
+    def withdraw(self, entry: int) -> None:
+        """Want an entry that was added no more."""
+        self._withdrawn.add(entry)
+
+    def fell_back(self, entry: int) -> None:
+        """An MPTCP connection of this entry is plain TCP: its further interfaces need connections of their own."""
+        self._fallen_back.add(entry)
+
+    def announced(self, addresses: Sequence[tuple[str, int]]) -> bool:
+        """The server says that it can be reached at these addresses too: alternatives to those its name has.
+
+        Returns whether that is news.
+
+        Only addresses that a server elsewhere can have: nobody is sent to dial services of this machine or link.
+        """
+        here = any(_is_loopback(known) for found in self._names.addresses.values() for known in found)
+        known = self._announced
+        self._announced = tuple((a, port) for a, port in addresses if _is_elsewhere(a) or (here and _is_loopback(a)))
+        return self._announced != known
+
+    @property
+    def changes_machine(self) -> bool:
+        """There may be something to `put_back`."""
+        return self._routes is not None
+
+    def close(self) -> None:
+        """Ask and tell nothing any more."""
+        self._names.close()
+
+    def put_back(self) -> None:
+        """Undo what was changed on this machine. Blocks for some milliseconds; for a thread."""
+        with self._routes_lock:
+            self._closed = True
+            if self._routes is not None:
+                self._routes.remove()
+
+    async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
+        """Look which connections are possible now; unless `anew`, what others have seen counts while it holds.
+
+        Waits until the name of one entry can be dialled, or with `entry` that one's. Raises OSError when the system
+        lacks what looking takes: descriptors, memory, threads.
+        """
+        specs = [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
+        awaited = specs if entry is None else [self._specs[entry]]
+        resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in awaited)
+        known = None if anew else interfaces_known(self._kinds)
+        if known is not None:
+            interfaces = known
+            await resolving
+        else:
+            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
+        elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
+        routes: frozenset[tuple[str, str]] = frozenset()
+        networks: dict[str, str] = {}
+        if elsewhere:
+            routes, networks = await self._look(interfaces, elsewhere, anew=anew)
+        usable, rejections = self._expand(interfaces, addresses, routes)
+        rejections = [
+            replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if self._names.errors.get(r.what) == NO_ANSWER_YET else r
+            for r in rejections
+        ]
+        rejected = [(host, error) for host, error in self._names.errors.items() if error != NO_ANSWER_YET]
+        rejected += [(f"entry {r.entry} ({r.what})", r.reason) for r in rejections]
+        self.last = Found(
+            [
+                replace(candidate, network=network) if (network := networks.get(candidate.interface)) else candidate
+                for candidate in usable
+            ],
+            rejected,
+            rejections,
+            interfaces,
+            self._names.pending,
+        )
+        return self.last
+
+    async def _look(
+        self, interfaces: tuple[Interface, ...], remotes: set[str], *, anew: bool
+    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
+        """What `_look_closer` finds. It holds as long as the interfaces: they are read again when a route changes."""
+        global _last_look
+        known, now = _last_look, asyncio.get_running_loop().time()
+        if known is not None and not anew and self._routes is None and known.holds(interfaces, remotes, now):
+            return known.routes, known.networks
+        routes, networks = await in_thread(self._look_closer, interfaces, remotes)
+        _last_look = _Look(interfaces, frozenset(remotes), now, routes, networks)
+        return routes, networks
+
+    def _look_closer(
+        self, interfaces: Sequence[Interface], remotes: set[str]
+    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
+        """In a thread: make routes where that is wanted; then ask which there are, and for names of the networks."""
+        with self._routes_lock:
+            # This thread goes on when the session is over: what it made then would never be taken away.
+            if self._routes is not None and not self._closed:
+                used = [interface for interface in interfaces if self._may_use(interface)]
+                for problem in self._routes.install(used, remotes=remotes):
+                    self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
+        return routed(interfaces, remotes), network_ids(interfaces)
+
+    def _may_use(self, interface: Interface) -> bool:
+        """An entry names it, its kind or one of its addresses."""
+        names = {interface.name, interface.kind.value, *(a.address for a in interface.addresses)}
+        if interface.kind not in (Kind.LOOPBACK, Kind.VIRTUAL):
+            names.add(ANY)
+        return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs)
+
+    def _expand(
+        self, interfaces: Sequence[Interface], addresses: Addresses, routes: frozenset[tuple[str, str]]
+    ) -> tuple[list[Candidate], list[Rejection]]:
+        """The configured entries together, so that none is wanted twice; every added one by itself."""
+        groups = [(0, self._specs[: self._configured])]
+        added = range(self._configured, len(self._specs))
+        groups += [(index, [self._specs[index]]) for index in added if index not in self._withdrawn]
+        usable: list[Candidate] = []
+        rejections: list[Rejection] = []
+        for first, specs in groups:
+            found, rejected = candidates(specs, interfaces, addresses, routes, first_entry=first)
+            usable += found
+            rejections += rejected
+        return [single for candidate in usable for single in self._over_interfaces(candidate)], rejections
+
+    def _over_interfaces(self, candidate: Candidate) -> list[Candidate]:
+        """An MPTCP connection over several interfaces, or one for each where that cannot be."""
+        if not candidate.more_interfaces:
+            return [candidate]
+        reason = why_no_subflows(candidate)
+        if candidate.entry in self._fallen_back:
+            reason = "it fell back to TCP"
+        if not reason:
+            return [candidate]
+        names = ", ".join((candidate.interface, *candidate.more_interfaces))
+        self.warn(f"MPTCP over {names}: {reason}; one connection per interface is opened instead")
+        return one_per_interface(candidate)
+
+    def _addresses(self, own: Collection[str]) -> Addresses:
+        """Addresses by (host, port): those of the name first, then those the server has announced.
+
+        Never one of this machine's `own`: behind it is no server of theirs, but whatever runs here.
+        """
+        known: Addresses = {remote: list(found) for remote, found in self._names.addresses.items()}
+        announced = [(a, port) for a, port in self._announced if a not in own or _is_loopback(a)]
+        for (_, port), found in known.items():
+            found += [address for address, its_port in announced if its_port == port and address not in found]
+        return known
+
+    def warn(self, message: str) -> None:
+        """Say something once."""
+        if message not in self._warned:
+            self._warned.add(message)
+            self._warnings.append(message)
+
+    def take_warnings(self) -> list[str]:
+        """What cannot be as configured, in words, each once: what is new since the last call."""
+        taken, self._warnings = self._warnings, []
+        return taken
+
+    def _spec(self, entry: Entry) -> EntrySpec:
+        host, port = self._config.remote_of(entry)
+        return EntrySpec(
+            transport=entry.transport,
+            ip=entry.ip,
+            interfaces=entry.interfaces,
+            role=entry.role,
+            weight=entry.weight,
+            cost=entry.cost,
+            max_rate=entry.max_rate,
+            group=entry.group,
+            remote_host=host,
+            remote_port=port,
+        )
+
+
+@lru_cache(maxsize=1024)
+def _is_loopback(literal: str) -> bool:
+    return ipaddress.ip_address(literal).is_loopback
+
+
+def _is_elsewhere(literal: str) -> bool:
+    address = ipaddress.ip_address(literal)
+    if isinstance(address, ipaddress.IPv6Address):
+        # IPv4 in other clothes: a translator or tunnel of this machine may lead anywhere.
+        if address.ipv4_mapped is not None or (address.sixtofour and not _is_elsewhere(str(address.sixtofour))):
+            return False
+    elif address in THIS_NETWORK:
+        return False
+    return not (
+        address.is_loopback
+        or address.is_unspecified
+        or address.is_multicast
+        or address.is_link_local
+        or address.is_reserved  # also ::/8, where IPv4 is embedded, and the broadcast address
+    )

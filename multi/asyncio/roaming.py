@@ -1,0 +1,222 @@
+"""What a client's session does as the networks of its device change: hears it, looks anew, tells the engine.
+
+One per session. What is lost for certain is told at once; then, whatever changed, the candidates are found anew and
+the path manager decides what to do about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterable
+
+from multi.asyncio.driver import SessionDriver
+from multi.asyncio.resolution import Found, Resolver
+from multi.asyncio.suspend import sleep_watch
+from multi.config import Config
+from multi.discovery.monitor import Loss, monitor
+from multi.discovery.resources import in_thread
+from multi.events import AddressesAnnounced, Event, Notify, SessionDetached, SessionResumed, Warned
+from multi.linux.signal_predictor import Signal
+from multi.linux.wifi_power import PowerSaving
+from multi.linux.wifi_signal import SignalWatch
+from multi.transports.base import ChannelInfo
+from multi.types import Candidate, Kind
+
+logger = logging.getLogger("multi.session")
+
+LEARN_AFTER = 0.020  # seconds; then a session is open, or waits for the first answer of a network
+LOOK_APART = 0.050  # seconds between two looks, whoever wants them: a server could keep us busy with its addresses
+LOOK_AGAIN = 1.0  # seconds after one that the system did not allow, for want of file descriptors or memory
+LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system tells when a name leads elsewhere
+
+
+class Networks:
+    """See the module. It lives from the first dial to the end of the session."""
+
+    def __init__(self, driver: SessionDriver, resolver: Resolver, config: Config) -> None:
+        self._driver = driver
+        self._resolver = resolver
+        self._power_savings = config.wifi_config.power_savings
+        self._power = PowerSaving() if self._power_savings is not None else None
+        self._power_lock = threading.Lock()
+        self._signals = SignalWatch(self._signal)
+        self._usable: frozenset[str] = frozenset()
+        self._task: asyncio.Task[None] | None = None
+        self._again = False
+        self._looked_at = float("-inf")
+        self._started = False
+        self._changed = asyncio.Event()
+        """Something has changed since the first look began."""
+        self._detached: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._leave = [monitor().subscribe(self._heard, learn_after=LEARN_AFTER), sleep_watch().subscribe(self._slept)]
+        driver.on_event = self._event
+        driver.on_dialled = self._dialled
+
+    def started(self, found: Found) -> None:
+        """The session opens with these candidates."""
+        self._started = True
+        self._take(found)
+        if self._power is not None or self._changed.is_set():
+            self.look()
+
+    async def change(self) -> None:
+        """Before `started`: wait until there is a reason to look again."""
+        await self._changed.wait()
+        self._changed.clear()
+
+    def look(self) -> None:
+        """Find the candidates anew, soon; changes that come meanwhile are not missed."""
+        if self._closed:
+            return
+        if not self._started:
+            self._changed.set()  # whoever opens the session is looking
+            return
+        if self._task is not None:
+            self._again = True
+            return
+        self._task = self._driver.loop.create_task(self._look())
+
+    def close(self) -> None:
+        """The session is over: give back what it held. What blocks is done in a thread."""
+        if self._closed:
+            return
+        self._closed = True
+        for leave in self._leave:
+            leave()
+        self._signals.close()
+        self._attached()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._resolver.close()
+        if self._power is not None or self._resolver.changes_machine:
+            self._driver.finish_in_thread(self._put_back)
+
+    def _put_back(self) -> None:
+        self._resolver.put_back()
+        if self._power is not None:
+            with self._power_lock:
+                self._power.release_all()
+
+    # --- what happens  ---
+
+    def _heard(self, losses: tuple[Loss, ...]) -> None:
+        """The system says that something changed; `losses` are certain."""
+        driver = self._driver
+        for loss in losses:
+            driver.engine.network_changed(
+                loss.interface, False, address=loss.address, reason=loss.reason, now=driver.now()
+            )
+        if losses:
+            driver.pump_due()
+        self.look()
+
+    def _slept(self, seconds: float) -> None:
+        driver = self._driver
+        driver.engine.slept(seconds, now=driver.now())
+        driver.pump_due()
+        self.look()
+
+    def _signal(self, interface: str, signal: Signal, dbm: float) -> None:
+        driver = self._driver
+        driver.engine.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
+        driver.pump_due()
+
+    def _event(self, event: Event) -> None:
+        if isinstance(event, AddressesAnnounced):
+            if self._resolver.announced(event.addresses):
+                self.look()
+        elif isinstance(event, SessionDetached):
+            self._look_while_detached()
+        elif isinstance(event, SessionResumed):
+            self._attached()
+
+    def _look_while_detached(self) -> None:
+        self._attached()
+        if not self._closed:
+            self._detached = self._driver.loop.call_later(LOOK_DETACHED, self._look_while_detached)
+            self.look()
+
+    def _attached(self) -> None:
+        if self._detached is not None:
+            self._detached.cancel()
+            self._detached = None
+
+    def _dialled(self, candidate: Candidate, info: ChannelInfo) -> None:
+        if info.fell_back and candidate.more_interfaces:
+            self._resolver.fell_back(candidate.entry)
+            self.look()
+
+    # --- looking  ---
+
+    async def _look(self) -> None:
+        try:
+            while True:
+                if (wait := self._looked_at + LOOK_APART - self._driver.now()) > 0:
+                    await asyncio.sleep(wait)
+                self._again = False
+                self._looked_at = self._driver.now()
+                found = await self._resolver.find()
+                if self._closed:
+                    return
+                self._use(found)
+                await self._save_power(found)
+                if not self._again:
+                    return
+        except OSError as error:
+            logger.warning("cannot look at the networks (%s), trying again in %g s", error, LOOK_AGAIN)
+            if self._retry is not None:
+                self._retry.cancel()
+            self._retry = self._driver.loop.call_later(LOOK_AGAIN, self.look)
+        except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
+            self._driver.fail(error)
+        finally:
+            self._task = None
+
+    def _use(self, found: Found) -> None:
+        driver, before = self._driver, self._usable
+        self._take(found)
+        engine, now = driver.engine, driver.now()
+        engine.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
+        for name in sorted(self._usable - before):
+            engine.network_changed(name, True, now=now)
+        driver.pump_due()
+
+    def _take(self, found: Found) -> None:
+        self._usable = frozenset(c.interface for c in found.candidates if c.interface)
+        self._warn(self._resolver.take_warnings())
+        self._signals.watch(self._wifi(found))
+
+    def _wifi(self, found: Found) -> list[str]:
+        """The WiFi interfaces the session uses."""
+        used = {name for c in found.candidates for name in (c.interface, *c.more_interfaces)}
+        return [i.name for i in found.interfaces if i.kind is Kind.WIFI and i.name in used]
+
+    async def _save_power(self, found: Found) -> None:
+        if self._power is None or self._power_savings is None:
+            return
+        wifi = self._wifi(found)
+        if not wifi:
+            self._warn_once("wifi_config.power_savings: no WiFi interface is in use")
+        for name in wifi:
+            reason = await in_thread(self._hold, self._power, name, self._power_savings)
+            if reason:
+                self._warn_once(f"wifi_config.power_savings of {name}: {reason}")
+
+    def _hold(self, power: PowerSaving, name: str, on: bool) -> str:
+        """In a thread, which goes on when the session is over: what is switched then would never be put back."""
+        with self._power_lock:
+            return "" if self._closed else power.hold(name, on)
+
+    def _warn_once(self, message: str) -> None:
+        self._resolver.warn(message)
+        self._warn(self._resolver.take_warnings())
+
+    def _warn(self, messages: Iterable[str]) -> None:
+        for message in messages:
+            self._driver.engine.session.emit(Notify(Warned(message)))

@@ -1,0 +1,474 @@
+"""The server: `start_server`, and the reception that finds the session of each new connection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+from weakref import WeakSet
+
+from multi.asyncio.accounting import Guard
+from multi.asyncio.client import ConfigLike
+from multi.asyncio.driver import SessionDriver
+from multi.asyncio.keys import check_certificate_files, load_keys
+from multi.asyncio.lifeline import Lifeline
+from multi.asyncio.session import Session, split_address
+from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
+from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.config import Config, load_config
+from multi.errors import ConfigError, RemoteProtocolError, TransportError
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.engine import Engine
+from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
+from multi.protocol.segment import SegmentType, encode, peek
+from multi.protocol.session import Session as CoreSession
+from multi.transports.base import Channel, Listener, transport
+from multi.transports.half_open import Turns, source_of
+from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
+
+logger = logging.getLogger("multi.server")
+
+GREETING_TIME = 0.020  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
+
+ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
+
+
+class _Arrival:
+    """A connection that has not said which session it belongs to."""
+
+    def __init__(self, server: Server, channel: Channel) -> None:
+        self._server = server
+        self.channel = channel
+        self.host = split_address(channel.info.remote)[0]
+        self.source = source_of(self.host)
+        self._answered = False
+        self._first = bytearray()
+        self._lanes: list[tuple[int, bytes]] = []
+        self._held = 0
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
+        server.arrivals[self] = None
+        server.guard.strangers.add(self, self.host, self.drop)
+
+    def data_received(self, data: memoryview, lane: int) -> None:
+        if self._answered:
+            return
+        self._held += len(data)
+        if self._held > HELD_LIMIT:
+            self._server.guard.log.hit("flow_control", self.source)
+            self.drop("too many bytes before the handshake")
+        elif lane:
+            self._lanes.append((lane, bytes(data)))
+        else:
+            self._first += data
+
+    def batch_finished(self) -> None:
+        if self._first and not self._answered:
+            self._server.greeted(self)
+
+    def go_on(self) -> None:
+        """What has come may be looked at."""
+        self._server.route(self, self._first, self._lanes)
+
+    def writable(self) -> None:
+        """Nothing waits to be written before the first segment."""
+
+    def connection_lost(self, error: TransportError | None) -> None:
+        self.leave()
+
+    def _too_slow(self) -> None:
+        self._server.guard.log.hit("handshake_timeout", self.source)
+        self.drop(f"no segment within {self._server.handshake_timeout:g} s")
+
+    def drop(self, reason: str, reply: bytes = b"") -> None:
+        """Give the connection up, after a reply when there is one; until that has left it counts as before."""
+        if not self._answered:
+            logger.info("connection from %s refused: %s", self.channel.info.remote, reason)
+        if reply:
+            self._answered = True
+            self.channel.write((reply,), 0)
+            self.channel.flush()
+            self.channel.close()
+        else:
+            self.leave()
+            self.channel.abort()
+
+    def leave(self) -> None:
+        self._deadline.cancel()
+        self._server.waiting.discard(self)
+        self._server.arrivals.pop(self, None)
+        self._server.guard.strangers.discard(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAddress:
+    """A listening socket as far as applications need it."""
+
+    address: tuple[str, int]
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address
+
+
+class Server:
+    """A running server; made by `start_server`, used like `asyncio.Server`."""
+
+    def __init__(self, on_client: ClientCallback, config: Config, limit: int) -> None:
+        self._on_client = on_client
+        self._config = config
+        self._limit = limit
+        self._loop = asyncio.get_running_loop()
+        self._settings = session_settings(config)
+        wanted = config.multi_config.scheduler
+        local_scheduler(wanted.name, wanted.parameters)  # what it cannot be is told now, not to the first client
+        self._keys = load_keys(config) if config.auth is not None else None
+        for text in host_warnings(config):
+            logger.warning("%s", text)
+        limits = config.limits
+        self.handshake_timeout = limits.handshake_timeout
+        self.guard = Guard(limits)
+        self._table: SessionTable[SessionDriver] = SessionTable(
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.guard.full
+        )
+        self.arrivals: dict[_Arrival, None] = {}
+        self.waiting: Turns[_Arrival] = Turns()
+        """Those whose first bytes have not been looked at yet."""
+        self._greeting: asyncio.Handle | None = None
+        self._listeners: list[Listener] = []
+        self._sessions: dict[SessionDriver, Session] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._next_connection = 0
+        self._closing = False
+        self._empty = asyncio.Event()
+        self._leaving: WeakSet[SessionDriver] = WeakSet()
+        """Ended sessions; those whose sockets are still open live on in them."""
+        self._serving: asyncio.Future[None] | None = None
+        self._lifeline = Lifeline(self._cut)
+
+    # --- facts ---
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """The living sessions."""
+        return tuple(self._sessions.values())
+
+    @property
+    def statistics(self) -> dict[str, int]:
+        """How often each limit was hit since the start; the names are `multi.asyncio.accounting.LIMITS`, documented
+        there."""
+        return dict(self.guard.log.counts)
+
+    @property
+    def addresses(self) -> tuple[tuple[str, int], ...]:
+        """The addresses and ports listened on."""
+        return tuple(dict.fromkeys(listener.address for listener in self._listeners))
+
+    @property
+    def sockets(self) -> tuple[BoundAddress, ...]:
+        """What `asyncio.Server.sockets` is asked for: `server.sockets[0].getsockname()`."""
+        return tuple(BoundAddress(listener.address) for listener in self._listeners) if self.is_serving() else ()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return self._listeners[0].address[1] if self._listeners else 0
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop it was made on."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        return bool(self._listeners) and not self._closing
+
+    # --- life ---
+
+    async def listen(self) -> None:
+        """Bind. One port serves all transports; an MPTCP listener also takes plain TCP."""
+        listen = self._config.listen
+        assert listen is not None
+        wanted = list(listen.transports)
+        if "mptcp" in wanted and "tcp" in wanted:
+            wanted.remove("tcp")
+        settings = replace(self._config.transport_settings(), guard=self.guard.for_listeners())
+        port = listen.port
+        try:
+            for name in wanted:
+                listener = await transport(name).listen(listen.host, port, settings, self._accept)
+                self._listeners.append(listener)
+                port = port or listener.address[1]
+        except BaseException:
+            self._closing = True
+            self._stop()
+            raise
+
+    def close(self) -> None:
+        """Refuse new sessions. Living ones may still join connections until they end."""
+        if not self._closing:
+            self._closing = True
+            self._table.refuse_new()
+            if self._serving is not None and not self._serving.done():
+                self._serving.cancel()
+            self._maybe_stop()
+
+    async def wait_closed(self) -> None:
+        """Return when the server is closed and its last session has ended."""
+        await self._empty.wait()
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        for driver in list(self._leaving):
+            await driver.settle()
+
+    async def serve_forever(self) -> None:
+        """Serve until cancelled, or until `close`: as asyncio's, it ends with CancelledError and a closed server."""
+        if self._serving is not None:
+            raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
+        if self._closing:
+            raise RuntimeError(f"server {self!r} is closed")
+        self._serving = asyncio.get_running_loop().create_future()
+        try:
+            await self._serving
+        finally:
+            self._serving = None
+            self.close()
+
+    async def start_serving(self) -> None:
+        """As asyncio's. A server that was made serves already, so there is nothing to do."""
+        if self._closing:
+            raise RuntimeError(f"server {self!r} is closed")
+
+    def close_clients(self) -> None:
+        """End the living sessions in order: what was written is delivered, what is written later is dropped."""
+        for session in self.sessions:
+            session.writer.close()
+
+    def abort(self) -> None:
+        """Close and end every session at once."""
+        self.close()
+        self.abort_clients()
+
+    def abort_clients(self) -> None:
+        """End the living sessions at once: what is not delivered may never be."""
+        for driver in self._table.values():
+            driver.engine.abort("the server stops", now=driver.now())
+            driver.pump()
+
+    def _cut(self) -> None:
+        """The event loop shuts down. The sessions have lifelines of their own."""
+        self.close()
+        self._stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.abort()
+        self.close()
+        await self.wait_closed()
+
+    def _maybe_stop(self) -> None:
+        if self._closing and not len(self._table):
+            self._stop()
+            self._empty.set()
+
+    def _stop(self) -> None:
+        """Let go of every socket that belongs to no session."""
+        for listener in self._listeners:
+            listener.close()
+        for arrival in list(self.arrivals):
+            arrival.drop("the server stops")
+        self.guard.stop()
+        self._lifeline.release()
+
+    # --- connections ---
+
+    def _accept(self, channel: Channel) -> None:
+        listen = self._config.listen
+        assert listen is not None
+        if channel.info.transport not in listen.transports:
+            logger.info("%s from %s refused: not configured", channel.info.transport, channel.info.remote)
+            channel.abort()
+            return
+        channel.start(_Arrival(self, channel))
+
+    def greeted(self, arrival: _Arrival) -> None:
+        """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
+        self.waiting.add(arrival, arrival.host)
+        if self._greeting is None:
+            self._greet()
+
+    def _greet(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._greeting = loop.call_soon(self._greet_more)
+        until = loop.time() + GREETING_TIME
+        while len(self.waiting) and loop.time() < until:
+            if (arrival := self.waiting.next()) is not None:
+                arrival.go_on()
+
+    def _greet_more(self) -> None:
+        """Another turn of the event loop: what has come meanwhile is among them."""
+        self._greeting = None
+        if len(self.waiting):
+            self._greet()
+
+    def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
+        """Hand a connection to its session as soon as its first segment says which one that is."""
+        try:
+            found = self._session_for(arrival, first) if self._protected(arrival) else _tls_only(first)
+        except RemoteProtocolError as error:
+            arrival.drop(f"it does not speak MULTI ({error})")
+            return
+        if found is None:
+            return
+        if isinstance(found, Refused):
+            arrival.drop(found.reason, found.reply)
+            return
+        arrival.leave()
+        connection = ConnectionId(self._next_connection)
+        self._next_connection += 1
+        link = found.adopt(connection, arrival.channel, _facts(arrival.channel))
+        self.guard.arrived(found, connection, arrival.host)
+        link.data_received(memoryview(bytes(first)), 0)
+        for lane, data in lanes:
+            link.data_received(memoryview(data), lane)
+        found.pump()
+
+    def _session_for(self, arrival: _Arrival, first: bytearray) -> SessionDriver | Refused | None:
+        """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
+        found = self._table.route(first, arrival.source)
+        if isinstance(found, Refused) and found.limit and self.guard.make_room(found.limit, arrival.source):
+            found = self._table.route(first, arrival.source)
+        peeked = peek(first) if isinstance(found, SessionDriver) else None
+        if peeked is not None and peeked[0] == SegmentType.JOIN:
+            assert isinstance(found, SessionDriver)
+            if not self.guard.may_join(found, arrival.source):
+                # The very bytes of every refused JOIN: whoever guesses learns nothing.
+                reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED).encode())
+                return Refused(reply, "too many JOINs in this session")
+        return found
+
+    def _protected(self, arrival: _Arrival) -> bool:
+        """With certificates configured, a connection without TLS has no place here (design 5)."""
+        return self._config.ssl_config is None or arrival.channel.info.secure
+
+    # --- sessions ---
+
+    def _create(self, session_id: SessionId, source: str) -> SessionDriver:
+        loop = asyncio.get_running_loop()
+        core = CoreSession(
+            Side.SERVER,
+            session_id,
+            self._settings,
+            entropy=os.urandom,
+            make_scheduler=local_scheduler,
+            make_peer_scheduler=peer_scheduler,
+            now=loop.time(),
+            psk=self._keys.get if self._keys is not None else None,
+        )
+        driver: SessionDriver
+
+        def opened() -> None:
+            self._session_opened(driver)
+
+        driver = SessionDriver(
+            Engine(core, now=loop.time()),
+            self._config.transport_settings(),
+            send_buffer=self._config.limits.max_send_buffer,
+            on_opened=opened,
+            on_closed=self._session_closed,
+        )
+        self.guard.opened(driver, source)
+        return driver
+
+    def _announce(self, driver: SessionDriver) -> None:
+        """Tell the client where else it can reach this server."""
+        listen = self._config.listen
+        if listen is not None and listen.announce:
+            addresses = [(address, self.port) for address in listen.announce]
+            driver.engine.announce(addresses, now=driver.now())
+
+    def _session_opened(self, driver: SessionDriver) -> None:
+        self._announce(driver)
+        session = Session(driver, None, limit=self._limit, owns_close=True)
+        self._sessions[driver] = session
+        try:
+            result = self._on_client(session.reader, session.writer)
+        except Exception:
+            logger.exception("on_client failed")
+            session.abort("the server's application failed")
+            return
+        if asyncio.iscoroutine(result):
+            task = asyncio.get_running_loop().create_task(self._run(result, session))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    @staticmethod
+    async def _run(coroutine: Awaitable[None], session: Session) -> None:
+        """Await one client's callback; what it lets escape ends its session and is logged once."""
+        try:
+            await coroutine
+        except asyncio.CancelledError:
+            session.abort("the server stops")
+            raise
+        except ConnectionError as error:
+            logger.info("session %s: %s", session.id.hex()[:8], error)
+            session.abort(str(error))
+        except Exception:
+            logger.exception("on_client failed in session %s", session.id.hex()[:8])
+            session.abort("the server's application failed")
+
+    def _session_closed(self, driver: SessionDriver) -> None:
+        self.guard.closed(driver)
+        self._table.remove(driver.engine.session.session_id)
+        self._sessions.pop(driver, None)
+        self._leaving.add(driver)
+        self._maybe_stop()
+
+
+def _tls_only(first: bytearray) -> Refused | None:
+    """The answer to a plain connection on a server with certificates; None = more bytes are needed."""
+    peeked = peek(first)
+    if peeked is None:
+        return None
+    reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED_PROTECTION).encode())
+    return Refused(reply, "a plain connection, but ssl_config asks for TLS")
+
+
+def _facts(channel: Channel) -> ConnectionFacts:
+    info = channel.info
+    return ConnectionFacts(
+        transport=info.transport,
+        lanes=info.lanes,
+        secure=info.secure,
+        peer_verified=info.peer_verified,
+        channel_binding=info.channel_binding,
+        family=info.family,
+        interface=info.interface,
+        local=info.local,
+        remote=info.remote,
+        rtt=info.rtt,
+        detail=info.detail,
+    )
+
+
+async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:
+    """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
+
+    Raises ConfigError, and TransportError when the port is in use or a certificate cannot be used.
+    """
+    loaded = load_config(config)
+    if not loaded.is_server:
+        raise ConfigError("this is a client's configuration: a server needs listen", "listen")
+    if limit <= 0:
+        raise ValueError(f"found {limit} as the limit of readers; allowed: more than 0")
+    check_certificate_files(loaded)
+    server = Server(on_client, loaded, limit)
+    await server.listen()
+    return server

@@ -1,0 +1,363 @@
+"""The session as an application holds it: streams, connections, handover, events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NoReturn
+
+from multi.asyncio.driver import SessionDriver
+from multi.asyncio.info import ConnectionInfo
+from multi.asyncio.resolution import Resolver
+from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.config import load_entry
+from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
+from multi.events import AttemptFailed, Event, EventsDropped
+from multi.paths.slots import Slot
+from multi.protocol.payloads import Policy
+from multi.protocol.state import SessionState
+from multi.protocol.streams import DEFAULT_PRIORITY
+from multi.schedulers.base import Scheduler
+from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Role, StreamId
+
+
+class Session:
+    """One conversation over all the networks of the device. Made by `connect`, `open_connection`, `start_server`."""
+
+    def __init__(
+        self, driver: SessionDriver, resolver: Resolver | None, *, limit: int = DEFAULT_LIMIT, owns_close: bool
+    ) -> None:
+        self._driver = driver
+        self._core = driver.engine.session
+        self._resolver = resolver
+        self._limit = limit
+        self._aborted = False
+        self.reader = SessionReader(driver, STREAM_ZERO, limit)
+        """Reads stream 0."""
+        self.writer = SessionWriter(self, driver, STREAM_ZERO, closes_session=owns_close)
+        """Writes stream 0."""
+
+    def __repr__(self) -> str:
+        return f"<Session {self.id.hex()} {self._core.state.value}>"
+
+    # --- facts ---
+
+    @property
+    def id(self) -> bytes:
+        """The Session ID, 16 bytes."""
+        return self._core.session_id
+
+    @property
+    def state(self) -> SessionState:
+        """opening, open, detached, closing or closed."""
+        return self._core.state
+
+    @property
+    def connections(self) -> tuple[ConnectionInfo, ...]:
+        """Every connection of the session, the ended ones included, in order of id."""
+        return tuple(self._driver.connections())
+
+    @property
+    def scheduler(self) -> str:
+        """Name of the scheduler this side sends with."""
+        return self._core.policy.scheduler
+
+    @property
+    def bytes_reinjected(self) -> int:
+        """Bytes this side sent again."""
+        return self._core.sender.copied
+
+    @property
+    def memory(self) -> int:
+        """Bytes this session keeps now, to send and to be read, overhead included."""
+        return self._driver.memory
+
+    async def confirmed(self) -> None:
+        """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""
+        await asyncio.shield(self._driver.confirmed)
+
+    # --- streams ---
+
+    async def open_stream(self, priority: int = DEFAULT_PRIORITY) -> tuple[SessionReader, SessionWriter]:
+        """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
+        while True:
+            self._check_open()
+            stream = self._driver.engine.open_stream(priority, now=self._driver.now())
+            if stream is not None:
+                self._driver.pump_soon()
+                return self._pair(stream)
+            await self._driver.wait_writable(STREAM_ZERO)
+
+    async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
+        """Yield the streams the peer opens, until the session ends."""
+        while (stream := await self._driver.next_peer_stream()) is not None:
+            pair = self._pair(stream)
+            self._driver.engine.accept_stream(stream, now=self._driver.now())
+            self._driver.pump_soon()
+            yield pair
+
+    def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
+        return (
+            SessionReader(self._driver, stream, self._limit),
+            SessionWriter(self, self._driver, stream, closes_session=False),
+        )
+
+    # --- connections ---
+
+    async def handover(self, to: str | int) -> None:
+        """Move the session make-before-break: open or use `to`, then drain all other connections.
+
+        `to` is a kind (`wifi`), an interface name or a connection id. Raises TransportError when `to` cannot be
+        opened; the old connections stay then, as they do when the call is cancelled. Raises SessionLost when the
+        session ends meanwhile.
+        """
+        self._check_open()
+        slots = self._slots(to)
+        done: asyncio.Future[str] = self._driver.loop.create_future()
+        self._driver.engine.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
+        self._driver.pump()
+
+        def ended(_: asyncio.Future[None]) -> None:
+            _settle(done, "the session has ended")  # after an internal error the path manager says nothing any more
+
+        self._driver.closed.add_done_callback(ended)
+        try:
+            reason = await done
+        except asyncio.CancelledError:
+            self._driver.engine.cancel_handover()
+            raise
+        finally:
+            self._driver.closed.remove_done_callback(ended)
+        if reason:
+            if self._driver.closed.done():
+                raise self._driver.closed_error or SessionLost("the session is closed")
+            raise TransportError(f"handover to {to} failed: {reason}")
+
+    def _slots(self, to: str | int) -> list[Slot]:
+        paths = self._driver.engine.paths
+        if paths is None:
+            raise LocalProtocolError("only the client hands over")
+        if isinstance(to, bool) or not isinstance(to, str | int):
+            raise TypeError(f"found {to!r}; allowed: a kind, an interface, a local address or the id of a connection")
+        found = [
+            slot
+            for slot in paths.slots
+            if slot.connection == to
+            or any(to and to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
+        ]
+        if not found:
+            self._explain_missing(to)
+        return found
+
+    def _explain_missing(self, to: str | int) -> NoReturn:
+        """Nothing is known that leads over `to`: say why, or what is known."""
+        last = self._resolver.last if self._resolver is not None else None
+        if last is not None:
+            kinds = {i.name: i.kind.value for i in last.interfaces}
+            names = {to} | {name for name, kind in kinds.items() if kind == to}
+            named = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
+            if named:
+                raise TransportError(f"handover to {to} failed: {'; '.join(sorted(named))}")
+        paths = self._driver.engine.paths
+        slots = paths.slots if paths is not None else []
+        known = sorted({name for s in slots for c in s.candidates for name in (c.kind, c.interface or c.local_address)})
+        raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(filter(None, known)) or 'none'}")
+
+    async def add_connection(self, entry: object) -> list[ConnectionId]:
+        """Open what one more `connection_priority` entry asks for; return the ids of the new connections.
+
+        Raises ConfigError for a malformed entry, NoUsableConnection when none of its candidates works.
+        """
+        self._check_open()
+        resolver, driver = self._resolver, self._driver
+        if resolver is None:
+            raise LocalProtocolError("only the client opens connections")
+        index = resolver.add(load_entry(entry))
+        opened: list[ConnectionId] = []
+        try:
+            try:
+                found = await resolver.find(entry=index)
+            except OSError as error:
+                raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
+            candidates = [candidate for candidate in found.candidates if candidate.entry == index]
+            rejected = [(r.what, r.reason) for r in found.rejections if r.entry == index]
+            if not candidates:
+                raise NoUsableConnection("the entry leads to no connection", rejected)
+            self._check_open()
+            subscription = driver.subscribe()
+            slots = driver.engine.add_candidates(candidates, now=driver.now())
+            driver.pump_due()
+            while not all(s.connection is not None or s.attempted for s in slots):
+                event = await subscription.next()
+                if event is None:
+                    self._check_open()
+                elif isinstance(event, AttemptFailed) and event.candidate in candidates:
+                    rejected.append((str(event.candidate), event.reason))
+            opened = [slot.connection for slot in slots if slot.connection is not None]
+        finally:
+            if not opened:  # what failed or was given up shall not come up later
+                resolver.withdraw(index)
+                driver.engine.withdraw_candidates(self._slots_of(index), now=driver.now())
+                driver.pump()
+        if not opened:
+            raise NoUsableConnection("no candidate of the entry could be opened", rejected)
+        return opened
+
+    def _slots_of(self, entry: int) -> list[Slot]:
+        """Those that are there for this entry alone, whoever has found its candidates first."""
+        paths = self._driver.engine.paths
+        slots = paths.slots if paths is not None else []
+        return [slot for slot in slots if all(candidate.entry == entry for candidate in slot.candidates)]
+
+    async def remove_connection(self, connection: int) -> None:
+        """Drain a connection, then close it; return when it is closed. The last usable one cannot be removed."""
+        self._check_open()
+        wanted = ConnectionId(connection)
+        self._driver.engine.remove_connection(wanted, now=self._driver.now())
+        self._driver.pump()
+        subscription = self._driver.subscribe()
+        while wanted in self._core.connections and await subscription.next() is not None:
+            pass
+
+    def set_role(self, connection: int, role: Role | str) -> None:
+        """Make a connection `active` or `backup`, on both sides."""
+        wanted = role if isinstance(role, Role) else _role(role)
+        self._driver.engine.set_role(ConnectionId(connection), wanted, now=self._driver.now())
+        self._driver.pump()
+
+    def set_scheduler(self, scheduler: str | Mapping[str, Any] | Scheduler, **parameters: float) -> None:
+        """Schedule differently from now on: a name (the client's server follows) or an object (this side only).
+
+        A name comes with its parameters as keywords, or as a mapping in the shape of `multi_config.scheduler`. Should
+        an object raise when it is asked, `adaptive` takes its place and SchedulerChanged says so. Raises ConfigError
+        for an unknown name or parameter, TypeError for what is no scheduler.
+        """
+        current = self._core.policy
+        if isinstance(scheduler, Mapping):
+            parameters = {**scheduler, **parameters}
+            scheduler = str(parameters.pop("name", ""))
+        if isinstance(scheduler, str):
+            policy = Policy(scheduler, tuple(parameters.items()), current.switch, current.reinject)
+            self._driver.engine.set_scheduler(policy, now=self._driver.now())
+        else:
+            if isinstance(scheduler, type) or not callable(getattr(scheduler, "select", None)):
+                raise TypeError(f"found {scheduler!r}; allowed: a name, a mapping with `name`, an object with `select`")
+            if parameters:
+                raise TypeError("parameters belong to a name; an object has its own already")
+            policy = Policy(type(scheduler).__name__, (), current.switch, current.reinject)
+            self._driver.engine.set_scheduler(policy, scheduler, now=self._driver.now())
+        self._driver.pump()
+
+    def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
+        """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
+        self._driver.engine.network_changed(interface, usable, now=self._driver.now())
+        self._driver.pump_due()
+
+    def announce(self, *addresses: str, port: int = 0) -> None:
+        """Server: tell the client further IP addresses of this server (at most 8); replaces what was told before.
+
+        The client uses them as alternatives to those the server's name has. `port` 0 = the one it came to.
+        """
+        if self._resolver is not None:
+            raise LocalProtocolError("only the server announces addresses")
+        wanted = port or next((split_address(c.local)[1] for c in self.connections), 0)
+        self._driver.engine.announce([(address, wanted) for address in addresses], now=self._driver.now())
+        self._driver.pump_soon()
+
+    # --- events ---
+
+    def events(self) -> AsyncIterator[Event | EventsDropped]:
+        """Subscribe: an iterator over events, starting with one per current connection, until the session ends."""
+        return self._driver.subscribe()
+
+    # --- ending ---
+
+    async def close(self) -> None:
+        """Flush, end the session, and return when the peer has acknowledged everything; raise when it never will."""
+        self._driver.engine.close(now=self._driver.now())
+        self._driver.pump()
+        await self._ended()
+        if self._driver.closed_error is not None:
+            raise self._driver.closed_error
+
+    def abort(self, reason: str = "aborted") -> None:
+        """End at once: what is not delivered may never be."""
+        self._aborted = self._aborted or not self._driver.closed.done()
+        self._driver.engine.abort(reason, now=self._driver.now())
+        self._driver.pump()
+
+    async def wait_closed(self) -> None:
+        """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""
+        await self._ended()
+        if self._driver.closed_error is not None and not self._aborted:
+            raise self._driver.closed_error
+
+    async def _ended(self) -> None:
+        await asyncio.shield(self._driver.closed)
+        await self._driver.settle()
+
+    @property
+    def aborted(self) -> bool:
+        """This side has ended it at once, with `abort`."""
+        return self._aborted
+
+    async def settle(self) -> None:
+        """After the end: wait until the sockets are closed too."""
+        await self._driver.settle()
+
+    # --- inside ---
+
+    def _check_open(self) -> None:
+        if self._driver.closed.done():
+            raise self._driver.closed_error or SessionLost("the session is closed")
+        if self._core.closing:
+            raise LocalProtocolError("the session is being closed")
+
+    @property
+    def error(self) -> MultiError | None:
+        """What ended the session, or None while it lives or when it ended in order."""
+        return self._driver.closed_error
+
+    def extra_info(self, name: str, stream: StreamId, default: Any) -> Any:
+        """See `SessionWriter.get_extra_info`."""
+        match name:
+            case "session":
+                return self
+            case "stream":
+                return stream
+            case "connections":
+                return self.connections
+            case "psk_id":
+                return self._core.peer_psk_id or default
+            case "peername" | "sockname" | "peercert":
+                return self._from_connection(name, default)
+            case _:
+                return default
+
+    def _from_connection(self, name: str, default: Any) -> Any:
+        links = self._driver.links
+        ordered = sorted(links.values(), key=lambda link: link.id)
+        if name == "peercert":
+            return next((c for link in ordered if (c := link.channel.info.peer_certificate)), default)
+        infos = [i for i in self.connections if i.state is ConnectionState.ACTIVE] or list(self.connections)
+        if not infos:
+            return default
+        return split_address(infos[0].remote if name == "peername" else infos[0].local)
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`[::1]:7788` -> ("::1", 7788)."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port or 0)
+
+
+def _settle(future: asyncio.Future[str], reason: str) -> None:
+    if not future.done():
+        future.set_result(reason)
+
+
+def _role(name: str) -> Role:
+    try:
+        return Role[name.upper()]
+    except (KeyError, AttributeError):
+        raise LocalProtocolError(f"role {name!r} is neither 'active' nor 'backup'") from None

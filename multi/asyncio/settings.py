@@ -1,0 +1,91 @@
+"""From a configuration to what the core is told."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from multi.asyncio.keys import key_of, key_warnings
+from multi.config import Config
+from multi.protocol.handshake import KeyPair
+from multi.protocol.payloads import Policy
+from multi.protocol.sealing import Cipher
+from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
+from multi.schedulers import create_scheduler, scheduler_names
+from multi.schedulers.base import Scheduler
+from multi.transports.mptcp.transport import scheduler_doubt
+
+NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
+CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
+_TRANSPORTS = ("tcp", "mptcp", "quic")
+
+# Loaded with the first session, schedulers and the cipher library would take longer than all else that opens it.
+scheduler_names()
+KeyPair(bytes(32))
+
+
+def policy_of(config: Config) -> Policy:
+    """How the configuration wants segments scheduled."""
+    multi = config.multi_config
+    return Policy(
+        multi.scheduler.name,
+        tuple(multi.scheduler.parameters.items()),
+        multi.mode == "switch",
+        multi.reinject,
+    )
+
+
+def session_settings(config: Config) -> SessionSettings:
+    """Settings of a client's or a server's sessions. Reads a client's pre-shared key. Raises ConfigError."""
+    limits = config.limits
+    policy = policy_of(config)
+    psk_id, psk = key_of(config) if config.is_client else (b"", b"")
+    chosen = config.multi_config.model_fields_set
+    smallest = min(limits.max_stream_window, limits.max_session_window)
+    return SessionSettings(
+        initial_window=min(CLIENT_WINDOW, smallest) if config.is_client else EARLY_DATA_LIMIT,
+        max_stream_window=limits.max_stream_window,
+        max_session_window=limits.max_session_window,
+        max_streams=limits.max_streams,
+        protect=Protect(config.protect),
+        ciphers=ciphers(),
+        policy=policy,
+        peer_policy=policy if config.is_client else None,
+        follow_peer_policy=config.is_server and not chosen & {"scheduler", "reinject", "mode"},
+        handshake_timeout=limits.handshake_timeout,
+        resume_timeout=config.multi_config.resume_timeout,
+        idle_timeouts=tuple((name, config.idle_timeout(name) or NEVER) for name in _TRANSPORTS),
+        max_connections=limits.max_connections_per_session,
+        psk=psk,
+        psk_id=psk_id,
+        warnings=host_warnings(config) if config.is_client else (),  # a server says it once, not in every session
+    )
+
+
+def host_warnings(config: Config) -> tuple[str, ...]:
+    """What this host does not do as the configuration wants, or where it keeps keys too openly."""
+    listen = config.listen
+    transports = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
+    doubt = scheduler_doubt(config.mptcp_config.scheduler) if "mptcp" in transports else ""
+    return (*key_warnings(config), *([doubt] if doubt else []))
+
+
+@cache
+def ciphers() -> tuple[Cipher, ...]:
+    """AES first where the processor has instructions for it, else ChaCha20 (mechanics: 1.5 against 4.1 us)."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        flags = " aes "
+    both = (Cipher.AES_128_GCM, Cipher.CHACHA20_POLY1305)
+    return both if " aes " in flags or " aes\n" in flags else both[::-1]
+
+
+def local_scheduler(name: str, parameters: dict[str, float]) -> Scheduler:
+    """Schedulers named by our own configuration may be `package.module:Class`."""
+    return create_scheduler(name, parameters, allow_import=True)
+
+
+def peer_scheduler(name: str, parameters: dict[str, float]) -> Scheduler:
+    """Schedulers named by a peer are looked up, never imported."""
+    return create_scheduler(name, parameters)

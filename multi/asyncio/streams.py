@@ -1,0 +1,400 @@
+"""Reader and writer of a stream, with the behaviour of asyncio's own: code written for those works unchanged.
+
+They decide when an application waits. Bytes live in the session's buffers until they are read, so what is not read
+closes the window and slows the peer down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, Protocol
+
+from multi.asyncio.driver import SessionDriver
+from multi.errors import LocalProtocolError, MultiError, SessionLost, StreamReset
+from multi.types import StreamId
+
+logger = logging.getLogger("multi.session")
+
+DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line `readuntil` returns
+HIGH_WATER = 1024 * 1024  # unsent bytes above which `drain` waits: keeps the fastest connection busy for a pump
+LOW_WATER = 256 * 1024  # unsent bytes at which it stops waiting
+
+Data = bytes | bytearray | memoryview
+Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
+
+
+class SessionReader:
+    """Reads one stream. See `asyncio.StreamReader` for each method."""
+
+    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int = DEFAULT_LIMIT) -> None:
+        if limit <= 0:
+            raise ValueError("Limit cannot be <= 0")
+        self._driver = driver
+        self._streams = driver.engine.session.streams
+        self._stream = stream
+        self._received = driver.engine.session.receiver.streams.get(stream)
+        self._limit = limit
+        self._buffer = bytearray()
+        """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
+
+        Waiting inside the session's buffer for the end of a line would keep the window shut that has to bring it.
+        """
+
+    def __repr__(self) -> str:
+        return f"<SessionReader stream={self._stream} buffered={self._readable()}>"
+
+    def _readable(self) -> int:
+        return len(self._buffer) + self._streams.readable(self._stream)
+
+    def exception(self) -> MultiError | None:
+        """Why reading ends early, or None. Bytes that arrived before can still be read."""
+        error = self._received.error if self._received is not None else None
+        if error is not None:
+            return error
+        if self._streams.readable(self._stream) or self._streams.complete(self._stream):
+            return None
+        return self._driver.closed_error
+
+    def at_eof(self) -> bool:
+        """True when the stream has ended in order and everything was read."""
+        return not self._readable() and self._streams.at_end(self._stream) and self.exception() is None
+
+    def _take(self, limit: int) -> bytes:
+        """Up to `limit` bytes of what is there; negative = all of it."""
+        if not self._buffer:
+            return self._pull(limit)
+        if limit < 0 or limit >= len(self._buffer):
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        else:
+            data = bytes(memoryview(self._buffer)[:limit])
+            del self._buffer[:limit]
+        return data
+
+    def _pull(self, limit: int) -> bytes:
+        driver = self._driver
+        data = driver.engine.read(self._stream, limit, now=driver.loop.time())
+        if driver.engine.session.receiver.ack_now:
+            driver.pump_soon()
+        return data
+
+    async def _wait(self, what: str) -> bool:
+        """Wait until the session has more; False at the end. Raises what ended the stream early."""
+        error = self.exception()
+        if error is not None:
+            raise error
+        if self._streams.at_end(self._stream) or self._driver.closed.done():
+            return False
+        await self._driver.wait_readable(self._stream, what)
+        return True
+
+    async def read(self, n: int = -1) -> bytes:
+        """Return up to `n` bytes, as soon as there are some; all until the end when `n` is negative."""
+        if n == 0:
+            return b""
+        if n < 0:
+            return await self._gather(-1, "read")
+        received = self._received
+        if received is not None and received.next_offset > received.consumed and not self._buffer:
+            return self._pull(n)  # the common case, written out
+        while not self._readable():
+            if not await self._wait("read"):
+                return b""
+        return self._take(n)
+
+    async def readexactly(self, n: int) -> bytes:
+        """Return exactly `n` bytes. Raises asyncio.IncompleteReadError when the stream ends before."""
+        if n < 0:
+            raise ValueError("readexactly size can not be less than zero")
+        data = await self._gather(n, "readexactly")
+        if len(data) < n:
+            raise asyncio.IncompleteReadError(data, n)
+        return data
+
+    async def _gather(self, wanted: int, what: str) -> bytes:
+        """Return `wanted` bytes (negative = all), fewer at the end only. What interrupts it loses nothing."""
+        pieces: list[bytes] = []
+        missing = wanted
+        try:
+            while missing:
+                if not self._readable():
+                    if not await self._wait(what):
+                        break
+                    continue
+                piece = self._take(missing)
+                pieces.append(piece)
+                if wanted > 0:
+                    missing -= len(piece)
+        except BaseException:
+            self._buffer[:0] = b"".join(pieces)
+            raise
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def readline(self) -> bytes:
+        """Return a line with its newline; what is left without one at the end. Raises ValueError when too long."""
+        try:
+            return await self.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            return error.partial
+        except asyncio.LimitOverrunError as error:
+            if self._buffer.startswith(b"\n", error.consumed):
+                del self._buffer[: error.consumed + 1]
+            else:
+                self._buffer.clear()
+            raise ValueError(error.args[0]) from None
+
+    async def readuntil(self, separator: Separator = b"\n") -> bytes:
+        """Return everything up to and including `separator` (of several, the one that ends first).
+
+        Raises asyncio.IncompleteReadError at the end of the stream, asyncio.LimitOverrunError when more than the
+        reader's limit would be returned; the bytes stay readable then.
+        """
+        separators = separator if isinstance(separator, tuple) else (separator,)
+        if not separators or not all(separators):
+            raise ValueError("Separator should be at least one-byte string")
+        longest = max(map(len, separators))
+        buffer, searched = self._buffer, 0
+        while True:
+            found = [(buffer.find(s, max(0, searched + 1 - len(s))), len(s)) for s in separators]
+            ends = [(index + size, index) for index, size in found if index >= 0]
+            if ends:
+                end, index = min(ends)
+                if index > self._limit:
+                    raise asyncio.LimitOverrunError("Separator is found, but chunk is longer than limit", index)
+                return self._take(end)
+            searched = len(buffer)
+            if searched + 1 - longest > self._limit:
+                raise asyncio.LimitOverrunError(
+                    "Separator is not found, and chunk exceed the limit", searched + 1 - longest
+                )
+            if self._streams.readable(self._stream):
+                # As much as asyncio buffers: `readline` skips a line that is too long where its end is in sight.
+                buffer += self._pull(2 * self._limit + longest - searched)
+            elif not await self._wait("readuntil"):
+                raise asyncio.IncompleteReadError(self._take(-1), None)
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        line = await self.readline()
+        if not line:
+            raise StopAsyncIteration
+        return line
+
+
+class Owner(Protocol):
+    """The session a stream belongs to, as its writer sees it."""
+
+    @property
+    def id(self) -> bytes: ...
+    def extra_info(self, name: str, stream: StreamId, default: Any) -> Any: ...
+
+
+class SessionWriter:
+    """Writes one stream. See `asyncio.StreamWriter` for each method."""
+
+    def __init__(self, owner: Owner, driver: SessionDriver, stream: StreamId, *, closes_session: bool) -> None:
+        self._owner = owner
+        self._driver = driver
+        self._engine = driver.engine
+        self._streams = driver.engine.session.streams
+        self._buffer = driver.engine.session.sender.streams.get(stream)
+        self._stream = stream
+        self._closes_session = closes_session
+        self._closing = False
+        self._ended = False
+        self._aborted = False
+        self._high, self._low = HIGH_WATER, LOW_WATER
+        self.transport = SessionTransport(self)
+
+    def __repr__(self) -> str:
+        return f"<SessionWriter stream={self._stream} unsent={self._unsent()}>"
+
+    def _send_error(self) -> SessionLost | None:
+        own = self._buffer.error if self._buffer is not None else None
+        return own or self._streams.send_error(self._stream)
+
+    def _unsent(self) -> int:
+        return self._streams.unsent(self._stream)
+
+    # --- writing ---
+
+    def write(self, data: Data) -> None:
+        """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now.
+
+        After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
+        transports: `drain` and `wait_closed` tell. After `write_eof` it raises.
+        """
+        buffer = self._buffer
+        if type(data) is bytes and buffer is not None and not buffer.final and not self._driver.over:
+            # The common case, written out: it runs for every write of an application.
+            buffer.write(data)
+            if self._driver.soon is None:
+                self._driver.pump_soon()
+            return
+        if self._ended and not self._closing:
+            raise LocalProtocolError("Cannot call write() after write_eof()")
+        # Anything with a buffer, as array.array, whose length is not its size in bytes.
+        kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
+        closing = self._closing or self._engine.session.closing
+        if closing or self._driver.closed.done() or self._send_error() is not None:
+            logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
+            return
+        self._engine.write(self._stream, kept, now=self._driver.loop.time())
+        self._driver.pump_soon()
+
+    def writelines(self, data: Iterable[Data]) -> None:
+        """Queue several pieces."""
+        for piece in data:
+            self.write(piece)
+
+    async def drain(self) -> None:
+        """Wait while the peer or the networks are slow.
+
+        That is, above the high-water mark of unsent bytes, or above `limits.max_send_buffer` of bytes that the peer
+        has not acknowledged, over all streams. Raises what ended the stream or the session.
+        """
+        buffer, driver = self._buffer, self._driver
+        if buffer is not None and not buffer.final and not driver.over and not driver.full:
+            unacked = buffer.end_offset - buffer.acked
+            if buffer.end_offset - buffer.next_offset <= self._high and unacked <= driver.send_buffer:
+                return
+        else:
+            self._raise_error()
+        if self._unsent() <= self._high and not self._driver.holds_too_much:
+            return
+        while self._unsent() > self._low or self._driver.holds_too_much:
+            await self._driver.wait_writable(self._stream)
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._driver.closed.done():
+            raise self._driver.closed_error or SessionLost("the session is closed")
+        error = self._send_error()
+        if error is not None and not (self._closing and self._streams.finished(self._stream)):
+            raise error
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """End this direction after everything written; the other one stays open."""
+        if not self._ended:
+            self._ended = True
+            self._engine.finish(self._stream, now=self._driver.loop.time())
+            self._driver.pump_soon()
+
+    # --- ending ---
+
+    def close(self) -> None:
+        """End the stream after flushing, read no more. Stream 0 of `open_connection` or `on_client`: the session."""
+        if self._closing:
+            return
+        self._closing = self._ended = True
+        now = self._driver.loop.time()
+        if self._closes_session:
+            self._engine.close(now=now)
+        else:
+            self._engine.finish(self._stream, now=now)
+            self._engine.stop_sending(self._stream, 0, now=now)
+        self._driver.pump_soon()
+
+    def is_closing(self) -> bool:
+        return self._closing or self._driver.closed.done()
+
+    async def wait_closed(self) -> None:
+        """Return when the peer has acknowledged the end, or after `transport.abort`; raise when it never will."""
+        driver, finished = self._driver, False
+        if self._closes_session:
+            await asyncio.shield(driver.closed)
+            await driver.settle()
+        else:
+            while not (finished := self._streams.finished(self._stream)) and not driver.closed.done():
+                await driver.wait_writable(self._stream)
+        if self._aborted:
+            return
+        if not finished and driver.closed_error is not None:
+            raise driver.closed_error
+        error = self._send_error()
+        if isinstance(error, StreamReset) and error.unacknowledged:
+            raise error
+
+    def reset(self, code: int = 0) -> None:
+        """Give the stream up at once: the peer's reader raises `StreamReset`."""
+        self._closing = self._ended = True
+        self._engine.reset(self._stream, code, now=self._driver.loop.time())
+        self._driver.pump_soon()
+
+    def abort(self) -> None:
+        """See `SessionTransport.abort`."""
+        self._aborted = self._closing = self._ended = True
+        now = self._driver.loop.time()
+        if self._closes_session:
+            self._engine.abort(now=now)
+        else:
+            self._engine.reset(self._stream, 0, now=now)
+            self._engine.stop_sending(self._stream, 0, now=now)
+        self._driver.pump()
+
+    # --- facts ---
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`session`, `peername`, `sockname`, `peercert`, `psk_id`, `stream`, `connections`; else `default`."""
+        return self._owner.extra_info(name, self._stream, default)
+
+    async def start_tls(self, *args: object, **kwargs: object) -> None:
+        """Not available: protection belongs to the session's connections (`ssl_config`, `protect`)."""
+        raise LocalProtocolError("start_tls() is not available: use ssl_config")
+
+
+class SessionTransport(asyncio.WriteTransport):
+    """What `writer.transport` offers: abort, buffer size and limits."""
+
+    def __init__(self, writer: SessionWriter) -> None:
+        super().__init__()
+        self._writer = writer
+
+    def abort(self) -> None:
+        """End at once, in both directions: the session (stream 0) or this stream."""
+        self._writer.abort()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def is_closing(self) -> bool:
+        return self._writer.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._writer.get_extra_info(name, default)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes written and not yet handed to a connection."""
+        return self._writer._unsent()
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._writer._low, self._writer._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Change the marks of `drain`, in bytes; see `asyncio.WriteTransport`."""
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._writer._high, self._writer._low = high, low
+
+    def write(self, data: Data) -> None:
+        self._writer.write(data)
+
+    def writelines(self, list_of_data: Iterable[Data]) -> None:
+        self._writer.writelines(list_of_data)
+
+    def write_eof(self) -> None:
+        self._writer.write_eof()
+
+    def can_write_eof(self) -> bool:
+        return True

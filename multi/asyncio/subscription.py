@@ -1,0 +1,60 @@
+"""What an application hears of its session: events, kept for each subscriber until it takes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Self
+
+from multi.events import Event, EventsDropped
+
+EVENTS_KEPT = 1000  # events a slow subscriber may be behind
+
+
+class Subscription:
+    """One subscriber's events, oldest first, bounded. It lasts as long as somebody holds it."""
+
+    def __init__(self, first: list[Event]) -> None:
+        self._events: deque[Event] = deque(first)
+        self._dropped = 0
+        self._ended = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= EVENTS_KEPT:
+            self._events.popleft()
+            self._dropped += 1
+        self._events.append(event)
+        self._wake()
+
+    def end(self) -> None:
+        self._ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def next(self) -> Event | EventsDropped | None:
+        """Return the next event; None after the last."""
+        while not self._events and not self._dropped:
+            if self._ended:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            return EventsDropped(dropped)
+        return self._events.popleft()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event | EventsDropped:
+        event = await self.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event

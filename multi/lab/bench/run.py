@@ -1,0 +1,332 @@
+"""`multi bench`: how fast a session is, measured by the applications at both ends, like iperf3.
+
+The receiver always reads and records when bytes came; the sender writes 64 KiB at a time and waits in `drain`. Nothing
+here knows how the session spreads the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from multi.asyncio.client import connect
+from multi.asyncio.server import start_server
+from multi.asyncio.session import Session
+from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.config import load_config
+from multi.lab.bench.protocol import (
+    INTERVAL,
+    LINE_LIMIT,
+    WRITE,
+    BenchError,
+    Payload,
+    Report,
+    Request,
+    encode_received,
+    encode_report,
+    read_answer,
+    read_line,
+    read_report,
+    read_request,
+    ready,
+    refusal,
+)
+from multi.lab.files.protocol import printable
+
+__all__ = ["run_bench", "run_bench_server"]
+
+KEPT = 256 * 1024 * 1024  # bytes kept to be checked after the clock has stopped; longer payloads are checked in passing
+READ = 1024 * 1024  # bytes asked for at a time
+DEFAULT_SECONDS = 10.0
+
+
+# --- receiving and sending ---
+
+
+class _Recorder:
+    """What a receiver sees: bytes per interval, in all and per connection, and the longest gap between reads."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._first = self._last = 0.0
+        self._gap = 0.0
+        self._bins: list[int] = []
+        self._carried: list[dict[int, int]] = []
+        self._before = self._counts()
+        self.bytes = 0
+
+    def _counts(self) -> dict[int, int]:
+        return {c.id: c.payload_received for c in self._session.connections}
+
+    def read(self, size: int, now: float) -> None:
+        """`size` bytes were read at `now`."""
+        if not self.bytes:
+            self._first = self._last = now
+        self._gap = max(self._gap, now - self._last)
+        self._last = now
+        self.bytes += size
+        index = int((now - self._first) / INTERVAL)
+        if index >= len(self._bins):
+            self._close_bins(index)
+        self._bins[index] += size
+
+    def _close_bins(self, upto: int) -> None:
+        counts = self._counts()
+        if self._carried:
+            self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in counts.items()}
+            self._before = counts
+        while len(self._bins) <= upto:
+            self._bins.append(0)
+            self._carried.append({})
+
+    def report(self) -> Report:
+        if self._carried:
+            self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in self._counts().items()}
+        intervals = [
+            {
+                "t": round(index * INTERVAL, 1),
+                "mbps": round(size * 8 / INTERVAL / 1e6, 3),
+                "per_connection": {str(c): round(n * 8 / INTERVAL / 1e6, 3) for c, n in carried.items() if n},
+            }
+            for index, (size, carried) in enumerate(zip(self._bins, self._carried, strict=True))
+        ]
+        return Report(self.bytes, self._last - self._first, self._gap, intervals, _connections(self._session))
+
+
+def _connections(session: Session) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": c.id,
+            "number": c.number,
+            "transport": c.transport,
+            "interface": c.interface,
+            "local": c.local,
+            "remote": c.remote,
+            "state": c.state.value,
+            "bytes": c.payload_received,
+            "sent": c.bytes_sent,
+            "reinjected": c.reinjected,
+            "rtt_ms": round(c.rtt * 1000, 3),
+            "detail": c.detail,
+        }
+        for c in session.connections
+    ]
+
+
+async def _receive(reader: SessionReader, session: Session, request: Request, payload: Payload) -> Report:
+    recorder = _Recorder(session)
+    clock = asyncio.get_running_loop().time
+    kept: list[bytes] = []
+    check = request.size > 0
+    keep = check and request.size <= KEPT
+    intact = True
+    while data := await reader.read(READ):
+        if keep:
+            kept.append(data)
+        elif check:
+            intact = intact and payload.matches([data], recorder.bytes)
+        recorder.read(len(data), clock())
+    report = recorder.report()
+    if check:
+        report.damaged = not (intact and payload.matches(kept) and report.bytes == request.size)
+    return report
+
+
+async def _send(writer: SessionWriter, request: Request, payload: Payload) -> None:
+    clock = asyncio.get_running_loop().time
+    end = clock() + request.seconds
+    offset = 0
+    while offset < request.size if request.size else clock() < end:
+        size = min(WRITE, request.size - offset) if request.size else WRITE
+        writer.write(payload.piece(offset, size))
+        offset += size
+        await writer.drain()
+    writer.write_eof()
+
+
+# --- server ---
+
+
+def run_bench_server(config: str) -> int:
+    """Serve measurements until a signal comes. Returns 130 after Ctrl-C and 0 after SIGTERM."""
+    stopped_by = asyncio.run(_serve(config))
+    return 130 if stopped_by is signal.SIGINT else 0
+
+
+async def _serve(config: str) -> signal.Signals:
+    loaded = load_config(config)
+    payload = Payload()
+
+    async def on_client(reader: SessionReader, writer: SessionWriter) -> None:
+        session: Session = writer.get_extra_info("session")
+        try:
+            request = await read_request(reader)
+        except BenchError as error:
+            writer.write(refusal(str(error)))
+            writer.close()
+            return
+        writer.write(ready())
+        amount = f"{request.size} bytes" if request.size else f"{request.seconds:g} s"
+        _print(f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}")
+        if request.reverse:
+            await _send_to(reader, writer, session, request, payload)
+        else:
+            report = await _receive(reader, session, request, payload)
+            _print(f"received {report.bytes} bytes in {report.seconds:.2f} s")
+            writer.write(encode_report(report, session.bytes_reinjected))
+            writer.close()
+        await writer.wait_closed()
+
+    stopped: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
+
+    def stop(number: signal.Signals) -> None:
+        if not stopped.done():
+            stopped.set_result(number)
+
+    server = await start_server(on_client, loaded, limit=LINE_LIMIT)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    assert loaded.listen is not None
+    _print(f"bench server on {loaded.listen.host} port {server.port} ({', '.join(loaded.listen.transports)})")
+    first = await stopped
+    server.abort()
+    await server.wait_closed()
+    return first
+
+
+async def _send_to(
+    reader: SessionReader, writer: SessionWriter, session: Session, request: Request, payload: Payload
+) -> None:
+    """-R: the payload has a stream of its own, so that the report can follow on stream 0."""
+    _, data_writer = await session.open_stream()
+    await _send(data_writer, request, payload)
+    received = await read_line(reader)
+    _print(f"sent {printable(str(received.get('received')))} bytes")
+    writer.write(encode_report(Report(connections=_connections(session)), session.bytes_reinjected))
+    writer.close()
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+# --- client ---
+
+
+@dataclass(slots=True)
+class _Timing:
+    open: float = 0.0
+    confirmed: float = 0.0
+    total: float = 0.0
+
+
+def run_bench(config: str, *, seconds: float | None, size: int | None, reverse: bool, as_json: bool) -> int:
+    """Measure once and print the result. Raises what keeps it from being measured."""
+    request = Request(reverse, 0.0 if size else seconds or DEFAULT_SECONDS, size or 0)
+    result = asyncio.run(_measure(config, request))
+    if as_json:
+        print(json.dumps(result, indent=1))
+    else:
+        _print_result(result, request)
+    if result["damaged"]:
+        print("multi: the payload arrived damaged", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _measure(config: str, request: Request) -> dict[str, Any]:
+    loaded = load_config(config)
+    payload = Payload()
+    timing = _Timing()
+    started = time.perf_counter()
+
+    def elapsed() -> float:
+        return time.perf_counter() - started
+
+    async with connect(loaded, limit=LINE_LIMIT) as session:
+        timing.open = elapsed()
+        confirming = asyncio.ensure_future(_confirmed(session, elapsed))
+        session.writer.write(request.encode())
+        await read_answer(session.reader)
+        timing.confirmed = await confirming
+        if request.reverse:
+            report, retransmitted = await _download(session, request, payload, timing, elapsed)
+        else:
+            await _send(session.writer, request, payload)
+            report, retransmitted = await read_report(session.reader)
+            timing.total = elapsed()
+            retransmitted = session.bytes_reinjected
+        ours = {c["id"]: c for c in _connections(session)}
+    return _result(request, report, retransmitted, timing, ours)
+
+
+async def _confirmed(session: Session, elapsed: Callable[[], float]) -> float:
+    await session.confirmed()
+    return elapsed()
+
+
+async def _download(
+    session: Session, request: Request, payload: Payload, timing: _Timing, elapsed: Callable[[], float]
+) -> tuple[Report, int]:
+    async for reader, _ in session.streams():
+        report = await _receive(reader, session, request, payload)
+        timing.total = elapsed()
+        session.writer.write(encode_received(report.bytes))
+        _, retransmitted = await read_report(session.reader)
+        return report, retransmitted
+    raise BenchError("the server ended the session before it sent anything")
+
+
+def _result(
+    request: Request, report: Report, retransmitted: int, timing: _Timing, ours: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    """The JSON of the contract; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
+    connections, intervals = list(ours.values()), report.intervals
+    if not request.reverse:
+        by_number = {c["number"]: c for c in report.connections if c.get("number", -1) >= 0}
+        connections = [{**c, "bytes": by_number.get(c["number"], {}).get("bytes", 0)} for c in connections]
+        numbers = {c["number"]: str(c["id"]) for c in connections}
+        our_ids = {str(c["id"]): numbers[n] for n, c in by_number.items() if n in numbers}
+        intervals = [
+            {**one, "per_connection": {our_ids[c]: rate for c, rate in one["per_connection"].items() if c in our_ids}}
+            for one in intervals
+        ]
+    seconds = report.seconds
+    return {
+        "reverse": request.reverse,
+        "bytes": report.bytes,
+        "open_ms": round(timing.open * 1000, 3),
+        "confirmed_ms": round(timing.confirmed * 1000, 3),
+        "seconds": round(seconds, 6),
+        "mbps": round(report.bytes * 8 / seconds / 1e6, 3) if seconds > 0 else 0.0,
+        "total_seconds": round(timing.total, 6),
+        "longest_gap_ms": round(report.longest_gap * 1000, 3),
+        "retransmitted_bytes": retransmitted,
+        "damaged": report.damaged,
+        "intervals": intervals,
+        "connections": connections,
+    }
+
+
+def _print_result(result: dict[str, Any], request: Request) -> None:
+    arrow = "server to client" if request.reverse else "client to server"
+    print(f"{arrow}; open after {result['open_ms']:.1f} ms, confirmed after {result['confirmed_ms']:.1f} ms")
+    per_second = round(1 / INTERVAL)
+    intervals = result["intervals"]
+    for start in range(0, len(intervals), per_second):
+        piece = intervals[start : start + per_second]
+        rate = sum(i["mbps"] for i in piece) / len(piece)
+        print(f"  {start * INTERVAL:5.1f} s  {rate:10.1f} Mbit/s")
+    for c in result["connections"]:
+        over = c["interface"] or c["local"]
+        print(f"  {c['transport']:5} over {over}: {c['bytes'] / 1e6:.1f} MB, RTT {c['rtt_ms']:.2f} ms, {c['state']}")
+    print(
+        f"{result['bytes']} bytes in {result['seconds']:.2f} s: {result['mbps']:.1f} Mbit/s; "
+        f"longest gap {result['longest_gap_ms']:.0f} ms; {result['retransmitted_bytes']} bytes sent again"
+    )

@@ -1,0 +1,225 @@
+"""The content of files between disk and stream: read, hash and write beside the event loop, a block ahead.
+
+Decides how a file is cut, hashed and kept up with; which file it is, and what the sides say to each other about it, is
+decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.errors import RemoteProtocolError
+from multi.lab.files.protocol import (
+    BLOCK_LIMIT,
+    End,
+    FileRefused,
+    Problem,
+    encode,
+    pack_length,
+    read_length,
+    read_message,
+)
+from multi.lab.files.tree import refused
+
+__all__ = ["Sink", "Source", "receive_blocks", "send_blocks"]
+
+T = TypeVar("T")
+
+OnBytes = Callable[[int], None]
+"""Called with the number of bytes that were copied just now."""
+
+
+class _OpenFile:
+    """A descriptor with the hash of everything before `position`. Methods block: call them from a thread."""
+
+    def __init__(self, descriptor: int, shown: str) -> None:
+        self._descriptor = descriptor
+        self._hash = hashlib.sha256()
+        self.position = 0
+        self.shown = shown
+        """The file's name, safe to print."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of everything before `position`, hexadecimal."""
+        return self._hash.hexdigest()
+
+    def rewind(self) -> None:
+        """Begin again."""
+        self._hash = hashlib.sha256()
+        self.position = 0
+
+    def _read(self, length: int) -> bytes:
+        try:
+            data = os.pread(self._descriptor, length, self.position)
+        except OSError as error:
+            raise refused(error, self.shown) from error
+        self._hash.update(data)
+        self.position += len(data)
+        return data
+
+    async def hash_up_to(self, position: int) -> None:
+        """Move to `position`, hashing what lies before; less when the file is shorter."""
+        while self.position < position:
+            if not await asyncio.to_thread(self._read, min(BLOCK_LIMIT, position - self.position)):
+                break
+
+
+class Source(_OpenFile):
+    """A file that is sent. It must not change meanwhile."""
+
+    def __init__(self, descriptor: int, shown: str) -> None:
+        super().__init__(descriptor, shown)
+        status = os.fstat(descriptor)
+        self.size = status.st_size
+        self.mode = status.st_mode & 0o777
+        self._identity = (status.st_size, status.st_mtime_ns)
+
+    def block(self) -> bytes:
+        """The next block, empty at the end. Raises FileRefused when the file has changed since it was opened."""
+        data = self._read(min(BLOCK_LIMIT, self.size - self.position)) if self.position < self.size else b""
+        status = os.fstat(self._descriptor)
+        if (status.st_size, status.st_mtime_ns) != self._identity or (not data and self.position < self.size):
+            raise FileRefused(Problem.CHANGED, f"{self.shown}: the file was changed while it was sent")
+        return data
+
+
+class Sink(_OpenFile):
+    """A file that is received, possibly begun earlier."""
+
+    def __init__(self, descriptor: int, shown: str) -> None:
+        super().__init__(descriptor, shown)
+        self.kept = os.fstat(descriptor).st_size
+        """Bytes from an earlier try."""
+
+    def cut(self) -> None:
+        """Drop everything after `position`."""
+        try:
+            os.ftruncate(self._descriptor, self.position)
+        except OSError as error:
+            raise refused(error, self.shown) from error
+
+    def write(self, pieces: list[bytes]) -> None:
+        """Append. Raises FileRefused when the disk is full; what fitted stays."""
+        for piece in pieces:
+            view = memoryview(piece)
+            while view:
+                try:
+                    written = os.pwrite(self._descriptor, view, self.position)
+                except OSError as error:
+                    raise refused(error, self.shown) from error
+                self._hash.update(view[:written])
+                self.position += written
+                view = view[written:]
+
+    def finish(self, mode: int) -> None:
+        """Give the file its mode and bring it to the disk."""
+        try:
+            os.fchmod(self._descriptor, mode)
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise refused(error, self.shown) from error
+
+
+async def send_blocks(writer: SessionWriter, source: Source, on_bytes: OnBytes) -> None:
+    """Send everything from `source.position` on, then `end`. The next block is read while one is sent.
+
+    Raises FileRefused when the file changes meanwhile; nothing was said about it to the peer then.
+    """
+    background: _Background[bytes] = _Background()
+    try:
+        background.start(source.block)
+        while block := await background.result():
+            background.start(source.block)
+            writer.writelines((pack_length(len(block)), block))
+            await writer.drain()
+            on_bytes(len(block))
+        writer.writelines((pack_length(0), encode(End(source.sha256))))
+        await writer.drain()
+    finally:
+        await background.settle()
+
+
+async def receive_blocks(reader: SessionReader, sink: Sink, size: int, on_bytes: OnBytes) -> None:
+    """Receive everything from `sink.position` to `size`; blocks are written while the next arrive.
+
+    Raises FileRefused when the peer gives up, the disk is full or the hash is wrong, EOFError when the stream ends
+    before. What came until then is in the file.
+    """
+    background: _Background[None] = _Background()
+    pieces: list[bytes] = []
+    waiting = 0
+    missing = size - sink.position
+    try:
+        while length := await read_length(reader):
+            missing -= length
+            if missing < 0:
+                raise RemoteProtocolError(f"more than the promised {size} bytes")
+            while length:
+                piece = await reader.read(length)
+                if not piece:
+                    raise EOFError("the peer has ended the session")
+                pieces.append(piece)
+                length -= len(piece)
+                waiting += len(piece)
+                on_bytes(len(piece))
+                if waiting >= BLOCK_LIMIT:
+                    await background.result()
+                    background.start(partial(sink.write, pieces))
+                    pieces, waiting = [], 0
+        end = await read_message(reader, End)
+    except asyncio.IncompleteReadError:
+        raise EOFError("the peer has ended the session") from None
+    finally:
+        # Whatever happened, what has arrived is worth keeping; after a failed write there is no place for it.
+        if await background.settle():
+            background.start(partial(sink.write, pieces))
+            await background.result()
+    if missing:
+        raise RemoteProtocolError(f"{size - missing} bytes instead of the promised {size}")
+    if sink.sha256 != end.sha256.lower():
+        raise FileRefused(Problem.DAMAGED, f"{sink.shown}: what arrived is not what was sent (SHA-256 differs)")
+
+
+class _Background(Generic[T]):
+    """One call at a time in a thread; none outlives its owner, who may close the file afterwards."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[T] | None = None
+        self._failed = False
+
+    def start(self, call: Callable[[], T]) -> None:
+        assert self._task is None
+        self._task = asyncio.create_task(asyncio.to_thread(call))
+
+    async def result(self) -> T | None:
+        """Wait for the call; None when none was made. Raises what it raised."""
+        if self._task is None:
+            return None
+        await asyncio.wait({self._task})  # cancelling this leaves the call to `settle`
+        task, self._task = self._task, None
+        self._failed = task.exception() is not None
+        return task.result()
+
+    async def settle(self) -> bool:
+        """Wait until no call is under way. Returns whether the last one, if any, went well."""
+        if self._task is None:
+            return not self._failed
+        await asyncio.wait({self._task})
+        task, self._task = self._task, None
+        return task.exception() is None

@@ -1,0 +1,278 @@
+"""`get_file` and `put_file`: copy a file to or from a file service over all connections of a session.
+
+Both verify the SHA-256 of the whole file end to end, and take up an earlier try where it stopped. What is shown to a
+person is decided by others, who get a `Transfer` each time something has moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from multi.asyncio.client import ConfigLike, connect
+from multi.asyncio.info import ConnectionInfo
+from multi.asyncio.session import Session
+from multi.errors import MultiError, RemoteProtocolError, SessionLost
+from multi.lab.files.blocks import Sink, Source, receive_blocks, send_blocks
+from multi.lab.files.protocol import (
+    LINE_LIMIT,
+    Begin,
+    FileRefused,
+    Get,
+    Problem,
+    Put,
+    Receiving,
+    Sending,
+    Stored,
+    encode,
+    printable,
+    read_message,
+)
+from multi.lab.files.tree import NAME_LIMIT, Place, allowed_mode, refused
+from multi.types import host_of
+
+__all__ = ["ConnectionShare", "Copied", "OnProgress", "Transfer", "get_file", "partial_of", "put_file"]
+
+PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
+CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionShare:
+    """What one connection carried. Bytes: payload, repeats included."""
+
+    id: int
+    transport: str
+    over: str
+    """Interface, or the local address when it is not bound to one."""
+    bytes: int
+    rtt: float
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A copy under way: bytes of the whole file, and the session that carries it."""
+
+    direction: Literal["get", "put"]
+    name: str
+    session: Session
+    size: int = 0
+    resumed_from: int = 0
+    """Bytes an earlier try had copied."""
+    done: int = 0
+    """Bytes copied, those included."""
+    verifying: bool = False
+    """Everything was sent; the server is writing it down."""
+    started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def shares(self) -> tuple[ConnectionShare, ...]:
+        return tuple(
+            ConnectionShare(c.id, c.transport, place_of(c), self.bytes_of(c), c.rtt) for c in self.session.connections
+        )
+
+    def copied(self, sha256: str) -> Copied:
+        """The result, now."""
+        seconds = asyncio.get_running_loop().time() - self.started
+        return Copied(self.name, self.size, self.size - self.resumed_from, seconds, sha256, self.shares())
+
+    def bytes_of(self, connection: ConnectionInfo) -> int:
+        return connection.payload_received if self.direction == "get" else connection.bytes_sent
+
+
+def place_of(connection: ConnectionInfo) -> str:
+    """Where a connection goes out, as a person says it."""
+    return connection.interface or host_of(connection.local)
+
+
+OnProgress = Callable[[Transfer], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A file that was copied and verified."""
+
+    name: str
+    size: int
+    bytes: int
+    """Bytes copied by this call; less than `size` after a resumption."""
+    seconds: float
+    """From opening the session until the file was verified and in place."""
+    sha256: str
+    connections: tuple[ConnectionShare, ...]
+
+
+def partial_of(target: Path) -> Path:
+    """Where the unfinished file is kept: next to the target, so that it can be renamed."""
+    target = _followed(target)
+    name = target.name
+    while len(os.fsencode(name)) + len(PARTIAL_SUFFIX) > NAME_LIMIT:
+        name = name[:-1]
+    return target.with_name(name + PARTIAL_SUFFIX)
+
+
+async def get_file(
+    session: Session | ConfigLike, name: str, target: Path, *, progress: OnProgress = lambda _: None
+) -> Copied:
+    """Fetch `name` and put it at `target`, replacing what is there once everything has come and is verified.
+
+    A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
+    disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
+    """
+    with _place_of(target) as place:
+        place.check_free(force=True)
+        with Sink(place.open_partial(), place.shown) as sink:
+            try:
+                async with _session(session) as opened:
+                    return await _get(opened, name, place, sink, progress)
+            except BaseException as error:
+                place.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
+                raise
+
+
+async def _get(session: Session, name: str, place: Place, sink: Sink, progress: OnProgress) -> Copied:
+    transfer = Transfer("get", name, session)
+    progress(transfer)
+    await sink.hash_up_to(sink.kept)
+    session.writer.write(encode(Get(name, sink.position, sink.sha256)))
+    await session.confirmed()
+    answer = await _complete(read_message(session.reader, Sending))
+    if answer.offset not in (0, sink.position) or answer.offset > answer.size:
+        raise RemoteProtocolError("the server sends another part of the file than the one asked for")
+    if answer.offset != sink.position:
+        sink.rewind()
+    sink.cut()
+    transfer.size = answer.size
+    transfer.done = transfer.resumed_from = answer.offset
+    progress(transfer)
+
+    def count(size: int) -> None:
+        transfer.done += size
+        progress(transfer)
+
+    await _complete(receive_blocks(session.reader, sink, answer.size, count))
+    await asyncio.to_thread(sink.finish, allowed_mode(answer.mode))
+    await asyncio.to_thread(partial(place.commit, force=True))
+    return transfer.copied(sink.sha256)
+
+
+async def put_file(
+    session: Session | ConfigLike,
+    source: Path,
+    name: str,
+    *,
+    force: bool = False,
+    progress: OnProgress = lambda _: None,
+) -> Copied:
+    """Store the file `source` as `name` on the server; `force` replaces what is there.
+
+    A `session` is used up by it, and left to its owner to close. Returns when the server has verified it and has it on
+    disk under its name. Raises as `get_file`. What has arrived stays on the server, for the next try.
+    """
+    with Source(_open_source(source), printable(str(source))) as file:
+        async with _session(session) as opened:
+            return await _put(opened, file, name, force, progress)
+
+
+async def _put(session: Session, file: Source, name: str, force: bool, progress: OnProgress) -> Copied:
+    transfer = Transfer("put", name, session, size=file.size)
+    progress(transfer)
+    session.writer.write(encode(Put(name, file.size, file.mode, force)))
+    await session.confirmed()
+    answer = await _complete(read_message(session.reader, Receiving))
+    await file.hash_up_to(min(answer.offset, file.size))
+    if file.position != answer.offset or file.sha256 != answer.prefix_sha256.lower():
+        file.rewind()
+    session.writer.write(encode(Begin(file.position)))
+    transfer.done = transfer.resumed_from = file.position
+    progress(transfer)
+
+    def count(size: int) -> None:
+        transfer.done += size
+        progress(transfer)
+
+    # The server may refuse at any time, a full disk for example, and would not be heard if we only sent.
+    reply = asyncio.create_task(_complete(read_message(session.reader, Stored)))
+    sending = asyncio.create_task(send_blocks(session.writer, file, count))
+    try:
+        await asyncio.wait({reply, sending}, return_when=asyncio.FIRST_COMPLETED)
+        if not reply.done():
+            sending.result()
+            transfer.verifying = True
+            progress(transfer)
+        stored = await reply
+    finally:
+        reply.cancel()
+        sending.cancel()
+        await asyncio.gather(reply, sending, return_exceptions=True)
+    if (stored.size, stored.sha256.lower()) != (file.size, file.sha256):
+        raise RemoteProtocolError("the server has stored something else than what was sent")
+    return transfer.copied(file.sha256)
+
+
+@contextmanager
+def _place_of(target: Path) -> Iterator[Place]:
+    """The place of a local file. Raises FileRefused."""
+    target = _followed(target)
+    try:
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise refused(error, f"directory {printable(str(target.parent))}") from error
+    try:
+        yield Place(directory, target.name, printable(str(target)), partial_of(target).name)
+    finally:
+        os.close(directory)
+
+
+def _followed(target: Path) -> Path:
+    """Where writing to `target` would end up."""
+    return target.resolve() if target.is_symlink() else target
+
+
+def _open_source(path: Path) -> int:
+    shown = printable(str(path))
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileRefused(Problem.FORBIDDEN, f"{shown}: it is not a regular file")
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise refused(error, shown) from error
+
+
+@asynccontextmanager
+async def _session(given: Session | ConfigLike) -> AsyncIterator[Session]:
+    """A session for one transfer; one that was opened here is closed here."""
+    if isinstance(given, Session):
+        yield given
+        return
+    session = await connect(given, limit=LINE_LIMIT)
+    try:
+        yield session
+    except BaseException as error:
+        # The server's log should say more than that the client went away.
+        session.abort(str(error) or "interrupted")
+        with suppress(MultiError):
+            await session.wait_closed()
+        raise
+    # The file is verified and in place: nothing that happens to the session now can change that.
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await session.close()
+    except (MultiError, TimeoutError):
+        session.abort()
+
+
+async def _complete(waiting: Coroutine[Any, Any, T]) -> T:
+    """The result; the end of the stream before that is a lost session."""
+    try:
+        return await waiting
+    except EOFError as error:
+        raise SessionLost(f"the server has ended the session before everything was copied ({error})") from None

@@ -1,0 +1,157 @@
+"""The server of `multi serve`: files of one directory, to be fetched and, where allowed, to be stored.
+
+One request per session, see `file_protocol`. What leaves the directory, or is no regular file, `file_tree` refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.errors import MultiError, RemoteProtocolError, SessionLost
+from multi.lab.files.blocks import Sink, Source, receive_blocks, send_blocks
+from multi.lab.files.protocol import (
+    Begin,
+    FileRefused,
+    Get,
+    Problem,
+    Put,
+    Receiving,
+    Sending,
+    Stored,
+    encode,
+    pack_length,
+    printable,
+    read_message,
+    read_request,
+    refusal_of,
+)
+from multi.lab.files.tree import FileTree, Place, allowed_mode
+
+__all__ = ["FileService"]
+
+REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
+FAREWELL_TIMEOUT = 10.0  # seconds a client gets to read our last message and to close
+DISCARDED_AT_ONCE = 1 << 20  # bytes
+
+
+class FileService:
+    """`serve` is the `on_client` of a server; `log` gets one line per transfer."""
+
+    def __init__(self, tree: FileTree, *, allow_put: bool, log: Callable[[str], None]) -> None:
+        self._tree = tree
+        self._allow_put = allow_put
+        self._log = log
+        self.running = 0
+        """Transfers under way."""
+
+    async def serve(self, reader: SessionReader, writer: SessionWriter) -> None:
+        """One session: one request."""
+        transfer = _Transfer(writer)
+        self.running += 1
+        try:
+            await self._request(reader, writer, transfer)
+            # The client closes when it has read everything; closing first could cut off our last message.
+            await _discard(reader)
+        except FileRefused as error:
+            self._log(transfer.line(f"refused: {error}"))
+            writer.write((pack_length(0) if transfer.in_blocks else b"") + encode(refusal_of(error)))
+            writer.write_eof()
+            # A client in the middle of a put has to hear it before the session ends under it.
+            await _discard(reader)
+        except (SessionLost, EOFError, asyncio.IncompleteReadError) as error:
+            self._log(transfer.line(f"stopped: {error}"))
+        except (RemoteProtocolError, TimeoutError) as error:
+            self._log(transfer.line(f"refused: {error or 'no request in time'}"))
+        except asyncio.CancelledError:
+            self._log(transfer.line("stopped: the server stops"))
+            raise
+        finally:
+            self.running -= 1
+            writer.close()
+
+    async def _request(self, reader: SessionReader, writer: SessionWriter, transfer: _Transfer) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                request = await read_request(reader)
+        except RemoteProtocolError as error:
+            raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
+        transfer.what = f"{request.type} {printable(request.name)}"
+        with self._tree.place(request.name) as place:
+            if isinstance(request, Get):
+                await self._send(request, place, writer, transfer)
+            else:
+                await self._receive(request, place, reader, writer, transfer)
+
+    async def _send(self, request: Get, place: Place, writer: SessionWriter, transfer: _Transfer) -> None:
+        with Source(place.open_for_reading(), place.shown) as source:
+            if request.offset <= source.size:
+                await source.hash_up_to(request.offset)
+            if source.position != request.offset or source.sha256 != request.prefix_sha256.lower():
+                source.rewind()
+            writer.write(encode(Sending(source.size, source.position, source.mode)))
+            transfer.in_blocks = True
+            await send_blocks(writer, source, transfer.count)
+            transfer.in_blocks = False
+            self._log(transfer.line("done"))
+
+    async def _receive(
+        self, request: Put, place: Place, reader: SessionReader, writer: SessionWriter, transfer: _Transfer
+    ) -> None:
+        if not self._allow_put:
+            raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
+        place.check_free(force=request.force)
+        with Sink(place.open_partial(), place.shown) as sink:
+            try:
+                await sink.hash_up_to(min(sink.kept, request.size))
+                writer.write(encode(Receiving(sink.position, sink.sha256)))
+                begin = await read_message(reader, Begin)
+                if begin.offset not in (0, sink.position):
+                    raise FileRefused(Problem.BAD_REQUEST, f"cannot begin at {begin.offset}")
+                if begin.offset != sink.position:
+                    sink.rewind()
+                sink.cut()
+                await receive_blocks(reader, sink, request.size, transfer.count)
+                await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
+                await asyncio.to_thread(partial(place.commit, force=request.force))
+            except BaseException as error:
+                place.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
+                raise
+            writer.write(encode(Stored(sink.position, sink.sha256)))
+            self._log(transfer.line("done"))
+
+
+class _Transfer:
+    """What the log says about one session."""
+
+    def __init__(self, writer: SessionWriter) -> None:
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._started = self._loop.time()
+        self._bytes = 0
+        self.what = "request"
+        self.in_blocks = False
+        """We are sending blocks: a message needs a length 0 before it."""
+
+    def count(self, size: int) -> None:
+        self._bytes += size
+
+    def line(self, outcome: str) -> str:
+        peer = self._writer.get_extra_info("peername", ("unknown", 0))[0]
+        seconds = self._loop.time() - self._started
+        rate = f", {self._bytes * 8e-6 / seconds:.1f} Mbit/s" if self._bytes and seconds > 0 else ""
+        again = self._writer.get_extra_info("session").bytes_reinjected
+        repeated = f", {again} bytes sent again" if again else ""
+        return f"{self.what} ({peer}): {outcome}; {self._bytes} bytes in {seconds:.1f} s{rate}{repeated}"
+
+
+async def _discard(reader: SessionReader) -> None:
+    """Read until the client ends, or long enough."""
+    try:
+        async with asyncio.timeout(FAREWELL_TIMEOUT):
+            while await reader.read(DISCARDED_AT_ONCE):
+                pass
+    except (TimeoutError, MultiError):
+        pass  # everything was said; how the client leaves is its business

@@ -1,0 +1,328 @@
+"""One end of a simulated session: it plays the driver and the application.
+
+It performs effects, feeds samples, credit and timers to the engine, reads what can be read, and remembers what was
+written and what arrived. What must hold on the way is checked by `oracles`.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from multi.errors import SessionLost
+from multi.events import (
+    AllAttempted,
+    CancelDial,
+    CloseConnection,
+    ConnectionChanged,
+    Dial,
+    Effect,
+    Event,
+    Notify,
+    SendBytes,
+    SessionClosed,
+    SessionOpened,
+    StreamOpened,
+    StreamReadable,
+    StreamWritable,
+)
+from multi.lab.sim.oracles import Oracles, Unwatched
+from multi.lab.sim.trace import event_comment, event_words
+from multi.lab.sim.wire import Wire, World
+from multi.protocol.engine import Engine
+from multi.protocol.payloads import Policy
+from multi.protocol.session import Session
+from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
+
+SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
+MAX_ROUNDS = 200  # effects that cause effects; more would be two parts answering each other for ever
+_OVER = (ConnectionState.LOST, ConnectionState.CLOSED)
+
+
+class End:
+    """An engine with everything a driver and an application would keep."""
+
+    def __init__(self, world: World, engine: Engine, name: str, *, watched: bool = True) -> None:
+        self.world = world
+        self.other: End | None = None
+        """The other end, once it is there."""
+        self.engine = engine
+        self.name = name
+        self.sent: dict[StreamId, bytearray] = {}
+        self.received: dict[StreamId, bytearray] = {}
+        self.paused: set[StreamId] = set()
+        """Streams the application does not read now."""
+        self.reading = True
+        self.opened_at: float | None = None
+        self.first_read_at: float | None = None
+        self.closed: SessionClosed | None = None
+        self.closed_at = 0.0
+        self.all_attempted = 0
+        self.peer_streams: list[StreamId] = []
+        self.own_streams: list[StreamId] = []
+        self.events: list[Event] = []
+        self.wires: dict[ConnectionId, Wire] = {}
+        self.oracles = Oracles(self) if watched else Unwatched(self)
+        self._timer: float | None = None
+        self._pumping = False
+        self._again = False
+        self._sampling = False
+        self._credit_at: dict[ConnectionId, float] = {}
+
+    @property
+    def session(self) -> Session:
+        return self.engine.session
+
+    @property
+    def now(self) -> float:
+        return self.world.clock.now
+
+    @property
+    def transparent(self) -> bool:
+        """Segments travel in clear."""
+        return self.world.transparent
+
+    # --- the application  ---
+
+    def write(self, data: bytes, stream: StreamId = STREAM_ZERO) -> None:
+        self.engine.write(stream, data, now=self.now)
+        self.sent.setdefault(stream, bytearray()).extend(data)
+        self.pump()
+
+    def finish(self, stream: StreamId = STREAM_ZERO) -> None:
+        self.engine.finish(stream, now=self.now)
+        self.pump()
+
+    def reset(self, stream: StreamId, code: int = 7) -> None:
+        self.engine.reset(stream, code, now=self.now)
+        self.pump()
+
+    def stop_sending(self, stream: StreamId, code: int = 7) -> None:
+        self.engine.stop_sending(stream, code, now=self.now)
+        self.pump()
+
+    def open_stream(self, priority: int = 3) -> StreamId | None:
+        stream = self.engine.open_stream(priority, now=self.now)
+        if stream is not None:
+            self.own_streams.append(stream)
+            self.pump()
+        return stream
+
+    def set_role(self, connection: ConnectionId, role: Role) -> None:
+        self.engine.set_role(connection, role, now=self.now)
+        self.pump()
+
+    def set_scheduler(self, policy: Policy) -> None:
+        self.engine.set_scheduler(policy, now=self.now)
+        self.pump()
+
+    def remove_connection(self, connection: ConnectionId) -> None:
+        self.engine.remove_connection(connection, now=self.now)
+        self.pump()
+
+    def drain(self, connection: ConnectionId) -> None:
+        self.session.drain(connection, now=self.now)
+        self.pump()
+
+    def close(self) -> None:
+        self.engine.close(now=self.now)
+        self.pump()
+
+    def abort(self, reason: str = "aborted") -> None:
+        self.engine.abort(reason, now=self.now)
+        self.pump()
+
+    def read_all(self) -> None:
+        """Read every stream that is not paused."""
+        for stream in list(self.session.receiver.streams):
+            self._read(stream)
+        self.pump()
+
+    def pause(self, stream: StreamId = STREAM_ZERO) -> None:
+        self.paused.add(stream)
+
+    def resume(self, stream: StreamId = STREAM_ZERO) -> None:
+        self.paused.discard(stream)
+        self._read(stream)
+        self.pump()
+
+    def got(self, stream: StreamId = STREAM_ZERO) -> int:
+        """Bytes the application has read."""
+        return len(self.received.get(stream, b""))
+
+    def at_end(self, stream: StreamId = STREAM_ZERO) -> bool:
+        return self.session.streams.at_end(stream)
+
+    def receive_error(self, stream: StreamId = STREAM_ZERO) -> SessionLost | None:
+        return self.session.streams.receive_error(stream)
+
+    def _read(self, stream: StreamId) -> None:
+        if not self.reading or stream in self.paused:
+            return
+        data = self.engine.read(stream, -1, now=self.now)
+        if data:
+            if self.first_read_at is None:
+                self.first_read_at = self.now
+            self.world.clock.log(self.name, "read", stream, len(data))
+            self.oracles.delivered(stream, data)
+            self.received.setdefault(stream, bytearray()).extend(data)
+
+    # --- connections  ---
+
+    def attached(self, wire: Wire) -> None:
+        self.wires[wire.id] = wire
+        wire.outgoing(self).on_writable = self.pump
+
+    def attempt_failed(self, connection: ConnectionId, reason: str) -> None:
+        self.engine.attempt_failed(connection, reason, now=self.now)
+        self.pump()
+
+    def connected(self, wire: Wire, facts: ConnectionFacts) -> None:
+        """A connection is established, or was accepted."""
+        self.attached(wire)
+        self.engine.connection_opened(wire.id, facts, now=self.now)
+
+    def take(self, wire: Wire, data: bytes, lane: int) -> None:
+        """Bytes have come on a wire."""
+        if wire.id not in self.wires:
+            return
+        self.engine.receive(wire.id, memoryview(data), lane, now=self.now)
+        self.pump()
+
+    def lose(self, wire: Wire, reason: str) -> None:
+        """The transport says that a connection has ended; an empty reason means in order."""
+        if self.wires.pop(wire.id, None) is not None:
+            self.engine.connection_lost(wire.id, reason, now=self.now)
+            wire.release(self, abort=False)
+            self.pump()
+
+    def change_network(self, interface: str, usable: bool) -> None:
+        self.engine.network_changed(interface, usable, now=self.now)
+        self.pump()
+
+    # --- the pump  ---
+
+    def pump(self) -> None:
+        if self._pumping:
+            self._again = True
+            return
+        self._pumping = True
+        for _ in range(MAX_ROUNDS):
+            self._again = False
+            for wire in self.wires.values():
+                credit = wire.outgoing(self).credit()
+                self.oracles.granted(wire, credit)
+                self.engine.set_credit(wire.id, credit, now=self.now)
+            effects = self.engine.effects()
+            for effect in effects:
+                self._perform(effect)
+            if not effects and not self._again:
+                break
+        else:
+            raise AssertionError(f"{self.name}: effects without end")
+        self._pumping = False
+        self.oracles.check()
+        self._arm()
+        if not self._sampling and self.session.wants_samples:
+            self._sampling = True
+            self.world.clock.at(self.now + SAMPLE_INTERVAL, self._sample)
+        if self.session.sender.unacked:
+            self._watch_credit()
+
+    def _arm(self) -> None:
+        deadline = self.engine.next_timer()
+        if deadline is not None and deadline != self._timer:
+            assert deadline > self.now, f"{self.name}: a timer in the past"
+            self.world.clock.at(deadline, lambda: self._fire(deadline))
+        self._timer = deadline
+
+    def _fire(self, deadline: float) -> None:
+        if self._timer == deadline:
+            self._timer = None
+            self.oracles.timer_fired()
+            # What the transports know comes first, as in the driver.
+            self._take_samples()
+            self.engine.handle_timer(now=self.now)
+            self.pump()
+
+    def _sample(self) -> None:
+        self._sampling = False
+        self._take_samples()
+        self.pump()
+
+    def _take_samples(self) -> None:
+        for wire in self.wires.values():
+            self.engine.sample(wire.id, wire.outgoing(self).sample(), now=self.now)
+
+    def _watch_credit(self) -> None:
+        """Wake up when a full send buffer is half empty, as a transport's `writable` does."""
+        for wire in self.wires.values():
+            if wire.id not in self._credit_at and (time := wire.outgoing(self).writable_at()) is not None:
+                self._credit_at[wire.id] = time
+                self.world.clock.at(time, lambda wire=wire: self._writable(wire))  # type: ignore[misc]
+
+    def _writable(self, wire: Wire) -> None:
+        del self._credit_at[wire.id]
+        if wire.id in self.wires:
+            self.pump()
+
+    def _perform(self, effect: Effect) -> None:
+        self.oracles.effect(effect)
+        match effect:
+            case SendBytes(connection, lane, buffers):
+                wire = self.wires.get(connection)
+                if wire is not None:
+                    data = b"".join(buffers)
+                    self.oracles.sending(wire, data, lane)
+                    self.world.clock.log(self.name, "send", connection, lane, len(data))
+                    wire.outgoing(self).write(data, lane)
+            case StreamReadable(stream):
+                self._read(stream)
+            case CloseConnection(connection, abort, _):
+                wire = self.wires.pop(connection, None)
+                if wire is not None:
+                    self.world.clock.log(self.name, "release", connection, int(abort))
+                    wire.release(self, abort)
+            case Dial(connection, candidate):
+                self.world.clock.log(self.name, "dial", connection, candidate.entry)
+                self.world.dial(self, connection, candidate)
+            case CancelDial(connection):
+                self.world.cancelled.add(connection)
+            case Notify(event):
+                self._event(event)
+            case SessionOpened():
+                self.opened_at = self.now
+            case SessionClosed():
+                self.closed, self.closed_at = effect, self.now
+                self.world.clock.log(self.name, "over", int(bool(effect.error)), comment=effect.error)
+                self.world.ended(self)
+            case StreamOpened(stream):
+                self.peer_streams.append(stream)
+                self.engine.accept_stream(stream, now=self.now)
+            case AllAttempted():
+                self.all_attempted += 1
+            case StreamWritable():
+                pass
+            case _:
+                assert_never(effect)
+
+    def _event(self, event: Event) -> None:
+        self.events.append(event)
+        self.world.clock.log(self.name, *event_words(event), comment=event_comment(event))
+        if isinstance(event, ConnectionChanged):
+            self.oracles.connection_changed(event)
+            if event.state in _OVER:
+                self.session.forget_connection(event.connection)
+
+    # --- for tests  ---
+
+    def changes(self, state: ConnectionState) -> list[ConnectionChanged]:
+        """Every time a connection entered `state`."""
+        return [e for e in self.events if isinstance(e, ConnectionChanged) and e.state is state]
+
+    def state_of(self, connection: int) -> ConnectionState | None:
+        found = self.session.connections.get(ConnectionId(connection))
+        return found.state if found is not None else None
+
+    @property
+    def active(self) -> list[ConnectionId]:
+        return [c.id for c in self.session.connections.values() if c.state is ConnectionState.ACTIVE]

@@ -1,0 +1,217 @@
+"""What must hold in every simulated run, whatever happens to the connections. Each end has one `Oracles`.
+
+A violation raises AssertionError at the moment it happens. Where segments travel in clear they are looked into.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Protocol
+
+from multi.events import CloseConnection, ConnectionChanged, Effect, SessionClosed
+from multi.lab.sim.wire import Terminal, Wire
+from multi.protocol.segment import SegmentDecoder, SegmentType
+from multi.protocol.session import Session
+from multi.types import ConnectionId, ConnectionState, StreamId
+
+TIMERS_PER_WINDOW = 400  # firings in TIMER_WINDOW seconds; a scheduler that waits makes 20, a spin more than 1000
+TIMER_WINDOW = 0.1
+CONTROL_ROOM = 64 * 1024  # acknowledgements and control may exceed a full buffer; more would be a leak
+
+EXPECTED_REASONS = (
+    "the peer lost it",
+    "silent, and replaced",
+    "another connection",
+    "aborted",
+    "drained",
+    "no answer",
+    "no connection for",
+    "no progress while draining",
+    "nothing received for",
+    "removed",
+    "reset",
+    "silent for too long",
+    "the client never confirmed",
+    "the address was removed",
+    "the network went away",
+    "the peer closed",
+    "the peer does not speak MULTI (no answer",
+    "the peer ended the session",
+    "the server refused",
+    "the session",
+    "session gone",
+    "refused",
+)
+"""Beginnings of reasons for which a connection may end in a healthy pair. Anything else is a protocol error."""
+
+
+class Watched(Terminal, Protocol):
+    """What the oracles see of an end."""
+
+    name: str
+    sent: dict[StreamId, bytearray]
+    closed: SessionClosed | None
+
+    @property
+    def now(self) -> float: ...
+    @property
+    def session(self) -> Session: ...
+    @property
+    def transparent(self) -> bool: ...
+    @property
+    def other(self) -> Watched | None: ...
+    def got(self, stream: StreamId) -> int: ...
+
+
+class Oracles:
+    """Watches one end."""
+
+    def __init__(self, end: Watched) -> None:
+        self._end = end
+        self._granted: dict[ConnectionId, int] = {}
+        self._decoders: dict[tuple[ConnectionId, int], SegmentDecoder] = {}
+        self._carried: dict[tuple[ConnectionId, StreamId], _Ranges] = {}
+        self._timers = 0
+        self._timers_since = 0.0
+        self.segments: dict[SegmentType, int] = {}
+        """Segments sent, by type, where they could be looked into."""
+        self.data_bytes: dict[ConnectionId, int] = {}
+        self.data_log: list[tuple[float, ConnectionId, StreamId, int]] = []
+        """(time, connection, stream, size) of every DATA segment in clear."""
+
+    def _fail(self, message: str) -> None:
+        raise AssertionError(f"{self._end.now:.6f} {self._end.name}: {message}")
+
+    # --- what is read  ---
+
+    def delivered(self, stream: StreamId, data: bytes) -> None:
+        """Delivered is a prefix of what was sent."""
+        other = self._end.other
+        sent = other.sent.get(stream, bytearray()) if other is not None else bytearray()
+        start = self._end.got(stream)
+        if sent[start : start + len(data)] != data:
+            self._fail(f"stream {stream} delivered what was never sent, at {start}")
+
+    # --- what is done  ---
+
+    def effect(self, effect: Effect) -> None:
+        """SessionClosed is the last effect; late connections may still be released."""
+        if self._end.closed is not None and not isinstance(effect, CloseConnection):
+            self._fail(f"{effect} after the session was closed")
+
+    def granted(self, wire: Wire, credit: int) -> None:
+        self._granted[wire.id] = credit
+
+    def sending(self, wire: Wire, data: bytes, lane: int) -> None:
+        """No DATA without credit, none again on the connection that carried it while another was usable."""
+        direction = wire.outgoing(self._end)
+        segment = self._end.session.connections.get(wire.id)
+        largest = segment.segment_size if segment is not None else 128 * 1024
+        if direction.backlog + len(data) > direction.spec.buffer + 2 * largest + CONTROL_ROOM:
+            self._fail(f"{direction.backlog + len(data)} bytes in the send buffer of {wire.id}")
+        if not self._end.transparent:
+            return
+        decoder = self._decoders.setdefault((wire.id, lane), SegmentDecoder())
+        for item in decoder.feed(memoryview(data)):
+            type_ = SegmentType(item.type)
+            self.segments[type_] = self.segments.get(type_, 0) + 1
+            if type_ is SegmentType.DATA:
+                self._data(wire, item.stream, item.sequence, len(item.payload))
+
+    def _data(self, wire: Wire, stream: StreamId, start: int, size: int) -> None:
+        if self._granted.get(wire.id, 0) <= 0:
+            self._fail(f"{size} bytes on {wire.id} without credit")
+        self._granted[wire.id] -= size
+        self.data_bytes[wire.id] = self.data_bytes.get(wire.id, 0) + size
+        self.data_log.append((self._end.now, wire.id, stream, size))
+        carried = self._carried.setdefault((wire.id, stream), _Ranges())
+        if carried.overlaps(start, start + size):
+            others = [c.id for c in self._end.session.usable() if c.id != wire.id]
+            free = [c for c in others if not self._has_carried(c, stream, start, start + size)]
+            if free:
+                self._fail(f"bytes {start}..{start + size} of stream {stream} again on {wire.id}, with {free} usable")
+        carried.add(start, start + size)
+
+    def _has_carried(self, connection: ConnectionId, stream: StreamId, start: int, end: int) -> bool:
+        carried = self._carried.get((connection, stream))
+        return carried is not None and carried.overlaps(start, end)
+
+    def connection_changed(self, event: ConnectionChanged) -> None:
+        """A healthy pair never breaks the protocol."""
+        if event.state is ConnectionState.LOST and not event.reason.startswith(EXPECTED_REASONS):
+            self._fail(f"connection {event.connection} was lost: {event.reason}")
+
+    # --- what time does  ---
+
+    def timer_fired(self) -> None:
+        now = self._end.now
+        if now >= self._timers_since + TIMER_WINDOW:
+            self._timers, self._timers_since = 0, now
+        self._timers += 1
+        if self._timers > TIMERS_PER_WINDOW:
+            self._fail(f"{self._timers} timers within {TIMER_WINDOW} s")
+
+    # --- windows, memory, acknowledgements  ---
+
+    def check(self) -> None:
+        """Windows are kept, memory is bounded, nothing is acknowledged that has not arrived."""
+        session = self._end.session
+        sender, receiver = session.sender, session.receiver
+        if sender.used > sender.window:
+            self._fail(f"{sender.used} bytes sent, the session window allows {sender.window}")
+        held = receiver.charged - receiver.consumed
+        if held > receiver.window.size:
+            self._fail(f"holds {held} bytes, the session window is {receiver.window.size}")
+        for received in receiver.streams.values():
+            if received.highest - received.consumed > received.window.size:
+                self._fail(f"stream {received.id} holds {received.highest - received.consumed} bytes")
+        other = self._end.other
+        if other is None or other.session.session_id != session.session_id:
+            return
+        peer = other.session.receiver
+        for stream in sender.streams.values():
+            if stream.next_offset > stream.window:
+                self._fail(f"stream {stream.id} sent {stream.next_offset}, its window is {stream.window}")
+            theirs = peer.streams.get(stream.id)
+            if stream.reset_code is None and theirs is not None and stream.acked > theirs.next_offset:
+                self._fail(f"stream {stream.id}: {stream.acked} acknowledged, {theirs.next_offset} arrived")
+
+
+class Unwatched(Oracles):
+    """Looks at what is read, and at nothing else."""
+
+    def effect(self, effect: Effect) -> None:
+        pass
+
+    def sending(self, wire: Wire, data: bytes, lane: int) -> None:
+        pass
+
+    def check(self) -> None:
+        pass
+
+
+class _Ranges:
+    """Disjoint half-open ranges, merged where they touch."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    def overlaps(self, start: int, end: int) -> bool:
+        index = bisect_right(self._starts, start) - 1
+        if index >= 0 and self._ends[index] > start:
+            return True
+        return index + 1 < len(self._starts) and self._starts[index + 1] < end
+
+    def add(self, start: int, end: int) -> None:
+        low = bisect_right(self._starts, start) - 1
+        if low < 0 or self._ends[low] < start:
+            low += 1
+        high = low
+        while high < len(self._starts) and self._starts[high] <= end:
+            start, end = min(start, self._starts[high]), max(end, self._ends[high])
+            high += 1
+        self._starts[low:high] = [start]
+        self._ends[low:high] = [end]

@@ -1,0 +1,302 @@
+"""Two ends in virtual time: a client engine, a server table, routes between them, and what happens to the routes.
+
+What the simulator proves holds for the product: the driver pumps the same engine in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from multi.lab.sim.clock import Clock
+from multi.lab.sim.end import End
+from multi.lab.sim.link import Direction, LinkSpec
+from multi.lab.sim.path_model import PathDirection
+from multi.lab.sim.wire import Route, Terminal, Wire
+from multi.paths.manager import Mode
+from multi.paths.racing import Connect
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.engine import Engine
+from multi.protocol.payloads import Policy
+from multi.protocol.session import Session
+from multi.protocol.settings import Protect, SessionSettings
+from multi.schedulers import create_scheduler
+from multi.types import Candidate, ConnectionFacts, ConnectionId, Family, Role, SessionId, Side
+
+CLEAR = SessionSettings(protect=Protect.NEVER)  # segments can be looked into
+STRANGER_REPLY = TableLimits(sessions=0, sessions_per_source=0)
+
+
+class Pair:
+    """A client and a server that hold one session; see the module.
+
+    `candidates` overrides fields of the candidate of each route by index, e.g. {1: {"role": Role.BACKUP}}.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        seed: int = 1,
+        policy: Policy | None = None,
+        client: SessionSettings | None = None,
+        server: SessionSettings | None = None,
+        connect: Connect = Connect.PARALLEL,
+        mode: Mode = Mode.AGGREGATE,
+        roles: Sequence[Role] = (),
+        groups: Sequence[str] = (),
+        max_rates: Sequence[float] = (),
+        open_timeout: float = 10.0,
+        watched: bool = True,
+    ) -> None:
+        self.clock = Clock(seed)
+        self.watched = watched
+        """The oracles look on; without them long transfers are several times as fast."""
+        self.routes = list(routes)
+        self.down: set[int] = set()
+        """Routes on which dials are never answered now."""
+        self.stalled: set[int] = set()
+        self.refused: set[int] = set()
+        """Routes on which dials fail at once now."""
+        self.cancelled: set[ConnectionId] = set()
+        self.dials: list[tuple[float, int]] = []
+        """(time, route) of every dial."""
+        self.wires: list[Wire] = []
+        settings = client or SessionSettings()
+        self._client_settings = replace(settings, policy=policy or settings.policy)
+        self._server_settings = server or replace(SessionSettings(), protect=settings.protect)
+        self.transparent = settings.protect is Protect.NEVER
+        """Segments travel in clear."""
+        self.session_id = SessionId(self.clock.entropy(16))
+        self.table: SessionTable[End] = SessionTable(TableLimits(), self._accept)
+        self._strangers: SessionTable[End] = SessionTable(STRANGER_REPLY, self._accept)
+        self.server: End | None = None
+        session = Session(
+            Side.CLIENT,
+            self.session_id,
+            self._client_settings,
+            entropy=self.clock.entropy,
+            make_scheduler=create_scheduler,
+            now=0.0,
+        )
+        self.client = End(self, Engine(session, now=0.0), "client", watched=watched)
+        self.candidates = [
+            self.candidate(
+                index,
+                role=roles[index] if index < len(roles) else Role.ACTIVE,
+                group=groups[index] if index < len(groups) else "",
+                max_rate=max_rates[index] if index < len(max_rates) else 0.0,
+            )
+            for index in range(len(self.routes))
+        ]
+        self.client.engine.open(
+            self.candidates,
+            connect=connect,
+            mode=mode,
+            open_timeout=open_timeout,
+            jitter=self.clock.random.random,
+            now=0.0,
+        )
+        self.client.pump()
+
+    def candidate(self, index: int, *, role: Role = Role.ACTIVE, group: str = "", max_rate: float = 0.0) -> Candidate:
+        """A candidate that leads to route `index`."""
+        route = self.routes[index]
+        return Candidate(
+            "quic" if route.lanes > 1 else "tcp",
+            Family.IPV4,
+            "server",
+            f"10.0.{index}.1",
+            7788,
+            interface=f"if{index}",
+            entry=index,
+            role=role,
+            group=group,
+            max_rate=max_rate,
+        )
+
+    @property
+    def peer(self) -> End:
+        """The server's end; it must be there."""
+        assert self.server is not None, "no HELLO has reached the server"
+        return self.server
+
+    @property
+    def ends(self) -> list[End]:
+        return [self.client] if self.server is None else [self.client, self.server]
+
+    def other(self, end: End) -> End | None:
+        return self.server if end is self.client else self.client
+
+    # --- time  ---
+
+    def run(self, seconds: float) -> None:
+        self.clock.run(self.clock.now + seconds)
+
+    def until(self, condition: Callable[[], bool], limit: float) -> bool:
+        """Run until `condition` holds; False when `limit` seconds pass first."""
+        return self.clock.run_until(condition, limit)
+
+    # --- connections  ---
+
+    def dial(self, end: Terminal, connection: ConnectionId, candidate: Candidate) -> None:
+        index = candidate.entry
+        route = self.routes[index]
+        self.dials.append((self.clock.now, index))
+        if route.black_hole or index in self.down or index in self.stalled:
+            return
+        delay = route.round_trip * route.connect_round_trips
+        self.clock.at(self.clock.now + delay, lambda: self._dialled(end, connection, candidate))
+
+    def _dialled(self, end: Terminal, connection: ConnectionId, candidate: Candidate) -> None:
+        index = candidate.entry
+        route = self.routes[index]
+        if connection in self.cancelled or self.client.closed is not None or index in self.down | self.stalled:
+            return
+        if route.error or index in self.refused:
+            end.attempt_failed(connection, route.error or "connection refused")
+            return
+        wire = Wire(connection, candidate, route, end)
+
+        def direction(up: bool) -> Direction | PathDirection:
+            def deliver(data: bytes, lane: int) -> None:
+                (self._to_server if up else self._to_client)(wire, data, lane)
+
+            spec = route.up if up else route.down
+            clock = self.clock
+            if isinstance(spec, LinkSpec):
+                return Direction(spec, lambda: clock.now, clock.at, deliver, clock.random)
+            return PathDirection(spec, lambda: clock.now, clock.at, deliver, clock.random)
+
+        wire.up, wire.down = direction(True), direction(False)
+        self.wires.append(wire)
+        end.connected(wire, self._facts(wire, self.clock.now))
+        self.client.pump()
+
+    def _facts(self, wire: Wire, now: float) -> ConnectionFacts:
+        candidate, route = wire.candidate, wire.route
+        return ConnectionFacts(
+            candidate.transport,
+            lanes=route.lanes,
+            secure=route.secure,
+            peer_verified=route.peer_verified,
+            channel_binding=b"certificate" if route.secure else b"",
+            interface=candidate.interface,
+            local=f"10.0.{candidate.entry}.2:40000",
+            remote=f"{candidate.remote_address}:{candidate.remote_port}",
+            role=candidate.role,
+            weight=candidate.weight,
+            max_rate=candidate.max_rate,
+            rtt=route.round_trip,
+        )
+
+    def hang_up(self, wire: Wire, by: Terminal, reason: str = "") -> None:
+        """`by` has closed its side of `wire`: the other end hears of it."""
+        other = wire.server if by is wire.client else wire.client
+        if other is not None:
+            other.lose(wire, reason)
+
+    def _to_server(self, wire: Wire, data: bytes, lane: int) -> None:
+        if wire.route.mute or wire.refused:
+            return
+        if not data:
+            self.hang_up(wire, wire.client)
+            return
+        if wire.server is not None:
+            wire.server.take(wire, data, lane)
+            return
+        if lane:
+            wire.early.append((data, lane))
+            return
+        wire.waiting += data
+        table = self._strangers if wire.route.stranger else self.table
+        routed = table.route(wire.waiting, wire.candidate.interface)
+        if routed is None:
+            return
+        if isinstance(routed, Refused):
+            wire.refused = True
+            wire.down.write(routed.reply, 0)
+            wire.down.end()
+            return
+        wire.server = routed
+        facts = replace(self._facts(wire, self.clock.now), role=Role.ACTIVE, weight=1.0, max_rate=0.0)
+        routed.connected(wire, facts)
+        first, wire.waiting = bytes(wire.waiting), bytearray()
+        routed.take(wire, first, 0)
+        for piece, of_lane in wire.early:
+            routed.take(wire, piece, of_lane)
+        wire.early.clear()
+
+    def _to_client(self, wire: Wire, data: bytes, lane: int) -> None:
+        if data:
+            wire.client.take(wire, data, lane)
+        elif wire.server is not None:
+            self.hang_up(wire, wire.server)
+        else:
+            wire.client.lose(wire, "")
+
+    def _accept(self, session_id: SessionId, source: str) -> End:
+        session = Session(
+            Side.SERVER,
+            session_id,
+            self._server_settings,
+            entropy=self.clock.entropy,
+            make_scheduler=create_scheduler,
+            now=self.clock.now,
+        )
+        self.server = End(self, Engine(session, now=self.clock.now), "server", watched=self.watched)
+        self.server.other, self.client.other = self.client, self.server
+        return self.server
+
+    def ended(self, end: Terminal) -> None:
+        if end is self.server:
+            self.table.remove(self.session_id)
+
+    # --- what happens to the network  ---
+
+    def cut(self, index: int, notice: float | None = 0.05, *, down: bool = False) -> None:
+        """Everything in flight on the route's wires is lost; each side hears after `notice`, or never (None).
+
+        With `down`, dials are not answered until `restore`.
+        """
+        self.clock.log("network", "cut", index, "-" if notice is None else notice, int(down))
+        if down:
+            self.down.add(index)
+        for wire in self._wires(index):
+            wire.up.sever()
+            wire.down.sever()
+            if notice is not None:
+                self._announce_loss(wire, notice)
+
+    def _announce_loss(self, wire: Wire, notice: float) -> None:
+        self.clock.at(self.clock.now + notice, lambda: wire.client.lose(wire, "reset"))
+        if (server := wire.server) is not None:
+            self.clock.at(self.clock.now + notice * 1.5, lambda: server.lose(wire, "reset"))
+
+    def stall(self, index: int) -> None:
+        """Nothing moves on the route, nobody is told."""
+        self.clock.log("network", "stall", index)
+        self.stalled.add(index)
+        for wire in self._wires(index):
+            wire.up.stalled = wire.down.stalled = True
+
+    def restore(self, index: int) -> None:
+        """The stall or the outage is over."""
+        self.clock.log("network", "restore", index)
+        self.stalled.discard(index)
+        self.down.discard(index)
+        for wire in self._wires(index):
+            wire.up.resume()
+            wire.down.resume()
+
+    def forget_session(self) -> None:
+        """The server restarts: its side of the session is gone, without a word."""
+        self.table.remove(self.session_id)
+        for wire in self.wires:
+            wire.up.sever()
+            wire.down.sever()
+            self.clock.at(self.clock.now + wire.route.down.delay, lambda wire=wire: wire.client.lose(wire, "reset"))  # type: ignore[misc]
+        self.server = self.client.other = None
+
+    def _wires(self, index: int) -> list[Wire]:
+        return [w for w in self.wires if w.candidate.entry == index]

@@ -1,0 +1,161 @@
+"""The relay's ends of the interfaces: a TAP device, or a packet socket on the far end of a veth pair.
+
+Both give and take Ethernet frames behind a virtio-net header, in which the kernel passes on unfinished checksums and
+TCP segments that have not been cut yet. A frame read from one can be written to the other as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+from multi.lab.testbed.namespaces import inside
+from multi.lab.testbed.rtnetlink import RouteNetlink
+
+__all__ = ["READ_SIZE", "Device", "Namespace", "TapDevice", "VethDevice", "tap_allowed", "wire_size"]
+
+# include/uapi/linux/if_tun.h
+TUNSETIFF = 0x400454CA
+TUNSETOFFLOAD = 0x400454D0
+TUNSETVNETHDRSZ = 0x400454D8
+TUNSETCARRIER = 0x400454E2
+IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6 = 0x1, 0x2, 0x4, 0x20, 0x40
+TUN = "/dev/net/tun"
+
+# include/uapi/linux/if_packet.h, if_ether.h
+SOL_PACKET = 263
+PACKET_VNET_HDR, PACKET_QDISC_BYPASS, PACKET_IGNORE_OUTGOING = 15, 20, 23
+ETH_P_ALL = 3
+SO_RCVBUFFORCE = 33
+
+VNET_HEADER = 10
+ETHERNET_HEADER = 14
+GSO_UDP_L4 = 5
+READ_SIZE = 1 << 16
+RECEIVE_BUFFER = 16 << 20  # bytes; the relay may be off the processor for a while and must not lose packets by that
+
+_OFFLOAD = struct.Struct("=BBHHHH")  # virtio_net_hdr: flags, gso_type, hdr_len, gso_size, csum_start, csum_offset
+
+
+def wire_size(frame: bytes) -> tuple[int, int]:
+    """Bytes and number of the IP packets that this frame is, once the kernel has cut it."""
+    kind = frame[1]
+    if not kind:
+        return len(frame) - VNET_HEADER - ETHERNET_HEADER, 1
+    _flags, _kind, _length, payload_each, transport, _offset = _OFFLOAD.unpack_from(frame)
+    headers = transport + (8 if kind == GSO_UDP_L4 else (frame[VNET_HEADER + transport + 12] >> 4) * 4)
+    payload = len(frame) - VNET_HEADER - headers
+    packets = max(1, -(-payload // max(1, payload_each)))
+    return payload + packets * (headers - ETHERNET_HEADER), packets
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A network namespace and a way to change what is in it."""
+
+    descriptor: int
+    netlink: RouteNetlink
+
+
+class Device(Protocol):
+    """One interface of a host. `descriptor` is read from and written to, a frame at a time, without blocking."""
+
+    index: int
+    descriptor: int
+
+    def carrier(self, on: bool) -> None: ...
+    def close(self) -> None:
+        """The interface is gone after this."""
+
+
+def tap_allowed() -> str:
+    """Empty if TAP devices can be opened, else the reason."""
+    try:
+        os.close(os.open(TUN, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:
+        return f"{TUN}: {(error.strerror or str(error)).lower()}"
+    return ""
+
+
+class TapDevice:
+    """The interface goes away with the descriptor, whatever happens to this process."""
+
+    def __init__(self, host: Namespace, name: str) -> None:
+        with inside(host.descriptor):
+            self.descriptor = os.open(TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR
+                fcntl.ioctl(self.descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+                fcntl.ioctl(self.descriptor, TUNSETVNETHDRSZ, struct.pack("i", VNET_HEADER))
+                _take_uncut(self.descriptor)
+                self.index = socket.if_nametoindex(name)
+            except OSError:
+                os.close(self.descriptor)
+                raise
+
+    def carrier(self, on: bool) -> None:
+        fcntl.ioctl(self.descriptor, TUNSETCARRIER, struct.pack("i", on))
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+def _take_uncut(descriptor: int) -> None:
+    """Have segments of TCP, and of UDP from Linux 6.2 on, handed over before the kernel cuts them."""
+    of_tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6
+    try:
+        fcntl.ioctl(descriptor, TUNSETOFFLOAD, of_tcp | TUN_F_USO4 | TUN_F_USO6)
+    except OSError:
+        fcntl.ioctl(descriptor, TUNSETOFFLOAD, of_tcp)
+
+
+class VethDevice:
+    """A pair of which the far end is in the relay's namespace."""
+
+    def __init__(self, host: Namespace, relay: Namespace, name: str, far_name: str) -> None:
+        self._host, self._relay = host, relay
+        host.netlink.create_veth(name, far_name, relay.descriptor)
+        with inside(host.descriptor):
+            self.index = socket.if_nametoindex(name)
+        self._far_index = socket.if_nametoindex(far_name)
+        try:
+            self._socket = _packet_socket(relay, self._far_index, far_name)
+        except OSError:
+            host.netlink.delete_link(self.index)
+            raise
+        self.descriptor = self._socket.fileno()
+
+    def carrier(self, on: bool) -> None:
+        self._relay.netlink.set_up(self._far_index, on)
+
+    def close(self) -> None:
+        self._socket.close()
+        # Its namespace may have gone before.
+        with contextlib.suppress(OSError):
+            self._host.netlink.delete_link(self.index)
+
+
+def _packet_socket(relay: Namespace, index: int, name: str) -> socket.socket:
+    # Without a protocol it hears nothing until it is bound: nothing of other interfaces.
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    try:
+        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+        sock.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
+        sock.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER)
+        except PermissionError:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        sock.setblocking(False)
+        sock.bind((name, ETH_P_ALL))
+        relay.netlink.set_up(index, True)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,328 @@
+"""The relay process: carries the frames of all links between their ends, and changes the testbed when told to.
+
+One thread, one `select`. It ends when its owner does, whatever way that happens: it watches the owner's process and the
+socket between them. (PR_SET_PDEATHSIG would not do: it fires when the *thread* that started the relay ends.) With it
+go the interfaces it holds, the processes left in the namespaces, and so the namespaces.
+
+    python -m multi.lab.testbed.relay DESCRIPTOR
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import os
+import select
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from random import Random
+from time import monotonic
+from typing import assert_never
+
+from multi.lab.testbed.devices import READ_SIZE, wire_size
+from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
+from multi.lab.testbed.interception import Interception, unpack
+from multi.lab.testbed.messages import (
+    AskInterceptor,
+    Blackhole,
+    Build,
+    Built,
+    Carrier,
+    Done,
+    Failed,
+    Inject,
+    Intercept,
+    OpenSocket,
+    Presence,
+    Reply,
+    Request,
+    SetAddress,
+    Shape,
+    Statistics,
+    Sweep,
+    WayStatistics,
+    receive,
+    send,
+)
+from multi.lab.testbed.namespaces import exact_timers, processes_inside
+from multi.lab.testbed.pipe import Pipe
+from multi.lab.testbed.specs import DIRECTIONS, Way
+from multi.lab.testbed.wiring import Hosts, LinkEnds, open_socket
+
+__all__ = ["main"]
+
+BATCH = 32  # frames read from one end before the others get their turn
+PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of the links
+HOST_LATENCY = 0.080e-3  # seconds a frame takes besides, mostly waking up: part of a link's delay, not on top of it
+# Waking from a long sleep is late by 0.1 to 0.5 ms on virtual machines. So we get up early and stay awake till then;
+# not for short sleeps, which end in time and are so many under load that we would never sleep.
+LONG_SLEEP = 0.75e-3
+EARLY = 0.3e-3
+
+
+class RelayLink:
+    """A link's ends, the two pipes between them, and what cuts it."""
+
+    def __init__(self, ends: LinkEnds, random: Random) -> None:
+        self.ends = ends
+        self.pipes: dict[Way, Pipe] = {way: Pipe(ends.spec.direction(way), random, HOST_LATENCY) for way in DIRECTIONS}
+        self.blackholes: dict[Way, bool] = dict.fromkeys(DIRECTIONS, False)
+        self.carrier = True
+        self.interception: Interception | None = None
+
+    def cut_or_mend(self) -> None:
+        for way, pipe in self.pipes.items():
+            pipe.cut(self.blackholes[way] or not self.carrier or self.ends.client is None)
+
+    def accept(self, way: Way, frame: bytes) -> None:
+        """A frame enters the link."""
+        size, packets = wire_size(frame)
+        self.pipes[way].accept(frame, size, packets, monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """Where frames come from, what happens to them and where they go."""
+
+    source: int
+    pipe: Pipe
+    sink: int
+    way: Way
+    link: RelayLink
+
+
+class Relay:
+    """All links of one testbed."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._owner = -1
+        self._owner_id = 0
+        self._hosts: Hosts | None = None
+        self._links: dict[str, RelayLink] = {}
+        self._roads: dict[int, Road] = {}
+        self._watched = [control.fileno()]
+        self._awake_until = 0.0
+
+    def run(self) -> None:
+        """Until the owner has gone."""
+        try:
+            while self._round():
+                pass
+        finally:
+            self._sweep()
+
+    def _round(self) -> bool:
+        """Deliver what has arrived, wait for the next event, take in what has come. False at the end."""
+        wake = math.inf
+        for road in self._roads.values():
+            wake = min(wake, self._deliver(road))
+        readable, _, _ = select.select(self._watched, [], [], self._patience(wake))
+        for descriptor in readable:
+            if descriptor in self._roads:
+                self._take_in(self._roads[descriptor])
+            elif descriptor == self._owner or (descriptor == self._control.fileno() and not self._serve()):
+                return False
+            # Anything else is of an interface that has vanished in this round.
+        return True
+
+    def _patience(self, wake: float) -> float | None:
+        """How long to sleep when the next frame arrives at `wake`."""
+        if wake == math.inf:
+            return None
+        now = monotonic()
+        if wake - now > LONG_SLEEP:
+            self._awake_until = wake
+            return wake - now - EARLY
+        return 0.0 if now < self._awake_until else max(0.0, wake - now)
+
+    def _deliver(self, road: Road) -> float:
+        """Pass on what has arrived; return when the next frame does."""
+        pipe = road.pipe
+        while (due := pipe.next_arrival) is not None:
+            now = monotonic()
+            if due > now:
+                return due
+            frame = pipe.arrived(now)
+            if frame is not None:
+                # An interface that is down loses frames, and so does a full one.
+                with contextlib.suppress(OSError):
+                    os.write(road.sink, frame)
+        return math.inf
+
+    def _take_in(self, road: Road) -> None:
+        pipe, source = road.pipe, road.source
+        if road.link.interception is not None:
+            self._show(road, road.link.interception)
+            return
+        try:
+            for _ in range(BATCH):
+                frame = os.read(source, READ_SIZE)
+                size, packets = wire_size(frame)
+                pipe.accept(frame, size, packets, monotonic())
+        except OSError:
+            return  # nothing more to read, or the interface is down
+
+    @staticmethod
+    def _show(road: Road, interception: Interception) -> None:
+        """As `_take_in`, where somebody is in the path."""
+        with contextlib.suppress(OSError):
+            for _ in range(BATCH):
+                for way, frame in interception.frames(road.way, os.read(road.source, READ_SIZE)):
+                    road.link.accept(way, frame)
+
+    def _serve(self) -> bool:
+        """One request. False when the owner has gone."""
+        try:
+            request, _none = receive(self._control)
+        except (EOFError, OSError):
+            return False
+        descriptors: list[int] = []
+        passing: list[socket.socket] = []
+        reply: Reply
+        try:
+            match request:
+                case Build():
+                    reply, descriptors = self._build(request)
+                case OpenSocket():
+                    made = open_socket(
+                        self._built().namespace(request.host), request.family, request.kind, request.protocol
+                    )
+                    passing.append(made)
+                    reply, descriptors = Done(), [made.fileno()]
+                case _:
+                    reply = self._change(request)  # type: ignore[arg-type]  # our own other end sends nothing else
+        except TestbedError as error:
+            reply = Failed(str(error), isinstance(error, TestbedNotAllowed))
+        except OSError as error:
+            reply = Failed(error.strerror or str(error))
+        with contextlib.suppress(OSError):
+            send(self._control, reply, descriptors)
+        for sock in passing:
+            sock.close()
+        return True
+
+    def _build(self, build: Build) -> tuple[Reply, list[int]]:
+        if os.getppid() != build.owner:
+            raise TestbedError("the owner has gone")
+        self._owner, self._owner_id = os.pidfd_open(build.owner), build.owner
+        hosts = self._hosts = Hosts(build)
+        random = Random(build.seed)
+        for number, spec in enumerate(build.links, 1):
+            self._links[spec.name] = RelayLink(LinkEnds(hosts, number, spec), random)
+        self._make_roads()
+        descriptors = [hosts.client.descriptor, hosts.server.descriptor]
+        if hosts.rootless:
+            descriptors.append(hosts.user_namespace)
+        return Done(Built(hosts.backend, hosts.rootless, hosts.mptcp)), descriptors
+
+    def _change(self, request: Request) -> Reply:
+        now = monotonic()
+        match request:
+            case Shape(name, way, figures):
+                link = self._links[name]
+                link.ends.spec = link.ends.spec.with_direction(way, figures)
+                link.pipes[way].shape(figures, now)
+                link.ends.limit_pieces(way)
+            case Blackhole(name, ways, on):
+                self._links[name].blackholes.update(dict.fromkeys(ways, on))
+                self._links[name].cut_or_mend()
+            case Carrier(name, on):
+                link = self._links[name]
+                link.carrier = on
+                link.cut_or_mend()
+                if link.ends.client is not None:
+                    link.ends.client.carrier(on)
+            case SetAddress(name, versions, on):
+                self._links[name].ends.set_addresses(versions, on)
+            case Presence(name, on):
+                self._set_presence(self._links[name], on)
+            case Statistics():
+                return Done(
+                    {
+                        name: WayStatistics(link.pipes["down"].statistics(now), link.pipes["up"].statistics(now))
+                        for name, link in self._links.items()
+                    }
+                )
+            case Intercept(name, packed):
+                self._links[name].interception = None if packed is None else unpack(packed)
+            case AskInterceptor(name, question):
+                interception = self._links[name].interception
+                if interception is None:
+                    raise TestbedError(f"nobody intercepts {name}")
+                return Done(interception.answer(question))
+            case Inject(name, way, frames):
+                for frame in frames:
+                    self._links[name].accept(way, frame)
+            case Sweep():
+                self._sweep()
+            case Build() | OpenSocket():
+                raise AssertionError("answered before")
+            case _:
+                assert_never(request)
+        return Done()
+
+    def _set_presence(self, link: RelayLink, on: bool) -> None:
+        if on == (link.ends.client is not None):
+            return
+        if on:
+            link.ends.appear()
+            if not link.carrier and link.ends.client is not None:
+                link.ends.client.carrier(False)
+        else:
+            link.ends.vanish()
+        link.cut_or_mend()
+        self._make_roads()
+
+    def _make_roads(self) -> None:
+        self._roads = {}
+        for link in self._links.values():
+            server = link.ends.server.descriptor
+            # Without the client's end everything is cut: what the server sends is read and lost.
+            client = link.ends.client.descriptor if link.ends.client is not None else server
+            self._roads[server] = Road(server, link.pipes["down"], client, "down", link)
+            if client != server:
+                self._roads[client] = Road(client, link.pipes["up"], server, "up", link)
+        self._watched = [self._control.fileno(), self._owner, *self._roads]
+
+    def _built(self) -> Hosts:
+        if self._hosts is None:
+            raise TestbedError("nothing has been built yet")
+        return self._hosts
+
+    def _sweep(self) -> None:
+        """Kill what is left in the namespaces of the hosts; a process that forks meanwhile is met again."""
+        if self._hosts is None:
+            return
+        inodes = {os.fstat(host.descriptor).st_ino for host in (self._hosts.client, self._hosts.server)}
+        for _ in range(3):
+            left = set(processes_inside(inodes)) - {os.getpid(), self._owner_id}
+            for process in left:
+                with contextlib.suppress(OSError):
+                    os.kill(process, signal.SIGKILL)
+            if not left:
+                return
+
+
+def main(descriptor: int) -> None:
+    """Relay for the process at the other end of this socket."""
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)  # the owner decides
+    exact_timers()
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    gc.freeze()
+    gc.disable()  # nothing here makes cycles per frame, and a collection would be jitter
+    # `select` takes descriptors below 1024 only; the owner may have had many open.
+    low = os.dup(descriptor)
+    os.close(descriptor)
+    os.set_inheritable(low, False)
+    with socket.socket(fileno=low) as control:
+        Relay(control).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

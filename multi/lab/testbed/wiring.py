@@ -1,0 +1,268 @@
+"""Builds the two hosts and the ends of the links: namespaces, interfaces, addresses, routes. Runs in the relay."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+from pathlib import Path
+
+from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
+from multi.lab.testbed.devices import Device, Namespace, TapDevice, VethDevice, tap_allowed
+from multi.lab.testbed.errors import TestbedNotAllowed
+from multi.lab.testbed.messages import Backend, Build
+from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
+from multi.lab.testbed.rtnetlink import RT_TABLE_MAIN, RouteNetlink
+from multi.lab.testbed.specs import LinkSpec, Way
+from multi.lab.testbed.subflows import SubflowManager
+
+__all__ = ["Hosts", "LinkEnds", "open_socket"]
+
+log = logging.getLogger("multi.lab.testbed")
+
+SYSCTL = Path("/proc/sys/net")
+FIRST_TABLE = 1000  # of the policy routes: link n has table and rule priority 1000 + n
+FIRST_METRIC = 100  # of the default routes: an earlier link is preferred
+QUEUE_PACKETS = 5000  # between kernel and relay; long, because the queue a link is said to have is in the relay
+PIECE = 0.25e-3  # seconds that one piece of a connection may take to leave: serialization, queue and loss stay real
+MAX_PIECE_PACKETS = 8  # the price is paid by the relay's processor time; above this it does not get much better
+LOOPBACK = 1  # interface index
+
+SETTINGS = {
+    "ipv4/tcp_no_metrics_save": "1",  # a run must not know what an earlier one has learnt
+    "ipv4/conf/all/rp_filter": "0",
+    "ipv4/conf/default/rp_filter": "0",
+    # An address answers on its own interface only: a host without a route must not get through by asking around.
+    "ipv4/conf/all/arp_ignore": "1",
+    "ipv4/ping_group_range": "0 0",
+    "ipv6/conf/all/accept_ra": "0",
+    "ipv6/conf/default/accept_ra": "0",
+    "ipv6/conf/default/router_solicitations": "0",
+    "mptcp/enabled": "1",
+}
+NO_DUPLICATE_DETECTION = {"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0"}
+
+
+class Hosts:
+    """The client, the server and the relay's own namespace, where the far ends of veth pairs are."""
+
+    def __init__(self, build: Build) -> None:
+        """Raises TestbedError; what has been made by then ends with the process."""
+        self._build = build
+        self.user_namespace, self.rootless = -1, False
+        relay = self._first_namespace()
+        if self.rootless:
+            self.user_namespace = os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        _write("ipv6/conf/default/disable_ipv6", "1")  # the far ends must be silent
+        self._relay = Namespace(relay, RouteNetlink())
+        self.backend = self._choose(build.backend)
+        self._congestion = dict.fromkeys(HOSTS, "")
+        made = {host: self._make_host(host, build.congestion.get(host, "")) for host in HOSTS}
+        self.client, self.server = made["client"], made["server"]
+        self.mptcp = (SYSCTL / "mptcp").exists()
+        self._subflows = self._manage_subflows() if build.mptcp else None
+        for address, prefix in ((SERVER_IPV4, 32), (SERVER_IPV6, 128)):
+            if ":" not in address or _has_ipv6():
+                self.server.netlink.add_address(LOOPBACK, address, prefix, detect_duplicates=False)
+
+    def namespace(self, host: HostName) -> Namespace:
+        return self.client if host == "client" else self.server
+
+    def congestion(self, host: HostName) -> str:
+        """Congestion control to be set on routes; empty where the host as a whole has it."""
+        return self._congestion[host]
+
+    def device(self, host: HostName, name: str, far_name: str) -> Device:
+        namespace = self.namespace(host)
+        if self.backend == "tap":
+            return TapDevice(namespace, name)
+        return VethDevice(namespace, self._relay, name, far_name)
+
+    def allow_subflows(self, address: str, index: int) -> None:
+        """Let the client's kernel make MPTCP subflows from an address, if that is wanted."""
+        if self._subflows is not None:
+            # It keeps what it knows of an address that has gone for a while.
+            with contextlib.suppress(FileExistsError):
+                self._subflows.add(address, index)
+
+    @property
+    def detect_duplicates(self) -> bool:
+        return self._build.detect_duplicates
+
+    def _first_namespace(self) -> int:
+        try:
+            return new_network_namespace()
+        except OSError as error:
+            if error.errno != errno.EPERM:
+                raise TestbedNotAllowed(f"this system makes no network namespaces: {error.strerror}") from None
+        enter_user_namespace()
+        self.rootless = True
+        try:
+            return new_network_namespace()
+        except OSError as error:
+            raise TestbedNotAllowed(f"no network namespaces inside a user namespace: {error.strerror}") from None
+
+    def _choose(self, wanted: Backend) -> Backend:
+        reason = "" if wanted == "veth" else tap_allowed()
+        if wanted == "tap" and reason:
+            raise TestbedNotAllowed(f"TAP devices cannot be opened: {reason}")
+        return "veth" if wanted == "veth" or reason else "tap"
+
+    def _make_host(self, host: HostName, congestion: str) -> Namespace:
+        with inside(self._relay.descriptor):  # leave the new namespace afterwards
+            descriptor = new_network_namespace()
+            settings = SETTINGS | ({} if self._build.detect_duplicates else NO_DUPLICATE_DETECTION)
+            for name, value in settings.items():
+                if not _write(name, value):
+                    log.debug("%s: cannot set %s", host, name)
+            if congestion:
+                self._set_congestion(host, congestion)
+            netlink = RouteNetlink()
+        netlink.set_up(LOOPBACK, True)
+        return Namespace(descriptor, netlink)
+
+    def _manage_subflows(self) -> SubflowManager:
+        if not self.mptcp:
+            raise TestbedNotAllowed("this kernel has no MPTCP (CONFIG_MPTCP, Linux 5.6 or later)")
+        for host in (self.server, self.client):
+            with inside(host.descriptor):
+                manager = SubflowManager()
+            manager.allow_all()
+        return manager
+
+    def _set_congestion(self, host: HostName, name: str) -> None:
+        available = (SYSCTL / "ipv4/tcp_available_congestion_control").read_text().split()
+        if name not in available:
+            raise TestbedNotAllowed(f"no congestion control {name!r} here; available: {', '.join(available)}")
+        # Outside the first namespace only "non-restricted" ones may be made the default; routes may name any.
+        if not _write("ipv4/tcp_congestion_control", name):
+            self._congestion[host] = name
+
+
+class LinkEnds:
+    """The client's and the server's interface of one link."""
+
+    def __init__(self, hosts: Hosts, number: int, spec: LinkSpec) -> None:
+        if spec.ipv6 and not _has_ipv6():
+            raise TestbedNotAllowed(f"{spec.name}: this kernel has no IPv6")
+        self._hosts, self._number, self.spec = hosts, number, spec
+        self._networks = link_addresses(number, spec)
+        self._present = {addresses.version: True for addresses in self._networks}
+        self.server: Device = hosts.device("server", f"s-{spec.name}", f"s{number}")
+        self._configure("server", self.server)
+        for addresses in self._networks:
+            self._add_address("server", self.server, addresses)
+        self.client: Device | None = None
+        self.appear()
+
+    def appear(self) -> None:
+        """Make the client's interface, with the addresses it is to have."""
+        self.client = self._hosts.device("client", self.spec.interface, f"c{self._number}")
+        self._configure("client", self.client)
+        for addresses in self._networks:
+            if self._present[addresses.version]:
+                self._add_address("client", self.client, addresses)
+
+    def vanish(self) -> None:
+        """Take the client's interface away, as when a modem is pulled out."""
+        if self.client is not None:
+            for addresses in self._networks:
+                self._delete_rule(addresses)
+            self.client.close()
+            self.client = None
+
+    def set_addresses(self, versions: tuple[int, ...], on: bool) -> None:
+        """Give or take the client's addresses with the routes that need them."""
+        for addresses in self._networks:
+            if addresses.version in versions and self._present[addresses.version] != on:
+                self._present[addresses.version] = on
+                if self.client is not None and on:
+                    self._add_address("client", self.client, addresses)
+                elif self.client is not None:
+                    self._delete_address(self.client, addresses)
+
+    def limit_pieces(self, way: Way) -> None:
+        """Let the kernel hand over connections in pieces that suit the figures: single packets where some get lost."""
+        figures = self.spec.direction(way)
+        packets = int(figures.bytes_per_second * PIECE / self.spec.mtu)
+        packets = 1 if figures.loss else max(1, min(packets, MAX_PIECE_PACKETS))
+        host: HostName = "client" if way == "up" else "server"
+        device = self.client if way == "up" else self.server
+        if device is not None:
+            self._hosts.namespace(host).netlink.limit_offload(device.index, packets)
+
+    def _configure(self, host: HostName, device: Device) -> None:
+        netlink = self._hosts.namespace(host).netlink
+        netlink.configure_link(device.index, mac=self._mac(host), mtu=self.spec.mtu, queue=QUEUE_PACKETS)
+        self.limit_pieces("up" if host == "client" else "down")
+        netlink.set_up(device.index, True)
+        for addresses in self._networks:
+            other: HostName = "server" if host == "client" else "client"
+            netlink.add_neighbour(device.index, addresses.of(other), self._mac(other))
+
+    def _mac(self, host: HostName) -> bytes:
+        return bytes((0x02, 0x77, 0, 0, self._number, 1 if host == "server" else 2))
+
+    def _add_address(self, host: HostName, device: Device, addresses: LinkAddresses) -> None:
+        netlink, congestion = self._hosts.namespace(host).netlink, self._hosts.congestion(host)
+        own, table = addresses.of(host), FIRST_TABLE + self._number
+        netlink.add_address(device.index, own, addresses.prefix, detect_duplicates=self._hosts.detect_duplicates)
+        if host == "server":
+            source = SERVER_IPV6 if addresses.version == 6 else SERVER_IPV4  # what it calls itself, whatever the link
+        else:
+            # IPv6 takes no source that is still being checked for duplicates.
+            source = "" if addresses.version == 6 and self._hosts.detect_duplicates else own
+        netlink.add_route(device.index, addresses.network, source=source, congestion=congestion)
+        if host == "client":
+            anywhere, gateway = _anywhere(addresses), addresses.server
+            # In the table for sockets bound to the address; in the main one for those bound to the device, and others.
+            for where, metric in ((table, 0), (RT_TABLE_MAIN, FIRST_METRIC + self._number)):
+                netlink.add_route(
+                    device.index,
+                    anywhere,
+                    gateway=gateway,
+                    source=source,
+                    table=where,
+                    metric=metric,
+                    congestion=congestion,
+                )
+            netlink.add_route(device.index, addresses.network, source=source, table=table, congestion=congestion)
+            netlink.add_rule(own, table)
+            self._hosts.allow_subflows(own, device.index)
+
+    def _delete_address(self, device: Device, addresses: LinkAddresses) -> None:
+        netlink, table = self._hosts.client.netlink, FIRST_TABLE + self._number
+        anywhere, gateway = _anywhere(addresses), addresses.server
+        self._delete_rule(addresses)
+        netlink.delete_route(device.index, anywhere, gateway=gateway, table=table)
+        netlink.delete_route(device.index, anywhere, gateway=gateway, metric=FIRST_METRIC + self._number)
+        netlink.delete_route(device.index, addresses.network, table=table)
+        netlink.delete_route(device.index, addresses.network)
+        netlink.delete_address(device.index, addresses.client, addresses.prefix)
+
+    def _delete_rule(self, addresses: LinkAddresses) -> None:
+        self._hosts.client.netlink.delete_rule(addresses.client, FIRST_TABLE + self._number)
+
+
+def _anywhere(addresses: LinkAddresses) -> str:
+    return "0.0.0.0/0" if addresses.version == 4 else "::/0"
+
+
+def _has_ipv6() -> bool:
+    return (SYSCTL / "ipv6").exists()
+
+
+def _write(name: str, value: str) -> bool:
+    """Set a sysctl of the network namespace this thread is in."""
+    with contextlib.suppress(OSError):
+        (SYSCTL / name).write_text(value)
+        return True
+    return False
+
+
+def open_socket(namespace: Namespace, family: int, kind: int, protocol: int) -> socket.socket:
+    """A socket that belongs to a host, wherever it is used. Raises OSError."""
+    with inside(namespace.descriptor):
+        return socket.socket(family, kind, protocol)

@@ -1,0 +1,318 @@
+"""Endpoints and limits of the kernel's MPTCP path manager, lent to the connections that need them.
+
+They belong to the host, not to a connection: each is added when the first connection of any process needs it and
+taken away when the last one has ended, and a limit that was raised is set back. What an administrator has set up is
+used and left alone. Who uses what is written to a file next to a lock, so that several processes can share, and so
+that whoever comes next takes away what a process that was killed has left behind.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+
+from multi.discovery.namespace import namespace
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, Limits, PathManager, Place, fits
+
+__all__ = ["EndpointLease", "lease_endpoints"]
+
+log = logging.getLogger("multi.linux")
+
+RENEWED_RECENTLY = 1.0  # seconds
+
+_numbers = count(1)
+_renewed: dict[tuple[Path, Place], float] = {}
+_leases: set[EndpointLease] = set()
+
+
+@dataclass(slots=True)
+class _Added:
+    """An endpoint that was added, and by whom it is used."""
+
+    address: str
+    index: int
+    users: list[str]
+
+
+@dataclass(slots=True)
+class _Raised:
+    """A limit that was raised: what it was, what it became, for whom."""
+
+    before: int
+    set: int
+    users: list[str]
+
+
+@dataclass(slots=True)
+class _Book:
+    """What all processes together have changed on this host."""
+
+    endpoints: list[_Added] = field(default_factory=list)
+    limits: list[_Raised] = field(default_factory=list)
+
+
+def lease_endpoints(places: Sequence[Place], subflows: int = 0) -> EndpointLease:
+    """See that the kernel makes subflows from these places, and allows `subflows` or as many as there are endpoints.
+
+    Call it before the socket is made: the kernel decides then whether a connection will ever have subflows. Takes a
+    few milliseconds where something is to be added. Raises OSError: EPERM where this process may not, and what it
+    would rely on is not there.
+    """
+    lease = EndpointLease()
+    try:
+        lease.extend(places, subflows)
+    except BaseException:
+        lease.release()
+        raise
+    return lease
+
+
+class EndpointLease:
+    """What one connection uses. Belongs to the network namespace it was made in. `release` it in any thread."""
+
+    def __init__(self) -> None:
+        self.manager = PathManager()
+        self.permitted = self.manager.permitted()
+        """Whether this process may change anything."""
+        self._process = os.getpid()
+        self._user = f"{_process_name(self._process)}:{next(_numbers)}"
+        self._own: set[Place] = set()
+        self._file = _book_file()
+        self._wrote = False
+        _leases.add(self)
+
+    def extend(self, places: Sequence[Place], subflows: int = 0) -> None:
+        """Use these places too. Raises OSError."""
+        if not places and not subflows:
+            return
+        if not self.permitted:
+            self._rely_on(places, subflows)
+            return
+        with _opened(self._file) as book:
+            self._wrote = True
+            _sweep(self.manager, book)
+            for place in places:
+                self._use(book, place)
+            able = sum(endpoint.makes_subflows for endpoint in self.manager.endpoints())
+            self._allow(book, min(max(subflows, able if places else 0), MAX_SUBFLOWS))
+
+    def renew(self, place: Place) -> None:
+        """Take the endpoint away and add it again: the kernel then makes the subflows from there anew.
+
+        It never does so by itself when a subflow has ended. Subflows of other connections end and begin too, so what
+        several connections ask for at once is done once, and an administrator's endpoint is left alone. Raises OSError.
+        """
+        if place not in self._own:
+            self.extend([place])
+        if place not in self._own or time.monotonic() < _renewed.get((self._file, place), 0.0) + RENEWED_RECENTLY:
+            return
+        with _opened(self._file):
+            self._remove(place)
+            self.manager.add_endpoint(place.address, place.index)
+            _renewed[self._file, place] = time.monotonic()
+
+    def suspend(self, place: Place) -> None:
+        """Take the endpoint away until it is renewed, so that the kernel at once gives up the subflows from there.
+
+        What they had in flight goes over the others then, not only when the kernel finds out. Raises OSError.
+        """
+        if place not in self._own:
+            self.extend([place])
+        if place in self._own:
+            with _opened(self._file):
+                self._remove(place)
+                _renewed.pop((self._file, place), None)
+
+    def release(self) -> None:
+        """Give everything back; a second time does nothing."""
+        if self not in _leases:
+            return
+        _leases.discard(self)
+        try:
+            if self._wrote and self._process == os.getpid():
+                with _opened(self._file) as book:
+                    changes: list[_Added | _Raised] = [*book.endpoints, *book.limits]
+                    for change in changes:
+                        change.users = [user for user in change.users if user != self._user]
+                    _sweep(self.manager, book)
+        except OSError as error:
+            log.warning("MPTCP endpoints could not be taken away again: %s", error)
+        finally:
+            self.manager.close()
+
+    def _rely_on(self, places: Sequence[Place], subflows: int) -> None:
+        endpoints = self.manager.endpoints()
+        for place in places:
+            if not any(fits(endpoint, place) for endpoint in endpoints):
+                raise PermissionError(errno.EPERM, f"adding an MPTCP endpoint for {place.address} needs CAP_NET_ADMIN")
+        if self.manager.limits().subflows < max(subflows, len(places)):
+            raise PermissionError(errno.EPERM, "raising the limit of MPTCP subflows needs CAP_NET_ADMIN")
+
+    def _remove(self, place: Place) -> None:
+        for endpoint in self.manager.endpoints():
+            if fits(endpoint, place):
+                _quietly_remove(self.manager, endpoint)
+
+    def _use(self, book: _Book, place: Place) -> None:
+        known = [added for added in book.endpoints if added.address == place.address]
+        present = [endpoint for endpoint in self.manager.endpoints() if endpoint.address == place.address]
+        if known and known[0].index != place.index:
+            # The interface has vanished and come back with another number: the endpoint would never fit again.
+            for endpoint in present:
+                _quietly_remove(self.manager, endpoint)
+            known[0].index, present = place.index, []
+        if present and not known:
+            if any(fits(endpoint, place) for endpoint in present):
+                return
+            # Subflows are not what it is for, or it is tied to another interface: not ours to change.
+            raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
+        if not present:
+            self.manager.add_endpoint(place.address, place.index)
+            log.info("MPTCP endpoint %s added", place.address)
+        if not known:
+            known = [_Added(place.address, place.index, [])]
+            book.endpoints += known
+        if self._user not in known[0].users:
+            known[0].users.append(self._user)
+        self._own.add(place)
+
+    def _allow(self, book: _Book, subflows: int) -> None:
+        before = self.manager.raise_limits(subflows)
+        if before is None:
+            for raised in book.limits:  # we need what another has raised
+                if raised.before < subflows and self._user not in raised.users:
+                    raised.users.append(self._user)
+            return
+        log.info("limit of MPTCP subflows raised from %d to %d", before.subflows, subflows)
+        for raised in book.limits:
+            raised.set = subflows
+            raised.users.append(self._user)
+            return
+        book.limits.append(_Raised(before.subflows, subflows, [self._user]))
+
+
+@atexit.register
+def _release_all() -> None:
+    for lease in list(_leases):
+        lease.release()
+
+
+def _sweep(manager: PathManager, book: _Book) -> None:
+    """Take away what nobody uses any more; those who were killed use nothing."""
+    present: tuple[Endpoint, ...] | None = None
+    for added in list(book.endpoints):
+        added.users = [user for user in added.users if _lives(user)]
+        if added.users:
+            continue
+        book.endpoints.remove(added)
+        present = manager.endpoints() if present is None else present
+        for endpoint in present:
+            if (endpoint.address, endpoint.index) == (added.address, added.index):
+                _quietly_remove(manager, endpoint)
+    for raised in list(book.limits):
+        raised.users = [user for user in raised.users if _lives(user)]
+        if raised.users:
+            continue
+        book.limits.remove(raised)
+        now = manager.limits()
+        if now.subflows == raised.set:  # else somebody else has changed it meanwhile
+            manager.set_limits(Limits(raised.before, now.add_addr_accepted))
+
+
+def _quietly_remove(manager: PathManager, endpoint: Endpoint) -> None:
+    try:
+        manager.remove_endpoint(endpoint)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOENT):  # somebody was faster
+            raise
+    log.info("MPTCP endpoint %s removed", endpoint.address)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[_Book]:
+    """The book, ours alone meanwhile; what was changed in it is written at the end, whatever happens."""
+    descriptor = _locked(path)
+    try:
+        book = _parsed(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
+        try:
+            yield book
+        finally:
+            if book.endpoints or book.limits:
+                written = json.dumps(asdict(book)).encode()
+                os.pwrite(descriptor, written, 0)
+                os.ftruncate(descriptor, len(written))
+            else:
+                path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Who had it before us may have removed the file between our two calls.
+            with contextlib.suppress(FileNotFoundError):
+                if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _parsed(data: bytes) -> _Book:
+    try:
+        read = json.loads(data) if data else {}
+        return _Book(
+            [_Added(str(e["address"]), int(e["index"]), list(map(str, e["users"]))) for e in read.get("endpoints", ())],
+            [_Raised(int(e["before"]), int(e["set"]), list(map(str, e["users"]))) for e in read.get("limits", ())],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        log.warning("the record of MPTCP endpoints was damaged; some may stay behind")
+        return _Book()
+
+
+def _book_file() -> Path:
+    """One for each network namespace and boot, in a directory nobody else can enter. Raises OSError."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if os.geteuid() == 0 and os.access("/run", os.W_OK):
+        directory = Path("/run/multi")
+    elif runtime and os.access(runtime, os.W_OK):
+        directory = Path(runtime) / "multi"
+    else:
+        directory = Path(tempfile.gettempdir()) / f"multi-{os.geteuid()}"
+    directory.mkdir(mode=0o700, exist_ok=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(errno.EPERM, f"{directory} is not a directory only this user can write to")
+    _, space = namespace()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return directory / f"mptcp-{boot}-{space}.json"
+
+
+def _process_name(process: int) -> str:
+    """`id:start`: the number alone is given to another process later. Empty start if there is none."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        return "" if fields[0] in (b"Z", b"X") else f"{process}:{fields[19].decode()}"
+    except (OSError, IndexError):
+        return ""
+
+
+def _lives(user: str) -> bool:
+    process, _, _rest = user.partition(":")
+    return process.isdigit() and _process_name(int(process)) == user.rpartition(":")[0]

@@ -1,0 +1,534 @@
+"""Who may be part of a session: the client's and the server's side of HELLO and JOIN, per connection.
+
+It decides when a connection is authenticated, when data may flow on it and which keys protect it. What follows from
+that (states, rescue, events) is the session's business, reached through the narrow `Host` interface.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from multi.errors import RemoteProtocolError
+from multi.protocol.connection import Connection
+from multi.protocol.control import Outbox
+from multi.protocol.handshake import (
+    MAX_TICKETS,
+    REFUSED,
+    REFUSED_PROTECTION,
+    REFUSED_VERSION,
+    Accept,
+    Challenge,
+    ConnectionTerms,
+    Hello,
+    Join,
+    KeyPair,
+    Refuse,
+    SessionKeys,
+    Ticket,
+    choice_part,
+    common_version,
+    decode_proof,
+    encode_tickets,
+    psk_binder,
+    same,
+)
+from multi.protocol.payloads import Policy
+from multi.protocol.sealing import Cipher
+from multi.protocol.segment import Segment, SegmentType, encode
+from multi.protocol.settings import SessionSettings
+from multi.types import ConnectionFacts, ConnectionId, SessionId
+
+HELLO_PATIENCE_LEAST = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
+HELLO_PATIENCE_MOST = 1.0
+
+
+class Host(Protocol):
+    """What the authenticator may ask of its session."""
+
+    session_id: SessionId
+    settings: SessionSettings
+    connections: dict[ConnectionId, Connection]
+    outbox: Outbox
+
+    def entropy(self, count: int) -> bytes: ...
+    def may_send(self, connection: Connection) -> None:
+        """Data may be written on `connection` from now on, authenticated or not."""
+
+    def authenticated(self, connection: Connection) -> None:
+        """The peer has proved itself on `connection`."""
+
+    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
+        """The peer's HELLO or ACCEPT has come."""
+
+    def start_over(self, connection: Connection) -> None:
+        """The peer cannot read what was sent on `connection` so far."""
+
+    def refused(self, connection: Connection, refuse: Refuse) -> None: ...
+    def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None: ...
+
+
+class Authenticator(ABC):
+    """Common to both sides."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.keys: SessionKeys | None = None
+        self.psk_id = b""
+        self.psk_proved = False
+        """The client's HELLO alone proved it; otherwise CONFIRM does."""
+
+    @abstractmethod
+    def opened(self, connection: Connection, now: float) -> None:
+        """A transport connection is there."""
+
+    @abstractmethod
+    def handle(self, connection: Connection, segment: Segment, now: float) -> None:
+        """A handshake segment has come; raises RemoteProtocolError when it does not belong here."""
+
+    @abstractmethod
+    def lost(self, connection: Connection, now: float) -> None:
+        """A connection is gone."""
+
+    def take_tickets(self, tickets: Sequence[Ticket]) -> None:
+        """TICKETS has come."""
+        raise RemoteProtocolError("only a server hands out tickets")
+
+    def hand_out_tickets(self) -> None:
+        """The peer has proved itself on a connection."""
+        return
+
+    def next_timer(self) -> float | None:
+        return None
+
+    def handle_timer(self, now: float) -> None:
+        """Do what `next_timer` announced."""
+        return
+
+    def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
+        connection.send(type_, (payload,), len(payload))
+        connection.sent_at = now
+
+    def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
+        """(client to server, server to client)."""
+        assert self.keys is not None
+        return (
+            self.keys.traffic_secret(b"C", number, client_nonce, server_nonce),
+            self.keys.traffic_secret(b"S", number, client_nonce, server_nonce),
+        )
+
+
+# --- client  ---
+
+
+class ClientAuthenticator(Authenticator):
+    """Says HELLO once, on the first connection, repeats it where that one dies, and JOINs with all others."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._pair = KeyPair(host.entropy(32))
+        settings = host.settings
+        self._hello = Hello(
+            nonce=host.entropy(32),
+            key=self._pair.public,
+            window=settings.initial_window,
+            max_streams=settings.max_streams,
+            policy=settings.peer_policy or settings.policy,
+            terms=ConnectionTerms(sealed=True),
+            psk_id=settings.psk_id,
+        )
+        self.psk_id = settings.psk_id
+        self._terms: dict[ConnectionId, ConnectionTerms] = {}
+        self._greeted: dict[ConnectionId, float] = {}
+        """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
+        self._joins: dict[ConnectionId, Join] = {}
+        self._admissions: dict[ConnectionId, bytes] = {}
+        """Connections that joined with a ticket: the proof ADMIT has to bring."""
+        self._tickets: list[Ticket] = []
+        self._cipher: Cipher | None = None
+        """The server's choice, which it will make again."""
+        self._waiting: list[Connection] = []
+        self._accepted_part = b""
+
+    def opened(self, connection: Connection, now: float) -> None:
+        if self.keys is not None:
+            self._join(connection, now)
+        elif self._greeted:
+            self._waiting.append(connection)
+        else:
+            self._greet(connection, now)
+
+    def lost(self, connection: Connection, now: float) -> None:
+        self._greeted.pop(connection.id, None)
+        self._joins.pop(connection.id, None)
+        self._admissions.pop(connection.id, None)
+        if connection in self._waiting:
+            self._waiting.remove(connection)
+        if self.keys is None and not self._greeted and self._waiting:
+            self._greet(self._waiting.pop(0), now)
+
+    def next_timer(self) -> float | None:
+        if self.keys is not None or not self._waiting or not self._greeted:
+            return None
+        # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
+        rtt = max(self.host.connections[c].rtt if c in self.host.connections else 0.0 for c in self._greeted)
+        patience = max(HELLO_PATIENCE_LEAST, 4 * rtt) if rtt else HELLO_PATIENCE_MOST
+        return max(self._greeted.values()) + min(patience, HELLO_PATIENCE_MOST)
+
+    def handle_timer(self, now: float) -> None:
+        due = self.next_timer()
+        if due is not None and due <= now:
+            self._greet(self._waiting.pop(0), now)
+
+    def _terms_for(self, connection: Connection) -> ConnectionTerms:
+        terms = ConnectionTerms(
+            sealed=self.host.settings.protect.seals(connection.facts.secure),
+            ciphers=tuple(self.host.settings.ciphers),
+            role=connection.role,
+            weight=connection.weight,
+            max_rate=connection.max_rate,
+        )
+        self._terms[connection.id] = terms
+        return terms
+
+    def _greet(self, connection: Connection, now: float) -> None:
+        terms = self._terms_for(connection)
+        hello = replace(self._hello, terms=terms)
+        psk = self.host.settings.psk
+        if psk and connection.facts.secure:
+            binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
+            hello = replace(hello, binder=binder)
+        self._greeted[connection.id] = now
+        self._send(connection, SegmentType.HELLO, hello.encode(), now)
+        if not terms.sealed:
+            self.host.may_send(connection)
+
+    def take_tickets(self, tickets: Sequence[Ticket]) -> None:
+        """The server has handed out tickets; the newest are kept."""
+        self._tickets = [*self._tickets, *tickets][-MAX_TICKETS:]
+
+    def _join(self, connection: Connection, now: float) -> None:
+        terms = self._terms_for(connection)
+        join = Join(self.host.entropy(32), terms)
+        if self._tickets and self._cipher in terms.ciphers:
+            self._join_with_ticket(connection, join, self._tickets.pop(0), now)
+        else:
+            self._joins[connection.id] = join
+            self._send(connection, SegmentType.JOIN, join.encode(), now)
+
+    def _join_with_ticket(self, connection: Connection, join: Join, ticket: Ticket, now: float) -> None:
+        """Everything is known that the server would say: data may follow in the same flight."""
+        assert self.keys is not None
+        assert self._cipher is not None
+        sealed, binding = join.terms.sealed, connection.facts.channel_binding
+        parts = (join.request(), choice_part(ticket.number, sealed, self._cipher), ticket.nonce, binding)
+        join = replace(join, ticket=ticket.nonce, proof=self.keys.join_proof(b"T", *parts))
+        self._joins[connection.id] = join
+        self._admissions[connection.id] = self.keys.join_proof(b"A", *parts)
+        connection.number = ticket.number
+        self._send(connection, SegmentType.JOIN, join.encode(), now)
+        if sealed:
+            outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
+            connection.protect(outgoing, incoming, self._cipher)
+        if _trusts(connection.facts, sealed=sealed):
+            self.host.may_send(connection)
+
+    def handle(self, connection: Connection, segment: Segment, now: float) -> None:
+        match segment.type:
+            case SegmentType.ACCEPT if connection.id in self._greeted:
+                self._accept(connection, Accept.decode(segment.payload), now)
+            case SegmentType.CHALLENGE if connection.id in self._joins:
+                self._challenge(connection, Challenge.decode(segment.payload), now)
+            case SegmentType.ADMIT if connection.id in self._admissions:
+                if not same(self._admissions.pop(connection.id), decode_proof(segment.payload)):
+                    raise RemoteProtocolError("the server's proof is wrong")
+                del self._joins[connection.id]
+                self.host.authenticated(connection)
+            case SegmentType.REFUSE if not connection.authenticated:
+                self.host.refused(connection, Refuse.decode(segment.payload))
+            case _:
+                raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
+
+    def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
+        terms = self._terms[connection.id]
+        self._check_choice(terms, accept.sealed, accept.cipher)
+        if accept.version not in self._hello.versions:
+            raise RemoteProtocolError(f"the server chose version {accept.version}")
+        first = self.keys is None
+        if first:
+            shared = self._pair.agree(accept.key)
+            keys = SessionKeys(
+                self.host.session_id,
+                self._hello.session_part(),
+                accept.session_part(),
+                shared,
+                self.host.settings.psk,
+            )
+        else:
+            assert self.keys is not None
+            keys = self.keys
+            if accept.session_part() != self._accepted_part:
+                raise RemoteProtocolError("another server answered the repeated HELLO")
+        binding, part = connection.facts.channel_binding, accept.connection_part()
+        if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
+            raise RemoteProtocolError("the server's proof is wrong")
+        self.keys, self._accepted_part, self._cipher = keys, accept.session_part(), accept.cipher
+        del self._greeted[connection.id]
+        connection.number = accept.number
+        proof = keys.hello_proof(b"C", terms.encode(), part, binding)
+        self._send(connection, SegmentType.CONFIRM, proof, now)
+        if accept.sealed:
+            outgoing, incoming = self._secrets(accept.number, self._hello.nonce, accept.nonce)
+            connection.protect(outgoing, incoming, accept.cipher)
+        if first:
+            self.host.peer_known(accept.window, accept.max_streams, None)
+        self.host.authenticated(connection)
+        for waiting in self._waiting:
+            self._join(waiting, now)
+        self._waiting.clear()
+
+    def _challenge(self, connection: Connection, challenge: Challenge, now: float) -> None:
+        assert self.keys is not None
+        join, terms = self._joins.pop(connection.id), self._terms[connection.id]
+        self._check_choice(terms, challenge.sealed, challenge.cipher)
+        binding = connection.facts.channel_binding
+        parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
+        if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
+            raise RemoteProtocolError("the server's proof is wrong")
+        if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
+            self.host.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
+        connection.number = challenge.number
+        self._send(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), now)
+        if challenge.sealed:
+            outgoing, incoming = self._secrets(challenge.number, join.nonce, challenge.nonce)
+            connection.protect(outgoing, incoming, challenge.cipher)
+        self.host.authenticated(connection)
+
+    @staticmethod
+    def _check_choice(terms: ConnectionTerms, sealed: bool, cipher: Cipher) -> None:
+        if sealed != terms.sealed:
+            raise RemoteProtocolError("the server changed the protection that was asked for")
+        if cipher not in terms.ciphers:
+            raise RemoteProtocolError("the server chose a cipher that was not offered")
+
+
+def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
+    """Whether data may follow a ticket before the server has proved itself on this connection."""
+    if sealed:
+        return facts.lanes == 1  # what another lane brings too early could not be told from the rest
+    return facts.peer_verified or not facts.secure  # TLS may end at somebody else's; in clear nothing is kept secret
+
+
+# --- server  ---
+
+
+@dataclass(slots=True)
+class _Expected:
+    """The proof a connection has to bring."""
+
+    type: SegmentType
+    proof: bytes
+    incoming: bytes
+    outgoing: bytes
+    cipher: Cipher
+    sealed: bool
+    terms: ConnectionTerms
+
+
+class ServerAuthenticator(Authenticator):
+    """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
+
+    def __init__(self, host: Host, psk: Callable[[bytes], bytes | None] | None = None) -> None:
+        super().__init__(host)
+        self._psk = psk
+        self._hello_part: bytes | None = None
+        self._accept: Accept | None = None
+        self._confirmed = False
+        self._next_number = 0
+        self._expected: dict[ConnectionId, _Expected] = {}
+        self._tickets: dict[bytes, int] = {}
+        """Handed out and not used: nonce to number."""
+
+    def opened(self, connection: Connection, now: float) -> None:
+        """The client speaks first."""
+
+    def lost(self, connection: Connection, now: float) -> None:
+        self._expected.pop(connection.id, None)
+
+    def handle(self, connection: Connection, segment: Segment, now: float) -> None:
+        expected = self._expected.get(connection.id)
+        if connection.authenticated:
+            raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
+        match segment.type:
+            case SegmentType.HELLO if expected is None:
+                self._hello(connection, Hello.decode(segment.payload), now)
+            case SegmentType.JOIN if expected is None:
+                self._join(connection, Join.decode(segment.payload), now)
+            case SegmentType.CONFIRM | SegmentType.PROVE if expected is not None:
+                if expected.type != segment.type or not same(expected.proof, decode_proof(segment.payload)):
+                    self._refuse(connection, REFUSED)
+                    return
+                self._proved(connection, expected)
+            case _:
+                raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
+
+    def _refuse(self, connection: Connection, code: int) -> None:
+        refuse = Refuse(code)
+        # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
+        # every failed JOIN has to be the same bytes.
+        connection.output[0].append(encode(SegmentType.REFUSE, self.host.session_id, refuse.encode()))
+        self.host.disconnect(connection, str(refuse), abort=False)
+
+    def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
+        """The cipher for these terms; None when this side does not agree to them."""
+        settings = self.host.settings
+        if terms.sealed != settings.protect.seals(connection.facts.secure):
+            return None
+        return terms.choose_cipher(settings.ciphers)
+
+    def _hello(self, connection: Connection, hello: Hello, now: float) -> None:
+        part = hello.session_part()
+        repeat = self._hello_part is not None
+        if repeat and (self._confirmed or part != self._hello_part):
+            self._refuse(connection, REFUSED)
+            return
+        version = common_version(hello.versions)
+        if version is None:
+            self._refuse(connection, REFUSED_VERSION)
+            return
+        cipher = self._cipher_for(connection, hello.terms)
+        if cipher is None:
+            self._refuse(connection, REFUSED_PROTECTION)
+            return
+        psk = self._psk(hello.psk_id) if self._psk is not None else b""
+        binding = connection.facts.channel_binding
+        proved_by_binder = bool(psk) and connection.facts.secure
+        # An empty key proves nothing: where keys are required it counts as an unknown one.
+        unknown = self._psk is not None and not psk
+        if psk is None or unknown or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
+            self._refuse(connection, REFUSED)
+            return
+        if not repeat:
+            self._agree(hello, part, version, psk)
+            self.psk_proved = proved_by_binder
+        assert self._accept is not None
+        assert self.keys is not None
+        accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)
+        terms, choice = hello.terms.encode(), accept.connection_part()
+        connection.number = accept.number
+        accept = replace(accept, proof=self.keys.hello_proof(b"S", terms, choice, binding))
+        self._send(connection, SegmentType.ACCEPT, accept.encode(), now)
+        incoming, outgoing = self._secrets(accept.number, hello.nonce, accept.nonce)
+        self._expected[connection.id] = _Expected(
+            SegmentType.CONFIRM,
+            self.keys.hello_proof(b"C", terms, choice, binding),
+            incoming,
+            outgoing,
+            cipher,
+            hello.terms.sealed,
+            hello.terms,
+        )
+        self._apply(connection, hello.terms)
+        if hello.terms.sealed:
+            connection.protect_outgoing(outgoing, cipher)
+        if not repeat:
+            self.host.peer_known(hello.window, hello.max_streams, hello.policy)
+        # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
+        if not repeat and (not psk or proved_by_binder):
+            connection.receiving = not hello.terms.sealed
+            self.host.may_send(connection)
+
+    def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
+        pair = KeyPair(self.host.entropy(32))
+        shared = pair.agree(hello.key)
+        settings = self.host.settings
+        self._accept = Accept(
+            version,
+            self.host.entropy(32),
+            pair.public,
+            settings.initial_window,
+            settings.max_streams,
+            0,
+            False,
+            Cipher.AES_128_GCM,
+        )
+        self._hello_part = part
+        self.psk_id = hello.psk_id if psk else b""
+        self.keys = SessionKeys(self.host.session_id, part, self._accept.session_part(), shared, psk)
+
+    def _join(self, connection: Connection, join: Join, now: float) -> None:
+        cipher = self._cipher_for(connection, join.terms)
+        if self.keys is None or cipher is None:
+            self._refuse(connection, REFUSED)
+            return
+        if join.ticket:
+            if self._admit(connection, join, cipher, now):
+                return
+            connection.discarding = join.terms.sealed  # until PROVE: it is sealed with keys we do not have
+        challenge = Challenge(self._take_number(), self.host.entropy(32), join.terms.sealed, cipher)
+        binding = connection.facts.channel_binding
+        parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
+        challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
+        connection.number = challenge.number
+        self._send(connection, SegmentType.CHALLENGE, challenge.encode(), now)
+        incoming, outgoing = self._secrets(challenge.number, join.nonce, challenge.nonce)
+        self._expected[connection.id] = _Expected(
+            SegmentType.PROVE,
+            self.keys.join_proof(b"C", *parts),
+            incoming,
+            outgoing,
+            cipher,
+            join.terms.sealed,
+            join.terms,
+        )
+        self._apply(connection, join.terms)
+        if join.terms.sealed:
+            connection.protect_outgoing(outgoing, cipher)
+
+    def _admit(self, connection: Connection, join: Join, cipher: Cipher, now: float) -> bool:
+        """Take a JOIN with a ticket; False where ticket or proof is not good, and the client has to be asked."""
+        assert self.keys is not None
+        number = self._tickets.get(join.ticket)
+        if number is None:
+            return False
+        sealed, binding = join.terms.sealed, connection.facts.channel_binding
+        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket, binding)
+        if not same(self.keys.join_proof(b"T", *parts), join.proof):
+            return False  # the ticket stays good: others may have seen it
+        del self._tickets[join.ticket]
+        connection.number = number
+        self._apply(connection, join.terms)
+        self._send(connection, SegmentType.ADMIT, self.keys.join_proof(b"A", *parts), now)
+        if sealed:
+            incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
+            connection.protect(outgoing, incoming, cipher)
+        self.host.authenticated(connection)
+        return True
+
+    def hand_out_tickets(self) -> None:
+        """See that the client has as many tickets as it may have."""
+        fresh = [Ticket(self._take_number(), self.host.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
+        if fresh:
+            self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
+            self.host.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
+
+    def _proved(self, connection: Connection, expected: _Expected) -> None:
+        del self._expected[connection.id]
+        self._confirmed = True
+        if expected.sealed:
+            connection.protect_incoming(expected.incoming, expected.cipher)
+        self.host.authenticated(connection)
+
+    def _take_number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    @staticmethod
+    def _apply(connection: Connection, terms: ConnectionTerms) -> None:
+        if not connection.role_unsaid:
+            connection.role = terms.role
+        connection.weight = terms.weight
+        connection.set_max_rate(terms.max_rate)

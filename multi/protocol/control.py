@@ -1,0 +1,148 @@
+"""Reliable control segments: numbered per session, acknowledged in ACK, sent again until acknowledged.
+
+Control is state: what is lost with a connection is sent again on another. Which connection is the session's choice.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+from multi.errors import RemoteProtocolError
+from multi.protocol.connection import Connection
+from multi.protocol.payloads import MAX_RANGES, Range
+from multi.protocol.segment import SegmentType
+from multi.types import ConnectionId, StreamId
+
+PASSING = frozenset({SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS})  # of no use once the session ends
+MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
+
+
+@dataclass(slots=True)
+class _Control:
+    type: SegmentType
+    payload: bytes
+    stream: StreamId
+    connection: ConnectionId | None = None
+
+
+class Outbox:
+    """The sending side."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._sent = 0  # all below this have left once
+        self._acked = 0
+        self._waiting: list[int] = []
+        self._controls: dict[int, _Control] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Nothing is waiting for an acknowledgement."""
+        return not self._controls
+
+    @property
+    def settled(self) -> bool:
+        """Nothing that matters beyond the connections is waiting for an acknowledgement."""
+        return all(control.type in PASSING for control in self._controls.values())
+
+    @property
+    def full(self) -> bool:
+        """A peer that acknowledges nothing has let this much pile up that can be left unsaid."""
+        return len(self._controls) >= MAX_AHEAD
+
+    @property
+    def waiting(self) -> bool:
+        """Something may be sent now."""
+        return bool(self._waiting) and self._waiting[0] < self._acked + MAX_AHEAD
+
+    def add(self, type_: SegmentType, payload: bytes, stream: StreamId = StreamId(0)) -> int:
+        number = self._next
+        self._next += 1
+        self._controls[number] = _Control(type_, payload, stream)
+        self._waiting.append(number)
+        return number
+
+    def holds(self, type_: SegmentType) -> bool:
+        """A control segment of this type is not acknowledged yet."""
+        return any(control.type is type_ for control in self._controls.values())
+
+    def send(self, connection: Connection, now: float) -> None:
+        """Put everything that waits on `connection`."""
+        while self.waiting:
+            number = self._waiting.pop(0)
+            control = self._controls[number]
+            control.connection = connection.id
+            self._sent = max(self._sent, number + 1)
+            if not connection.outstanding:
+                connection.carries(0, now)
+            connection.carried_control.add(number)
+            connection.sent_at = now
+            connection.send(
+                control.type, (control.payload,), len(control.payload), sequence=number, stream=control.stream
+            )
+
+    def acknowledge(
+        self, cumulative: int, ranges: tuple[Range, ...], connections: dict[ConnectionId, Connection]
+    ) -> list[tuple[SegmentType, StreamId]]:
+        """Return the control segments newly acknowledged."""
+        highest = ranges[-1][1] if ranges else cumulative
+        if highest > self._sent:
+            raise RemoteProtocolError("acknowledgement of control segments that were never sent")
+        if cumulative <= self._acked and not ranges:
+            return []
+        numbers = list(range(self._acked, cumulative))
+        for start, end in ranges:
+            numbers += range(max(start, self._acked), end)
+        newly = []
+        for number in numbers:
+            control = self._controls.pop(number, None)
+            if control is None:
+                continue
+            newly.append((control.type, control.stream))
+            if control.connection is None:
+                self._waiting.remove(number)
+            elif control.connection in connections:
+                connections[control.connection].carried_control.discard(number)
+        self._acked = max(self._acked, cumulative)
+        return newly
+
+    def lose(self, connection: Connection) -> None:
+        """Send again what only `connection` carried."""
+        for number in connection.carried_control:
+            control = self._controls.get(number)
+            if control is not None and control.connection == connection.id:
+                control.connection = None
+                insort(self._waiting, number)
+        connection.carried_control.clear()
+
+
+class Inbox:
+    """The receiving side: which control numbers have arrived."""
+
+    def __init__(self) -> None:
+        self.cumulative = 0
+        self._above: set[int] = set()
+
+    def take(self, number: int) -> bool:
+        """Record a control segment; return False for a repeat."""
+        if number < self.cumulative or number in self._above:
+            return False
+        if number >= self.cumulative + 2 * MAX_AHEAD:
+            raise RemoteProtocolError(f"control segment {number} while waiting for {self.cumulative}")
+        self._above.add(number)
+        while self.cumulative in self._above:
+            self._above.remove(self.cumulative)
+            self.cumulative += 1
+        return True
+
+    def ranges(self) -> tuple[Range, ...]:
+        ranges: list[Range] = []
+        for number in sorted(self._above):
+            if ranges and ranges[-1][1] == number:
+                ranges[-1] = (ranges[-1][0], number + 1)
+            elif len(ranges) == MAX_RANGES:
+                break
+            else:
+                ranges.append((number, number + 1))
+        return tuple(ranges)

@@ -1,0 +1,265 @@
+"""What comes in on a connection: held until its handshake is far enough, then cut into segments and handed on.
+
+It decides what a segment means for the connection that brought it (heard, in time, to be acknowledged there) and who
+takes its content. What is done about it is left to the streams, the sender, the receiver and the session.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from multi.errors import RemoteProtocolError
+from multi.events import AddressesAnnounced, Effect, Event, RoleChanged, StreamWritable
+from multi.protocol.authenticator import Authenticator
+from multi.protocol.connection import Connection
+from multi.protocol.control import Outbox
+from multi.protocol.handshake import decode_tickets
+from multi.protocol.liveness import Liveness
+from multi.protocol.payloads import (
+    Close,
+    DrainStep,
+    Fields,
+    Keepalive,
+    Policy,
+    decode_ack,
+    decode_addresses,
+    decode_close,
+    decode_drain,
+    decode_keepalive,
+    decode_policy,
+    decode_role,
+    encode_keepalive,
+)
+from multi.protocol.receiver import Receiver
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
+from multi.protocol.sender import Sender
+from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.protocol.streams import Streams
+from multi.types import ConnectionId, ConnectionState, SessionId, Side
+
+HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
+HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
+MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
+ECHO_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
+SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
+
+
+class Host(Protocol):
+    """What the segments of a session need of it."""
+
+    side: Side
+    session_id: SessionId
+    connections: dict[ConnectionId, Connection]
+    sender: Sender
+    receiver: Receiver
+    outbox: Outbox
+    streams: Streams
+    close_sent_at: float | None
+    restless: bool
+
+    def emit(self, effect: Effect) -> None: ...
+    def notify(self, event: Event) -> None: ...
+    def peer_policy(self, policy: Policy) -> None:
+        """The peer says how it wants to be sent to, or how it sends."""
+
+    def peer_lost(self, connection: Connection) -> None:
+        """On the peer's side `connection` is over."""
+
+    def peer_closed(self, connection: Connection, close: Close) -> None:
+        """CLOSE has come on `connection`."""
+
+
+class Incoming:
+    """Takes the bytes of all connections of one session."""
+
+    def __init__(self, host: Host, authenticator: Authenticator, liveness: Liveness) -> None:
+        self._host = host
+        self._auth = authenticator
+        self._liveness = liveness
+        # Looked up for every segment: they never change.
+        self._session_id = host.session_id
+        self._streams = host.streams
+        self._receiver = host.receiver
+        self._policy_number = self._address_number = -1
+
+    def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
+        """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection."""
+        if lane and not connection.receiving:
+            self._hold(connection, lane, bytes(data))
+            return
+        decoder = connection.decoder(lane)
+        decoder.streaming = connection.receiving and not connection.opens
+        self._feed(connection, decoder, data, lane, now)
+
+    def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
+        if not connection.discarding:
+            connection.held.append((lane, data))
+        connection.held_size += len(data) + HELD_OVERHEAD
+        if connection.held_size > HELD_LIMIT:
+            raise RemoteProtocolError("too many bytes before the handshake")
+
+    def release_held(self, connection: Connection, now: float) -> None:
+        """The handshake is far enough: take what had to wait for it."""
+        held, connection.held = connection.held, []
+        for lane, data in held:
+            if not connection.alive:
+                return
+            decoder = connection.decoder(lane) if lane else SegmentDecoder()
+            self._feed(connection, decoder, memoryview(data), lane, now)
+
+    def _feed(self, connection: Connection, decoder: SegmentDecoder, data: memoryview, lane: int, now: float) -> None:
+        for segment in decoder.feed(data):
+            if not connection.alive:
+                return
+            if segment.type == SegmentType.DATA and connection.receiving:
+                self._data(connection, segment, lane, now)
+            else:
+                self._host.restless = True
+                self._segment(connection, segment, lane, now)
+
+    def _data(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
+        """The common case, once the handshake is far enough."""
+        if segment.session_id != self._session_id:
+            raise RemoteProtocolError("a segment of another session")
+        if connection.opens:
+            connection.open(segment, lane)
+        self._heard(connection, now)
+        self._still_sending(now)
+        connection.payload_received += len(segment.payload)
+        if segment.stream not in connection.brought and len(connection.brought) < MAX_BROUGHT:
+            connection.brought.add(segment.stream)
+        if not connection.echo_due:
+            connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
+        if self._streams.data(segment, now) and not self._receiver.ack_due:
+            connection.ack_wanted = self._host.restless = True
+
+    def _still_sending(self, now: float) -> None:
+        """The peer is: it needs our acknowledgements to end in order."""
+        if self._host.close_sent_at is not None:
+            self._host.close_sent_at = now
+
+    def _heard(self, connection: Connection, now: float) -> None:
+        connection.heard(now)
+        if connection.authenticated:
+            connection.allowance = None
+            if connection.state is ConnectionState.SUSPECT:
+                self._liveness.recovered(connection, "the peer was heard")
+
+    def _segment(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
+        if segment.session_id != self._session_id:
+            raise RemoteProtocolError("a segment of another session")
+        if segment.type in SERVER_TYPES:
+            connection.answered = True
+        if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
+            connection.open(segment, lane)
+        if segment.type in HANDSHAKE_TYPES:
+            if lane:
+                raise RemoteProtocolError("a handshake segment outside lane 0")
+            self._auth.handle(connection, segment, now)
+            if connection.receiving and connection.held:
+                self.release_held(connection, now)
+            return
+        if not connection.receiving:
+            if self._host.side is Side.CLIENT:
+                raise RemoteProtocolError("a segment before the handshake was done")
+            self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
+            return
+        self._heard(connection, now)
+        if segment.type == SegmentType.ACK:
+            self._ack(segment, now)
+        elif segment.type == SegmentType.KEEPALIVE:
+            self._keepalive(connection, decode_keepalive(segment.payload), now)
+        elif segment.type in CONTROL_TYPES:
+            self._still_sending(now)
+            # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
+            self._receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
+            if not connection.echo_due:
+                connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
+            if self._receiver.control.take(segment.sequence):
+                self._control(connection, segment, now)
+            else:
+                connection.ack_wanted = True  # a repeat: the acknowledgement got lost on another road
+        elif segment.type == SegmentType.CLOSE:
+            if not connection.authenticated:
+                raise RemoteProtocolError("CLOSE before the handshake was done")
+            self._host.peer_closed(connection, decode_close(segment.payload))
+
+    def _ack(self, segment: Segment, now: float) -> None:
+        ack = decode_ack(segment.payload)
+        if ack.session_window > self._host.sender.window:
+            self._host.sender.widen(ack.session_window, now)
+        for type_, stream in self._host.outbox.acknowledge(
+            ack.control_cumulative, ack.control_ranges, self._host.connections
+        ):
+            self._streams.control_acknowledged(type_, stream)
+        for entry in ack.streams:
+            if self._host.sender.acknowledge(entry, self._host.connections, now):
+                self._host.emit(StreamWritable(entry.stream))
+                self._streams.maybe_over(entry.stream)
+
+    def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
+        if keepalive.pong:
+            if connection.ping_sent_at and keepalive.token == connection.ping_token:
+                connection.take_rtt(now - connection.ping_sent_at)
+                connection.ping_sent_at = 0.0
+        else:
+            pong = encode_keepalive(Keepalive(keepalive.token, pong=True))
+            connection.send(SegmentType.KEEPALIVE, (pong,), len(pong))
+            connection.sent_at = now
+        if keepalive.wants_ack:
+            self._receiver.everything_dirty()
+            connection.ack_wanted = True
+
+    def _control(self, carrier: Connection, segment: Segment, now: float) -> None:
+        payload = segment.payload
+        match segment.type:
+            case SegmentType.DRAIN:
+                number, step = decode_drain(payload)
+                if (connection := self._numbered(number)) is not None:
+                    self._drain(connection, step, carrier, now)
+            case SegmentType.ROLE:
+                number, role = decode_role(payload)
+                connection = self._numbered(number)
+                if connection is not None and segment.sequence > connection.role_sequence:
+                    connection.role_sequence = segment.sequence
+                    connection.role = role
+                    self._host.notify(RoleChanged(connection.id, role, by_peer=True))
+            case SegmentType.POLICY:
+                policy = decode_policy(Fields(payload))
+                if segment.sequence > self._policy_number:
+                    self._policy_number = segment.sequence
+                    self._host.peer_policy(policy)
+            case SegmentType.TICKETS:
+                self._auth.take_tickets(decode_tickets(payload))
+            case SegmentType.ADDRESS:
+                addresses = decode_addresses(payload)
+                if self._host.side is Side.SERVER:
+                    raise RemoteProtocolError("only a server announces addresses")
+                if segment.sequence > self._address_number:
+                    self._address_number = segment.sequence
+                    self._host.notify(AddressesAnnounced(addresses))
+            case _:
+                self._streams.control(segment, now)
+
+    def _drain(self, connection: Connection, step: DrainStep, carrier: Connection, now: float) -> None:
+        """The peer says how far a connection is on its way out."""
+        if step is DrainStep.LOST:
+            if connection is not carrier:
+                self._host.peer_lost(connection)
+        elif step is DrainStep.SUSPECT:
+            # Said on the connection itself it is a late word: it came through. Said again and again it would make us
+            # copy everything in flight each time.
+            settled = now >= connection.suspect_since + 2 * connection.suspect_after
+            if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
+                self._liveness.suspect(connection, "the peer's network went away", now)
+        elif step is DrainStep.SILENT:
+            connection.doubted_at = now  # unless it came over this very connection: that is progress
+        else:
+            connection.drain_received = connection.drain_received or step is DrainStep.DRAINED
+            if not connection.authenticated:
+                connection.drain_asked = True  # it overtook the proof on another connection
+            elif connection.state is not ConnectionState.DRAINING:
+                self._liveness.start_draining(connection, "drained by the peer")
+
+    def _numbered(self, number: int) -> Connection | None:
+        return next((c for c in self._host.connections.values() if c.alive and c.number == number), None)

@@ -1,0 +1,229 @@
+"""What becomes of connections that are silent, late or drained: questions, suspicion, rescue, the end. Pure.
+
+It decides when a connection is SUSPECT, when it has recovered, when a drained one may be closed, and which of them is
+asked for a sign of life or for a window. What a connection carries is left to the sender and the outbox.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from multi.protocol.connection import Connection
+from multi.protocol.control import Outbox
+from multi.protocol.outgoing import Outgoing
+from multi.protocol.payloads import DrainStep, Keepalive, encode_drain, encode_keepalive
+from multi.protocol.receiver import Receiver
+from multi.protocol.segment import SegmentType
+from multi.protocol.sender import Sender
+from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
+from multi.types import ConnectionId, ConnectionState, Side
+
+DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
+DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
+ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
+ASK_GROWTH, ASK_SUSPECT_MOST = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
+PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
+
+
+class Host(Protocol):
+    """What the life of connections needs of their session."""
+
+    side: Side
+    settings: SessionSettings
+    connections: dict[ConnectionId, Connection]
+    sender: Sender
+    receiver: Receiver
+    outbox: Outbox
+    confirmed: bool
+    close_sent_at: float | None
+
+    def notify_state(self, connection: Connection) -> None: ...
+    def disconnect(
+        self, connection: Connection, reason: str, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+    ) -> None: ...
+
+
+class Liveness:
+    """Watches over all connections of one session."""
+
+    def __init__(self, host: Host, outgoing: Outgoing) -> None:
+        self._host = host
+        self._outgoing = outgoing
+        self.probe_at: float | None = None
+        """When the peer is asked for its window; None = nothing waits for it."""
+        self._probe_wait = PROBE_MIN
+        self._ping = 0
+
+    def check(self, connection: Connection, now: float) -> None:
+        """Do what is due for a living connection."""
+        settings = self._host.settings
+        if connection.state is ConnectionState.AUTHENTICATING:
+            if now >= connection.created_at + settings.handshake_timeout:
+                reason = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
+                if self._host.side is Side.CLIENT and not connection.bytes_received:
+                    reason = f"the peer does not speak MULTI ({reason})"
+                self._host.disconnect(connection, reason, abort=True)
+            elif (late := self._early_data_late_at(connection)) is not None and now >= late:
+                connection.early_data_moved = True
+                self._host.sender.lose(connection, self._host.connections)
+            return
+        if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
+            self._host.disconnect(
+                connection,
+                f"nothing received for {settings.idle_timeout_of(connection.transport):g} s",
+                abort=True,
+            )
+            return
+        deadline = connection.suspect_at()
+        if deadline is not None and now >= deadline:
+            if connection.state is ConnectionState.ACTIVE:
+                self.suspect(connection, "no progress", now, tell=DrainStep.SILENT)
+            elif connection.state is ConnectionState.DRAINING:
+                self._host.disconnect(connection, "no progress while draining", abort=True)
+                return
+        if connection.state is ConnectionState.SUSPECT:
+            if now >= connection.suspect_since + self._dead_after(connection):
+                self._host.disconnect(connection, "silent for too long", abort=True)
+                return
+            if now >= self._ask_at(connection):
+                connection.ask_after = min(connection.ask_after * ASK_GROWTH, ASK_SUSPECT_MOST)
+                self._send_ping(connection, now)
+        elif now >= connection.sent_at + self._keepalive_interval(connection):
+            self._send_ping(connection, now)
+        if connection.echo_due and now >= connection.echo_due:
+            connection.ack_wanted = True
+            connection.echo_due = 0.0
+
+    def deadlines(self, connection: Connection, due: list[float]) -> None:
+        """Add to `due` when `check` must run."""
+        settings = self._host.settings
+        if connection.state is ConnectionState.AUTHENTICATING:
+            due.append(connection.created_at + settings.handshake_timeout)
+            if (late := self._early_data_late_at(connection)) is not None:
+                due.append(late)
+            return
+        due.append(connection.heard_at + settings.idle_timeout_of(connection.transport))
+        if connection.state is ConnectionState.SUSPECT:
+            due.append(connection.suspect_since + self._dead_after(connection))
+            due.append(self._ask_at(connection))
+        else:
+            due.append(connection.sent_at + self._keepalive_interval(connection))
+            if (deadline := connection.suspect_at()) is not None:
+                due.append(deadline)
+        if connection.echo_due:
+            due.append(connection.echo_due)
+
+    def _ask_at(self, connection: Connection) -> float:
+        return connection.sent_at + max(connection.suspect_after, connection.ask_after)
+
+    def _early_data_late_at(self, connection: Connection) -> float | None:
+        """When early data on a connection that has not authenticated is sent again on one that has."""
+        if connection.early_data_moved or not connection.in_flight or not self._has_active():
+            return None
+        return connection.session_progress_at + connection.suspect_after
+
+    def _has_active(self) -> bool:
+        return any(c.state is ConnectionState.ACTIVE for c in self._host.connections.values())
+
+    def _keepalive_interval(self, connection: Connection) -> float:
+        return min(KEEPALIVE_INTERVAL, self._host.settings.idle_timeout_of(connection.transport) / 3)
+
+    def _dead_after(self, connection: Connection) -> float:
+        return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
+
+    def suspect(self, connection: Connection, reason: str, now: float, *, tell: DrainStep | None = None) -> None:
+        """It may be dead: what it carries is said again elsewhere; it comes back when it is heard.
+
+        `tell`: what the peer is told, if anything is left to tell it on; it would find out later, by silence.
+        """
+        connection.move(ConnectionState.SUSPECT, reason)
+        connection.suspect_since = now
+        connection.ask_after = ASK_SUSPECT
+        self._host.outbox.lose(connection)
+        self._host.sender.lose(connection, self._host.connections)
+        self._host.receiver.everything_dirty()
+        self._host.notify_state(connection)
+        if tell is not None and any(c.may_deliver for c in self._outgoing.usable_for_control()):
+            self.say(connection, tell)
+
+    def recovered(self, connection: Connection, reason: str) -> None:
+        """A sign of life: a suspect connection is ACTIVE again."""
+        if connection.state is ConnectionState.SUSPECT:
+            connection.move(ConnectionState.ACTIVE, reason)
+            self._host.sender.recover(connection)
+            self._host.notify_state(connection)
+            self.relieve_suspects()
+
+    def relieve_suspects(self) -> None:
+        """A connection became usable: what suspect ones were given for want of a better one goes there as well."""
+        for connection in self._host.connections.values():
+            if connection.state is ConnectionState.SUSPECT:
+                self._host.outbox.lose(connection)
+                self._host.sender.lose(connection, self._host.connections)
+
+    def drain(self, connection: Connection, reason: str) -> None:
+        """Send nothing new on it from now on, and ask the peer to do the same."""
+        self.say(connection, DrainStep.ASKED)
+        self.start_draining(connection, reason)
+
+    def say(self, connection: Connection, step: DrainStep) -> None:
+        """Tell the peer how far it is with a connection that both know by its number."""
+        if step > DrainStep.DRAINED and self._host.outbox.full:
+            return  # it will notice by itself
+        self._host.outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
+
+    def start_draining(self, connection: Connection, reason: str) -> None:
+        """One side has asked for the drain."""
+        if connection.state is ConnectionState.SUSPECT:
+            self._host.sender.lose(connection, self._host.connections)
+        connection.move(ConnectionState.DRAINING, reason)
+        self._host.notify_state(connection)
+
+    def finish_drains(self) -> None:
+        """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
+        if self._host.close_sent_at is not None:
+            return  # the peer's CLOSE may be on its way on any of them
+        replaced = self._has_active()
+        for connection in self._host.connections.values():
+            if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
+                continue  # never break before make: with nothing else left it goes on carrying
+            if not connection.drain_sent:
+                connection.drain_sent = True
+                self.say(connection, DrainStep.DRAINED)
+            elif connection.drain_received and not connection.carried_control and self._host.side is Side.CLIENT:
+                self._host.disconnect(connection, "drained", abort=False, state=ConnectionState.CLOSED)
+
+    # --- questions  ---
+
+    def probe_window(self, now: float) -> None:
+        """Ask for the peer's window when only a lost acknowledgement can be what blocks us (mechanics B3)."""
+        if self.probe_at is None or now < self.probe_at:
+            return
+        for connection in self._outgoing.usable_for_control():
+            self._send_ping(connection, now, wants_ack=True)
+        self._probe_wait = min(PROBE_MAX, self._probe_wait * 2)
+        self.probe_at = now + self._probe_wait
+
+    def plan_probe(self, now: float) -> None:
+        """Bytes wait for window and nothing is in flight whose acknowledgement could bring it: ask after a while."""
+        if (
+            not self._host.confirmed
+            or any(c.in_flight for c in self._host.connections.values())
+            or not self._host.sender.blocked_by_window
+        ):
+            self.probe_at, self._probe_wait = None, PROBE_MIN
+        elif self.probe_at is None:
+            self.probe_at = now + self._probe_wait
+
+    def ping(self, connection: Connection, now: float) -> None:
+        """Ask for a sign of life, unless the last question is still open."""
+        if not connection.ping_sent_at:
+            self._send_ping(connection, now)
+
+    def _send_ping(self, connection: Connection, now: float, *, wants_ack: bool = False) -> None:
+        self._ping += 1
+        connection.ping_token = self._ping
+        connection.ping_sent_at = now
+        payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
+        connection.send(SegmentType.KEEPALIVE, (payload,), len(payload))
+        connection.sent_at = now

@@ -1,0 +1,117 @@
+"""Which connection takes what leaves a session: data, control, acknowledgements.
+
+It decides which connections are usable, and which of them delivers a small segment first. What is sent is decided by
+the sender, the outbox and the receiver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from multi.protocol.connection import Connection
+from multi.protocol.control import Outbox
+from multi.protocol.receiver import Receiver
+from multi.protocol.segment import SegmentType
+from multi.protocol.sender import Sender
+from multi.types import ConnectionId, ConnectionState, Role
+
+REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
+
+
+class Host(Protocol):
+    """What has to leave, and over what it may."""
+
+    connections: dict[ConnectionId, Connection]
+    sender: Sender
+    receiver: Receiver
+    outbox: Outbox
+
+
+class Outgoing:
+    """Chooses connections for one session."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.reinject_at: float | None = None
+        """When late bytes are looked at again; None = nothing could be done about them."""
+
+    def usable(self) -> list[Connection]:
+        """Connections for data now: active roles first, backups when there are none.
+
+        When neither is there, a connection that drains is still better than none, and a suspect one better than that.
+        """
+        sending = [c for c in self._host.connections.values() if c.may_send]
+        ready = [c for c in sending if c.state is ConnectionState.ACTIVE] or [
+            c for c in sending if c.state is ConnectionState.AUTHENTICATING
+        ]
+        active = [c for c in ready if c.role is Role.ACTIVE]
+        if active or ready:
+            return active or ready
+        left = [c for c in self._host.connections.values() if c.may_send and c.alive]
+        return [c for c in left if c.state is ConnectionState.DRAINING] or left
+
+    def usable_for_control(self) -> list[Connection]:
+        """Connections for acknowledgements and control now, whatever their role: the best there are."""
+        ready = [c for c in self._host.connections.values() if c.may_send and c.authenticated and c.alive]
+        return (
+            [c for c in ready if c.state is ConnectionState.ACTIVE]
+            or [c for c in ready if c.state is ConnectionState.DRAINING]
+            or ready
+        )
+
+    def send_control(self, now: float) -> None:
+        """Put waiting control on the connection that delivers it first."""
+        if self._host.outbox.waiting and (ready := self.usable_for_control()):
+            self._host.outbox.send(min(ready, key=_delivery_time), now)
+
+    def send_acks(self, now: float) -> None:
+        """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
+        receiver = self._host.receiver
+        due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
+        wanted = [c for c in self._host.connections.values() if c.ack_wanted and c.alive and c.may_send]
+        if not due and not wanted:
+            return
+        ready = self.usable_for_control()
+        if not ready:
+            return
+        # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
+        # connection whose peer needs to hear something there.
+        targets = [c for c in wanted if c.authenticated]
+        best = min(ready, key=_delivery_time)
+        if due and best not in targets:
+            targets.append(best)
+        for connection in wanted:
+            connection.ack_wanted = False
+        for connection in targets:
+            connection.echo_due = 0.0
+            # What it brought may have been acknowledged on a road that died meanwhile: say it here once more.
+            receiver.say_again(connection.brought)
+            connection.brought.clear()
+        if not targets:
+            return
+        while True:
+            payload = receiver.ack_payload()
+            for connection in targets:
+                connection.send(SegmentType.ACK, (payload,), len(payload))
+                connection.sent_at = now
+            if not receiver.ack_now:
+                return
+
+    def plan_reinjection(self, usable: Sequence[Connection], now: float) -> None:
+        """Late bytes are looked at again soon even when nothing else happens, while a connection could take them."""
+        waiting = (
+            self._host.sender.reinject == "full"
+            and len(usable) > 1
+            and any(c.in_flight for c in self._host.connections.values())
+            and any(c.credit > 0 for c in usable)
+        )
+        self.reinject_at = now + REINJECT_CHECK if waiting else None
+
+
+def _delivery_time(connection: Connection) -> float:
+    """Estimated time until a small segment given to it now arrives; unknown figures count as slow."""
+    rate = connection.rate or 1e6
+    rtt = connection.min_rtt or connection.rtt or 0.1
+    waiting = connection.not_sent + max(0.0, connection.in_flight - rate * rtt)
+    return rtt / 2 + waiting / rate

@@ -1,0 +1,372 @@
+"""Payloads of acknowledgement, keep-alive and control segments, to bytes and back.
+
+Every decoder either returns a typed object or raises RemoteProtocolError; none allocates more than the segment
+it reads. What the objects mean is left to `session`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from math import isfinite
+
+from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.schedulers.base import MAX_NAME
+from multi.types import Role, StreamId
+
+MAX_OFFSET = (1 << 62) - 1  # offsets stay far from 64 bit overflow, as in RFC 9000 section 16
+MAX_ACK_PAYLOAD = 1024  # design: an ACK is at most 1 KiB
+MAX_RANGES = 32  # ranges per stream in one ACK, enough for two badly reordered paths
+MAX_REASON = 200  # bytes of text in a CLOSE
+MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload
+MAX_PARAMETER_NAME = 64  # bytes
+MAX_ADDRESSES = 8  # a server may announce
+MAX_PORT = 65535
+
+Range = tuple[int, int]
+"""Half-open [start, end)."""
+
+
+class Fields:
+    """A cursor over a payload; every read is checked."""
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = bytes(data)
+        self._position = 0
+
+    @property
+    def remaining(self) -> int:
+        return len(self._data) - self._position
+
+    def take(self, count: int) -> bytes:
+        end = self._position + count
+        if end > len(self._data):
+            raise RemoteProtocolError("truncated payload")
+        piece = self._data[self._position : end]
+        self._position = end
+        return piece
+
+    def unsigned(self, size: int) -> int:
+        return int.from_bytes(self.take(size), "big")
+
+    def real(self) -> float:
+        value: float = struct.unpack("!d", self.take(8))[0]
+        if not isfinite(value):
+            raise RemoteProtocolError("a number that is not finite")
+        return value
+
+    def text(self, length: int) -> str:
+        """Printable text: it ends in logs and on terminals, where a control character of the peer could do harm."""
+        try:
+            text = self.take(length).decode()
+        except UnicodeDecodeError:
+            raise RemoteProtocolError("text that is not UTF-8") from None
+        if not text.isprintable():
+            raise RemoteProtocolError("text with control characters")
+        return text
+
+    def rest(self) -> bytes:
+        return self.take(self.remaining)
+
+    def end(self) -> None:
+        if self.remaining:
+            raise RemoteProtocolError(f"{self.remaining} surplus bytes in a payload")
+
+
+# --- ACK  ---
+
+_ACK = struct.Struct("!QQBB")
+_STREAM_ACK = struct.Struct("!IQQB")
+_RANGE = struct.Struct("!QQ")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAck:
+    """What one stream has received: everything below `cumulative`, and `ranges` above it; `window` may be sent."""
+
+    stream: StreamId
+    cumulative: int
+    window: int
+    """Absolute offset up to which the peer may send."""
+    ranges: tuple[Range, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """The receiver's state. State, not an event: a later one replaces an earlier one."""
+
+    session_window: int
+    """Absolute: total bytes over all streams that the peer may send."""
+    control_cumulative: int
+    """All control segments numbered below this have arrived."""
+    control_ranges: tuple[Range, ...] = ()
+    streams: tuple[StreamAck, ...] = ()
+
+
+def stream_ack_size(ack: StreamAck) -> int:
+    return _STREAM_ACK.size + len(ack.ranges) * _RANGE.size
+
+
+def encode_ack(ack: Ack) -> bytes:
+    parts = [_ACK.pack(ack.session_window, ack.control_cumulative, len(ack.control_ranges), len(ack.streams))]
+    parts += [_RANGE.pack(*r) for r in ack.control_ranges]
+    for stream in ack.streams:
+        parts.append(_STREAM_ACK.pack(stream.stream, stream.cumulative, stream.window, len(stream.ranges)))
+        parts += [_RANGE.pack(*r) for r in stream.ranges]
+    return b"".join(parts)
+
+
+def decode_ack(payload: bytes | memoryview) -> Ack:
+    data = bytes(payload)
+    if len(data) > MAX_ACK_PAYLOAD:
+        raise RemoteProtocolError(f"acknowledgement of {len(data)} bytes")
+    try:
+        session_window, control, control_count, stream_count = _ACK.unpack_from(data)
+        position = _ACK.size
+        control_ranges, position = _ranges(data, position, control_count, control)
+        streams = []
+        for _ in range(stream_count):
+            stream, cumulative, window, count = _STREAM_ACK.unpack_from(data, position)
+            ranges, position = _ranges(data, position + _STREAM_ACK.size, count, cumulative)
+            if window > MAX_OFFSET or cumulative > MAX_OFFSET:
+                raise RemoteProtocolError("an offset beyond 2^62")
+            streams.append(StreamAck(StreamId(stream), cumulative, window, ranges))
+    except struct.error:
+        raise RemoteProtocolError("truncated acknowledgement") from None
+    if position != len(data):
+        raise RemoteProtocolError(f"{len(data) - position} surplus bytes in an acknowledgement")
+    if session_window > MAX_OFFSET or control > MAX_OFFSET:
+        raise RemoteProtocolError("an offset beyond 2^62")
+    return Ack(session_window, control, control_ranges, tuple(streams))
+
+
+def _ranges(data: bytes, position: int, count: int, above: int) -> tuple[tuple[Range, ...], int]:
+    if count > MAX_RANGES:
+        raise RemoteProtocolError(f"{count} ranges in an acknowledgement")
+    if not count:
+        return (), position
+    ranges = []
+    for _ in range(count):
+        start, end = _RANGE.unpack_from(data, position)
+        if not above < start < end <= MAX_OFFSET:
+            raise RemoteProtocolError("acknowledged ranges are not ascending")
+        ranges.append((start, end))
+        above = end
+        position += _RANGE.size
+    return tuple(ranges), position
+
+
+# --- KEEPALIVE  ---
+
+_KEEPALIVE = struct.Struct("!BQ")
+_PONG, _WANTS_ACK = 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Keepalive:
+    """Ping or pong. `wants_ack`: the sender asks for the receiver's state on this connection."""
+
+    token: int
+    pong: bool = False
+    wants_ack: bool = False
+
+
+def encode_keepalive(keepalive: Keepalive) -> bytes:
+    return _KEEPALIVE.pack(_PONG * keepalive.pong | _WANTS_ACK * keepalive.wants_ack, keepalive.token)
+
+
+def decode_keepalive(payload: bytes | memoryview) -> Keepalive:
+    if len(payload) != _KEEPALIVE.size:
+        raise RemoteProtocolError(f"keep-alive of {len(payload)} bytes")
+    flags, token = _KEEPALIVE.unpack(payload)
+    if flags & ~3:
+        raise RemoteProtocolError(f"unknown keep-alive flags {flags:#x}")
+    return Keepalive(token, bool(flags & _PONG), bool(flags & _WANTS_ACK))
+
+
+# --- CLOSE  ---
+
+CLOSE_NORMAL = 0
+CLOSE_ABORTED = 1
+CLOSE_PROTOCOL = 2
+CLOSE_GONE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The session ends. Code 0 = in order, everything this side sent has been acknowledged."""
+
+    code: int
+    reason: str = ""
+
+
+def encode_close(close: Close) -> bytes:
+    printable = "".join(c if c.isprintable() else " " for c in close.reason)
+    reason = printable.encode(errors="replace")[:MAX_REASON]
+    return close.code.to_bytes(4, "big") + reason.decode(errors="ignore").encode()
+
+
+def decode_close(payload: bytes | memoryview) -> Close:
+    fields = Fields(payload)
+    code = fields.unsigned(4)
+    if fields.remaining > MAX_REASON:
+        raise RemoteProtocolError("close reason too long")
+    return Close(code, fields.text(fields.remaining))
+
+
+# --- control  ---
+
+DEFAULT_SCHEDULER = "adaptive"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How the sender of this wants the peer to schedule towards it (design 5, "policy travels")."""
+
+    scheduler: str = DEFAULT_SCHEDULER
+    parameters: tuple[tuple[str, float], ...] = ()
+    switch: bool = False
+    """mode `switch`: one connection carries the data, the next stands by."""
+    reinject: str = "full"
+
+
+_REINJECT = ("off", "rescue", "full")
+
+
+def encode_policy(policy: Policy) -> bytes:
+    """Raises LocalProtocolError for what no peer would take."""
+    if len(policy.parameters) > MAX_PARAMETERS:
+        raise LocalProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
+    if policy.reinject not in _REINJECT:
+        raise LocalProtocolError(f"reinject {policy.reinject!r} is none of {', '.join(_REINJECT)}")
+    parts = [_name(policy.scheduler, MAX_NAME), bytes([len(policy.parameters)])]
+    for key, value in policy.parameters:
+        if not isfinite(value):
+            raise LocalProtocolError(f"scheduler parameter {key} is not finite")
+        parts += [_name(key, MAX_PARAMETER_NAME), struct.pack("!d", value)]
+    parts.append(bytes([int(policy.switch), _REINJECT.index(policy.reinject)]))
+    return b"".join(parts)
+
+
+def _name(text: str, limit: int) -> bytes:
+    name = text.encode(errors="replace")
+    if len(name) > limit or not text.isprintable():
+        raise LocalProtocolError(f"a name that is not printable or longer than {limit} bytes: {text[:limit]!r}")
+    return bytes([len(name)]) + name
+
+
+def decode_policy(fields: Fields) -> Policy:
+    scheduler = fields.text(fields.unsigned(1))
+    count = fields.unsigned(1)
+    if count > MAX_PARAMETERS:
+        raise RemoteProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
+    parameters = tuple((_parameter_name(fields), fields.real()) for _ in range(count))
+    switch, reinject = fields.unsigned(1), fields.unsigned(1)
+    if switch > 1 or reinject >= len(_REINJECT):
+        raise RemoteProtocolError("malformed policy")
+    return Policy(scheduler, parameters, bool(switch), _REINJECT[reinject])
+
+
+def _parameter_name(fields: Fields) -> str:
+    length = fields.unsigned(1)
+    if length > MAX_PARAMETER_NAME:
+        raise RemoteProtocolError(f"a parameter name of {length} bytes")
+    return fields.text(length)
+
+
+def encode_role(connection_number: int, role: Role) -> bytes:
+    return connection_number.to_bytes(4, "big") + bytes([role])
+
+
+def decode_role(payload: bytes | memoryview) -> tuple[int, Role]:
+    fields = Fields(payload)
+    number, role = fields.unsigned(4), fields.unsigned(1)
+    fields.end()
+    return number, decode_role_value(role)
+
+
+def decode_role_value(value: int) -> Role:
+    try:
+        return Role(value)
+    except ValueError:
+        raise RemoteProtocolError(f"unknown role {value}") from None
+
+
+class DrainStep(IntEnum):
+    """How far a connection is on its way out, as DRAIN says it."""
+
+    ASKED = 0
+    """Nothing new is sent on it."""
+    DRAINED = 1
+    """Nothing of the sender's is outstanding any more."""
+    SUSPECT = 2
+    """The network under it went away: it may come back, but nothing it carries should wait for that."""
+    LOST = 3
+    """It is over on the sender's side."""
+    SILENT = 4
+    """The sender waits for signs of life in vain."""
+
+
+def encode_drain(connection_number: int, step: DrainStep) -> bytes:
+    return encode_unsigned((connection_number, 4), (step, 1))
+
+
+def decode_drain(payload: bytes | memoryview) -> tuple[int, DrainStep]:
+    number, step = decode_unsigned(payload, 4, 1)
+    try:
+        return number, DrainStep(step)
+    except ValueError:
+        raise RemoteProtocolError(f"unknown step {step} of a drain") from None
+
+
+Address = tuple[str, int]
+"""(literal IP address, port)."""
+
+
+def encode_addresses(addresses: Sequence[Address]) -> bytes:
+    """The addresses a server announces; at most MAX_ADDRESSES. Raises LocalProtocolError for what is no address."""
+    if len(addresses) > MAX_ADDRESSES:
+        raise LocalProtocolError(f"{len(addresses)} addresses; at most {MAX_ADDRESSES} can be announced")
+    parts = [bytes([len(addresses)])]
+    for literal, port in addresses:
+        try:
+            address = ip_address(literal)
+        except ValueError:
+            raise LocalProtocolError(f"{literal!r} is no IP address") from None
+        if not 0 < port <= MAX_PORT:
+            raise LocalProtocolError(f"port {port} of {literal}")  # the peer would take it for a violation
+        parts.append(bytes([address.version]) + port.to_bytes(2, "big") + address.packed)
+    return b"".join(parts)
+
+
+def decode_addresses(payload: bytes | memoryview) -> tuple[Address, ...]:
+    fields = Fields(payload)
+    count = fields.unsigned(1)
+    if count > MAX_ADDRESSES:
+        raise RemoteProtocolError(f"{count} addresses announced")
+    found: list[Address] = []
+    for _ in range(count):
+        version, port = fields.unsigned(1), fields.unsigned(2)
+        if version not in (4, 6) or not port:
+            raise RemoteProtocolError(f"an address of version {version}, port {port}")
+        address = IPv4Address(fields.take(4)) if version == 4 else IPv6Address(fields.take(16))
+        found.append((str(address), port))
+    fields.end()
+    return tuple(found)
+
+
+def encode_unsigned(*values: tuple[int, int]) -> bytes:
+    """Encode (value, size in bytes) pairs one after the other."""
+    return b"".join(value.to_bytes(size, "big") for value, size in values)
+
+
+def decode_unsigned(payload: bytes | memoryview, *sizes: int) -> tuple[int, ...]:
+    fields = Fields(payload)
+    values = tuple(fields.unsigned(size) for size in sizes)
+    fields.end()
+    return values

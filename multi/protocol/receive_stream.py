@@ -1,0 +1,340 @@
+"""The receiving half of a stream: reassembly, duplicates and overlaps, the window, the end.
+
+It decides what is new and in which order it is read. When to acknowledge is left to the receiver.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable
+
+from multi.errors import RemoteProtocolError, SessionLost
+from multi.events import StreamReadable
+from multi.protocol.payloads import MAX_RANGES, Range
+from multi.types import StreamId
+
+MAX_GAPS = 4096  # separate ranges kept per stream; bounds the overhead a peer of tiny segments can cause
+_JOIN_BELOW = 2048  # bytes; smaller pieces are joined, so that tiny segments cost no object each
+_JOINED = 16 * 1024  # bytes a joined piece grows to
+
+Piece = bytes | bytearray | memoryview
+
+
+class _Island:
+    """A received range above a gap."""
+
+    __slots__ = ("end", "pieces", "start")
+
+    def __init__(self, start: int, end: int, piece: Piece) -> None:
+        self.start = start
+        self.end = end
+        self.pieces: list[Piece] = [piece]
+
+
+def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
+    """Return `piece` as it may be kept.
+
+    A view keeps the whole segment alive: one that shows little of it is copied, or a peer whose segments overlap
+    would fill far more memory than his window.
+    """
+    if owned and len(piece) >= _JOIN_BELOW and not (isinstance(piece, memoryview) and _shows_little(piece)):
+        return piece
+    return bytes(piece)
+
+
+def _shows_little(piece: memoryview) -> bool:
+    whole = piece.obj
+    return isinstance(whole, (bytes, bytearray)) and 2 * len(piece) < len(whole)
+
+
+def _append(pieces: list[Piece] | deque[Piece], piece: Piece) -> None:
+    """Add `piece` at the end. No two neighbours stay below _JOIN_BELOW, however small the segments are."""
+    if len(piece) < _JOIN_BELOW and pieces:
+        last = pieces[-1]
+        if isinstance(last, bytearray) and len(last) < _JOINED:
+            last += piece
+            return
+        if len(last) < _JOIN_BELOW:
+            joined = bytearray(last)
+            joined += piece
+            pieces[-1] = joined
+            return
+    pieces.append(piece)
+
+
+def _prepend(pieces: list[Piece], piece: Piece) -> None:
+    """Add `piece` at the front, under the same rule."""
+    if len(piece) < _JOIN_BELOW and len(pieces[0]) < _JOIN_BELOW:
+        joined = bytearray(piece)
+        joined += pieces[0]
+        pieces[0] = joined
+    else:
+        pieces.insert(0, piece)
+
+
+def _extend(pieces: list[Piece] | deque[Piece], more: list[Piece]) -> None:
+    """Add all of `more`, which follows the same rule already."""
+    _append(pieces, more[0])
+    pieces.extend(more[1:])
+
+
+def _always(_size: int) -> bool:
+    return True
+
+
+class Window:
+    """What the peer may send: an absolute offset that follows consumption, with a size that grows with its speed.
+
+    The size doubles whenever a quarter of it is consumed within two round trips, up to a hard cap: the receiver-side
+    autotuning of TCP. At half of it, senders that double their own windows every round trip, on several connections
+    and with what their kernels hold besides, found it shut: 1 MB over two paths took a fifth longer. An application
+    that does not read never makes it grow.
+    """
+
+    __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "may_grow", "size")
+
+    def __init__(self, size: int, cap: int, now: float) -> None:
+        self.size = min(size, cap)
+        self.may_grow: Callable[[int], bool] = _always
+        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many."""
+        self._cap = cap
+        self.advertised = self.size
+        self._mark = 0
+        self._mark_at = now
+
+    def consumed(self, total: int, now: float, rtt: float) -> bool:
+        """`total` bytes have been consumed so far; return True when the peer should hear of a new window."""
+        recently = now - self._mark_at <= 2 * rtt + 0.020
+        if total - self._mark >= self.size // 4:
+            grown = min(self._cap, self.size * 2) if recently else self.size
+            if grown > self.size and self.may_grow(grown - self.size):
+                self.size = grown
+            self._mark, self._mark_at = total, now
+        elif not recently:
+            self._mark, self._mark_at = total, now
+        return total + self.size - self.advertised >= self.size // 4
+
+    def advertise(self, total: int) -> int:
+        """Return the absolute offset to advertise now; it never shrinks."""
+        self.advertised = max(self.advertised, total + self.size)
+        return self.advertised
+
+
+class ReceiveStream:
+    """`consumed <= next_offset <= highest <= window.advertised`."""
+
+    __slots__ = (
+        "_islands",
+        "_ready",
+        "_starts",
+        "accepted",
+        "consumed",
+        "discarding",
+        "error",
+        "final",
+        "highest",
+        "id",
+        "news",
+        "next_offset",
+        "reset_code",
+        "window",
+    )
+
+    def __init__(self, stream: StreamId, window: Window) -> None:
+        self.id = stream
+        self.news = StreamReadable(stream)
+        """The effect that says so when there is something to read."""
+        self.window = window
+        self.next_offset = 0
+        self.highest = 0
+        self.consumed = 0
+        self.final: int | None = None
+        self.reset_code: int | None = None
+        self.error: SessionLost | None = None
+        """Why reading ends early."""
+        self.accepted = True
+        """The application holds its reader and writer; False for a stream of the peer nobody has asked for yet."""
+        self.discarding = False
+        """The application reads no more: bytes are acknowledged and dropped."""
+        self._ready: deque[Piece] = deque()
+        self._islands: list[_Island] = []
+        self._starts: list[int] = []
+
+    @property
+    def readable(self) -> int:
+        """Bytes in order and not yet read."""
+        return self.next_offset - self.consumed
+
+    @property
+    def has_gaps(self) -> bool:
+        return bool(self._islands)
+
+    @property
+    def reassembling(self) -> int:
+        """Bytes kept out of order."""
+        return sum(island.end - island.start for island in self._islands)
+
+    @property
+    def at_end(self) -> bool:
+        """All bytes up to the end were read."""
+        return self.final is not None and self.consumed >= self.final
+
+    @property
+    def complete(self) -> bool:
+        """All bytes up to the end have arrived, or the peer has reset the stream."""
+        return self.reset_code is not None or (self.final is not None and self.next_offset >= self.final)
+
+    def ranges(self) -> tuple[Range, ...]:
+        """Received ranges above `next_offset`, the lowest MAX_RANGES of them."""
+        if not self._islands:
+            return ()
+        return tuple((i.start, i.end) for i in self._islands[:MAX_RANGES])
+
+    def insert(self, start: int, payload: memoryview | bytes, owned: bool) -> int:
+        """Take a segment's bytes in; return how far `highest` moved (what the session window is charged).
+
+        `owned` payloads are kept, others copied. Raises RemoteProtocolError for data outside the window or beyond
+        the end.
+        """
+        end = start + len(payload)
+        if end > self.window.advertised:
+            raise RemoteProtocolError(
+                f"data up to {end} on stream {self.id}, but the window ends at {self.window.advertised}"
+            )
+        if self.final is not None and end > self.final:
+            raise RemoteProtocolError(f"data up to {end} on stream {self.id}, which ends at {self.final}")
+        if end > self.next_offset and self.reset_code is None:
+            if start < self.next_offset:
+                payload = payload[self.next_offset - start :]
+                start = self.next_offset
+            if start == self.next_offset and not self._islands:
+                self._deliver(_kept(payload, owned), end)
+            else:
+                self._fill(start, end, payload, owned)
+        advanced = end - self.highest
+        if advanced <= 0:
+            return 0
+        self.highest = end
+        return advanced
+
+    def _deliver(self, piece: Piece, end: int) -> None:
+        if self.discarding:
+            self.consumed = end
+        elif len(piece) >= _JOIN_BELOW:
+            self._ready.append(piece)
+        else:
+            _append(self._ready, piece)
+        self.next_offset = end
+
+    def _fill(self, start: int, end: int, payload: memoryview | bytes, owned: bool) -> None:
+        """Put the parts of [start, end) that are new into the islands, then deliver what is in order."""
+        index = bisect_right(self._starts, start)
+        if index and self._islands[index - 1].end > start:
+            cut = self._islands[index - 1].end - start
+            payload, start = payload[cut:], start + cut
+        while start < end:
+            stop = min(end, self._starts[index]) if index < len(self._starts) else end
+            if stop > start:
+                piece = payload[: stop - start]
+                self._add(index, start, stop, _kept(piece, owned))
+                index = bisect_right(self._starts, start)
+            following = self._islands[index - 1] if index else None
+            reached = max(stop, following.end if following else stop)
+            payload, start = payload[reached - start :], reached
+            index = bisect_right(self._starts, start)
+        if self._islands and self._islands[0].start == self.next_offset:
+            island = self._islands.pop(0)
+            self._starts.pop(0)
+            if self.discarding:
+                self.consumed = island.end
+            else:
+                _extend(self._ready, island.pieces)
+            self.next_offset = island.end
+
+    def _add(self, index: int, start: int, end: int, piece: Piece) -> None:
+        """Insert a piece that overlaps nothing at `index`, joining it with its neighbours."""
+        before = self._islands[index - 1] if index else None
+        after = self._islands[index] if index < len(self._islands) else None
+        if before is not None and before.end == start:
+            _append(before.pieces, piece)
+            before.end = end
+            if after is not None and after.start == end:
+                _extend(before.pieces, after.pieces)
+                before.end = after.end
+                del self._islands[index], self._starts[index]
+        elif after is not None and after.start == end:
+            _prepend(after.pieces, piece)
+            after.start = self._starts[index] = start
+        else:
+            if len(self._islands) >= MAX_GAPS:
+                raise RemoteProtocolError(f"more than {MAX_GAPS} gaps on stream {self.id}")
+            self._islands.insert(index, _Island(start, end, piece))
+            self._starts.insert(index, start)
+
+    def check_final(self, final: int) -> None:
+        """Raise RemoteProtocolError when the stream cannot end at `final`."""
+        if self.final is not None and self.final != final:
+            raise RemoteProtocolError(f"stream {self.id} ends at {self.final} and at {final}")
+        if final < self.highest or final > self.window.advertised:
+            raise RemoteProtocolError(
+                f"stream {self.id} ends at {final}, outside {self.highest}..{self.window.advertised}"
+            )
+
+    def finish(self, final: int) -> int:
+        """The peer ends the stream at `final`; return how far `highest` moved."""
+        self.check_final(final)
+        self.final = final
+        advanced = final - self.highest
+        self.highest = final
+        return advanced
+
+    def reset(self, final: int, code: int) -> int:
+        """The peer gives the stream up; return the bytes of session window it gives back."""
+        self.finish(final)
+        self.reset_code = code
+        given_back = final - self.consumed
+        self.consumed = self.next_offset = final
+        self._clear()
+        return given_back
+
+    def discard(self) -> int:
+        """The application reads no more; return the bytes of session window that gives back."""
+        self.discarding = True
+        given_back = self.next_offset - self.consumed
+        self.consumed = self.next_offset
+        self._ready.clear()
+        return given_back
+
+    def _clear(self) -> None:
+        self._ready.clear()
+        self._islands.clear()
+        self._starts.clear()
+
+    def read(self, limit: int) -> bytes:
+        """Return up to `limit` bytes in order; negative = everything there is. Cheap when whole pieces fit."""
+        ready = self._ready
+        if not ready or limit == 0:
+            return b""
+        if limit < 0:
+            data = b"".join(ready) if len(ready) > 1 else bytes(ready[0])
+            ready.clear()
+        else:
+            first = ready[0]
+            if len(first) <= limit:
+                ready.popleft()
+                data = bytes(first)
+                # Large pieces are handed out one by one: joining them would copy them once more.
+                if ready and len(data) < _JOINED and len(data) + len(ready[0]) <= limit:
+                    more = [data]
+                    room = limit - len(data)
+                    while ready and len(ready[0]) <= room:
+                        room -= len(ready[0])
+                        more.append(bytes(ready.popleft()))
+                    data = b"".join(more)
+            else:
+                view = memoryview(first)
+                data = bytes(view[:limit])
+                ready[0] = view[limit:]
+        self.consumed += len(data)
+        return data

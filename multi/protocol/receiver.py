@@ -1,0 +1,183 @@
+"""The receiving half of a session: streams, the session window, and when to acknowledge.
+
+It decides what an ACK says and when one is due; the session chooses the connection that carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from multi.errors import RemoteProtocolError
+from multi.protocol.control import Inbox
+from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
+from multi.protocol.receive_stream import ReceiveStream, Window
+from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.types import StreamId
+
+ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
+ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
+_ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
+
+
+class Receiver:
+    """All receive streams of one session."""
+
+    def __init__(self, settings: SessionSettings, now: float) -> None:
+        self._settings = settings
+        self.streams: dict[StreamId, ReceiveStream] = {}
+        # A client may send so much before it knows any window (design 5), so less cannot be granted.
+        self._initial_window = max(settings.initial_window, EARLY_DATA_LIMIT)
+        self.window = Window(self._initial_window, max(settings.max_session_window, EARLY_DATA_LIMIT), now)
+        self.control = Inbox()
+        self.charged = 0
+        """Sum of the highest offsets of all streams: what the peer has used of the session window."""
+        self.consumed = 0
+        self._dirty: dict[StreamId, None] = {}
+        self._closed: dict[StreamId, int] = {}
+        """Ended streams on which bytes came again: they are acknowledged up to here."""
+        self._unacked = 0
+        self._changes = 0
+        self.ack_due: float | None = None
+        """When an acknowledgement must leave, None = nothing to say."""
+        self.ack_now = False
+
+    def ask_to_grow(self, may_grow: Callable[[int], bool]) -> None:
+        """Let somebody who knows the memory of all sessions decide whether the session window may grow by so much.
+
+        Streams' windows follow their own pace: what all of them bring is bounded by the session's.
+        """
+        self.window.may_grow = may_grow
+
+    def add(self, stream: StreamId, now: float) -> ReceiveStream:
+        window = Window(self._initial_window, max(self._settings.max_stream_window, EARLY_DATA_LIMIT), now)
+        created = self.streams[stream] = ReceiveStream(stream, window)
+        return created
+
+    # --- bytes in  ---
+
+    def data(self, stream: ReceiveStream, start: int, payload: memoryview, owned: bool, now: float) -> bool:
+        """Take a DATA segment; return True when the reader has something new."""
+        size = len(payload)
+        end = start + size
+        before, gaps = stream.next_offset, stream.has_gaps and stream.final is None
+        self._check_room(end - stream.highest)
+        self.charged += stream.insert(start, payload, owned)
+        self._dirty[stream.id] = None
+        self._unacked += size
+        in_order = stream.next_offset > before
+        if not in_order or gaps:
+            # A gap opened or closed, or a repeat came: the sender wants to know soon.
+            self._changes += 1
+            if end <= before or self._changes >= 2 or stream.next_offset > end:
+                self.ack_now = True
+        if stream.complete or (self._unacked >= ACK_BYTES and self._unacked >= self.window.size // 8):
+            self.ack_now = True
+        if self.ack_due is None:
+            self.ack_due = now + ACK_DELAY
+        if stream.discarding and in_order:
+            self.give_back(stream.next_offset - before, now, 0.0)
+        return in_order
+
+    def _check_room(self, advanced: int) -> None:
+        # Before anything is taken in: what is refused must not count, or honest bytes would be refused after it.
+        if advanced > 0 and self.charged + advanced > self.window.advertised:
+            raise RemoteProtocolError(
+                f"{self.charged + advanced} bytes on all streams, but the session window ends at "
+                f"{self.window.advertised}"
+            )
+
+    def finish(self, stream: ReceiveStream, final: int) -> None:
+        stream.check_final(final)
+        self._check_room(final - stream.highest)
+        self.charged += stream.finish(final)
+        if stream.discarding:
+            stream.consumed = stream.next_offset
+
+    def reset(self, stream: ReceiveStream, final: int, code: int, now: float) -> None:
+        stream.check_final(final)
+        self._check_room(final - stream.highest)
+        self.charged += final - stream.highest
+        self.give_back(stream.reset(final, code), now, 0.0)
+
+    def forget(self, stream: ReceiveStream) -> None:
+        """The stream has ended on both sides; what is not acknowledged yet still will be."""
+        del self.streams[stream.id]
+        if stream.id in self._dirty:
+            self._closed[stream.id] = stream.next_offset
+
+    def repeat(self, stream: StreamId, end: int) -> None:
+        """Bytes came again for a stream that has ended here: acknowledge them so that the peer forgets them."""
+        self._closed[stream] = max(end, self._closed.get(stream, 0))
+        self._dirty[stream] = None
+        self.ack_now = True
+
+    # --- the application reads  ---
+
+    def read(self, stream: ReceiveStream, limit: int, now: float, rtt: float) -> bytes:
+        data = stream.read(limit)
+        if data:
+            if stream.window.consumed(stream.consumed, now, rtt) and stream.final is None:
+                self._dirty[stream.id] = None
+                self.ack_now = True
+            self.give_back(len(data), now, rtt)
+        return data
+
+    def give_back(self, size: int, now: float, rtt: float) -> None:
+        """`size` bytes of session window were consumed or discarded."""
+        self.consumed += size
+        if self.window.consumed(self.consumed, now, rtt):
+            self.ack_now = True
+
+    def discard(self, stream: ReceiveStream, now: float) -> None:
+        self.give_back(stream.discard(), now, 0.0)
+
+    # --- acknowledgement  ---
+
+    def control_arrived(self, now: float, *, urgent: bool) -> None:
+        if urgent:
+            self.ack_now = True
+        elif self.ack_due is None:
+            self.ack_due = now + ACK_DELAY
+
+    def everything_dirty(self) -> None:
+        """A connection died or joined: say everything again (mechanics B3)."""
+        for stream in self.streams:
+            self._dirty[stream] = None
+        self.ack_now = True
+
+    def say_again(self, streams: Iterable[StreamId]) -> None:
+        """The next ACK speaks of these streams, whether or not something is new."""
+        for stream in streams:
+            if stream in self.streams:
+                self._dirty[stream] = None
+
+    def ack_payload(self) -> bytes:
+        """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""
+        room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
+        streams: list[StreamAck] = []
+        while self._dirty and len(streams) < 255:
+            stream_id = next(iter(self._dirty))
+            stream = self.streams.get(stream_id)
+            if stream is None:
+                end = self._closed.pop(stream_id, 0)
+                entry = StreamAck(stream_id, end, end)
+            else:
+                window = stream.window.advertise(stream.consumed)
+                fitting = stream.ranges()[: max(0, (room - 21) // 16)]
+                entry = StreamAck(stream_id, stream.next_offset, window, fitting)
+            if stream_ack_size(entry) > room:
+                break
+            room -= stream_ack_size(entry)
+            streams.append(entry)
+            del self._dirty[stream_id]
+        self.ack_now = bool(self._dirty)
+        self.ack_due = None
+        self._unacked = self._changes = 0
+        return encode_ack(
+            Ack(
+                self.window.advertise(self.consumed),
+                self.control.cumulative,
+                self.control.ranges(),
+                tuple(streams),
+            )
+        )

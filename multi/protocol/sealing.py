@@ -1,0 +1,99 @@
+"""Sealing of segments on connections that the transport does not protect (design 8).
+
+A record is one segment: its header is authenticated in clear, its payload encrypted. Transports deliver in order, so
+the record counter is implicit and a replayed, dropped or reordered record fails like an altered one. Every lane of a
+connection and each direction has a key of its own; keys are updated after 2^18 records, which with payloads of at
+most 256 KiB is 2^36 bytes, far inside the limits of AES-GCM (NIST SP 800-38D, RFC 9001 section 6.6).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
+
+from multi.errors import RemoteProtocolError
+from multi.protocol.segment import TAG_LENGTH
+
+RECORDS_PER_KEY = 1 << 18  # with the longest payload it bounds the bytes under one key to 2^36
+NONCE_LENGTH = 12
+
+
+class Cipher(IntEnum):
+    """AEADs, in wire numbers."""
+
+    AES_128_GCM = 1
+    CHACHA20_POLY1305 = 2
+
+
+class _Aead(Protocol):
+    def encrypt(
+        self, nonce: bytes, data: bytes | bytearray | memoryview, associated_data: bytes | memoryview | None
+    ) -> bytes: ...
+    def decrypt(
+        self, nonce: bytes, data: bytes | bytearray | memoryview, associated_data: bytes | memoryview | None
+    ) -> bytes: ...
+
+
+def expand(secret: bytes, label: bytes) -> bytes:
+    """HKDF-Expand (RFC 5869) for one block of 32 bytes."""
+    return hmac.digest(secret, b"multi1 " + label + b"\x01", "sha256")
+
+
+class _RecordKeys:
+    """Key and nonce sequence of one lane and direction."""
+
+    __slots__ = ("_aead", "_cipher", "_counter", "_iv", "_records_per_key", "_secret")
+
+    def __init__(self, secret: bytes, cipher: Cipher, lane: int, records_per_key: int = RECORDS_PER_KEY) -> None:
+        self._cipher = cipher
+        self._records_per_key = records_per_key
+        self._secret = expand(secret, b"lane" + bytes([lane]))
+        self._counter = 0
+        self._derive()
+
+    def _derive(self) -> None:
+        key = expand(self._secret, b"key")
+        self._aead: _Aead = AESGCM(key[:16]) if self._cipher is Cipher.AES_128_GCM else ChaCha20Poly1305(key)
+        self._iv = int.from_bytes(expand(self._secret, b"iv")[:NONCE_LENGTH], "big")
+
+    def next_nonce(self) -> bytes:
+        if self._counter == self._records_per_key:
+            self._secret = expand(self._secret, b"update")
+            self._counter = 0
+            self._derive()
+        nonce = (self._iv ^ self._counter).to_bytes(NONCE_LENGTH, "big")
+        self._counter += 1
+        return nonce
+
+
+class Sealer(_RecordKeys):
+    """Encrypts the segments one side sends on one lane."""
+
+    __slots__ = ()
+
+    def seal(self, header: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> bytes:
+        """Return ciphertext and tag. `header` must already count TAG_LENGTH in its segment length."""
+        clear = payload[0] if len(payload) == 1 else b"".join(payload)
+        nonce = self.next_nonce()  # first: it may change the key
+        return self._aead.encrypt(nonce, clear, header)
+
+
+class Opener(_RecordKeys):
+    """Decrypts the segments one side receives on one lane."""
+
+    __slots__ = ()
+
+    def open(self, header: memoryview, payload: memoryview) -> bytes:
+        """Return the clear payload; raises RemoteProtocolError when anything was altered."""
+        if len(payload) < TAG_LENGTH:
+            raise RemoteProtocolError("a sealed segment without its tag")
+        nonce = self.next_nonce()
+        try:
+            return self._aead.decrypt(nonce, payload, header)
+        except InvalidTag:
+            raise RemoteProtocolError("a sealed segment was altered") from None

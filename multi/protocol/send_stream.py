@@ -1,0 +1,329 @@
+"""The sending half of a stream: bytes the application wrote, until the session acknowledges them.
+
+It decides how application data is kept (by reference where it cannot change, copied once otherwise, small writes
+coalesced) and what is outstanding. Which connection carries what, and when, is the sender's business.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
+from multi.protocol.payloads import MAX_OFFSET, Range
+from multi.types import ConnectionId, StreamId
+
+COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more object and buffer
+COALESCED_CHUNK = 64 * 1024  # bytes a coalesced chunk grows to
+CHUNK_OVERHEAD = 512  # bytes of objects kept per chunk (measured: 505 to 563), counted against limits
+SILLY_WINDOW = 1024  # bytes; less window than this is not used alone
+SENT_TOGETHER = 0.005  # seconds within which small segments on the same connection share one record
+MAX_PIECES = 64  # buffers of one segment; more are joined, a system call takes 1,024 in all
+Buffer = bytes | bytearray | memoryview
+_COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
+
+
+class Outstanding:
+    """A range that was sent and is not acknowledged; `carriers` are the connections that carry it, newest last."""
+
+    __slots__ = ("acked", "carriers", "end", "lost", "sent_at", "start")
+
+    def __init__(self, start: int, end: int, carriers: tuple[ConnectionId, ...], sent_at: float) -> None:
+        self.start = start
+        self.end = end
+        self.carriers = carriers
+        self.sent_at = sent_at
+        self.acked = False
+        self.lost = False
+        """True while it waits to be rescued."""
+
+
+class SendStream:
+    """Offsets are those of the wire: `acked <= next_offset <= end_offset`."""
+
+    __slots__ = (
+        "_buffers",
+        "_buffers_head",
+        "_offsets",
+        "_outstanding",
+        "_outstanding_head",
+        "_rescue",
+        "_tail_open",
+        "acked",
+        "end_offset",
+        "error",
+        "fin_sent",
+        "final",
+        "finish_acked",
+        "id",
+        "next_offset",
+        "priority",
+        "reset_code",
+        "window",
+    )
+
+    def __init__(self, stream: StreamId, window: int, priority: int) -> None:
+        self.id = stream
+        self.priority = priority
+        self.window = window
+        """Absolute offset the peer allows."""
+        self.acked = 0
+        self.next_offset = 0
+        self.end_offset = 0
+        self.final = False
+        """True once the application has ended this direction."""
+        self.fin_sent = False
+        self.finish_acked = False
+        """True once the peer has acknowledged the FIN or RESET."""
+        self.reset_code: int | None = None
+        self.error: SessionLost | None = None
+        """Why writing has ended early."""
+        self._offsets: list[int] = []
+        self._buffers: list[Buffer] = []
+        self._buffers_head = 0
+        self._tail_open = False
+        self._outstanding: list[Outstanding] = []
+        self._outstanding_head = 0
+        self._rescue: list[Outstanding] = []
+
+    # --- application  ---
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append bytes. `bytes` and views of `bytes` are kept, anything else is copied now."""
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        end = self.end_offset + size
+        if end > MAX_OFFSET:
+            raise LocalProtocolError("a stream cannot carry more than 2^62 bytes")
+        if type(data) is bytes and size >= COALESCE_BELOW:
+            self._offsets.append(self.end_offset)
+            self._buffers.append(data)
+            self._tail_open = False
+            self.end_offset = end
+            return
+        if not size:
+            return
+        if size < COALESCE_BELOW:
+            if isinstance(data, memoryview):
+                data = data.tobytes()  # a bytearray takes no view that has gaps or items wider than a byte
+            tail = self._buffers[-1] if self._tail_open else None
+            if isinstance(tail, bytearray) and len(tail) + size <= COALESCED_CHUNK:
+                tail += data
+            else:
+                self._append(bytearray(data))
+                self._tail_open = True
+        else:
+            if isinstance(data, bytes):
+                kept: Buffer = data
+            elif isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
+                # A view of our own: the caller may release his as soon as write() has returned.
+                kept = data.cast("B") if data.ndim != 1 or data.format != "B" else data[:]
+            else:
+                kept = bytes(data)
+            self._append(kept)
+            self._tail_open = False
+        self.end_offset = end
+
+    def _append(self, buffer: Buffer) -> None:
+        self._offsets.append(self.end_offset)
+        self._buffers.append(buffer)
+
+    @property
+    def unsent(self) -> int:
+        return self.end_offset - self.next_offset
+
+    @property
+    def unacked(self) -> int:
+        """Bytes written and not acknowledged, sent or not."""
+        return self.end_offset - self.acked
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept, with the overhead of the objects that hold them."""
+        return self.unacked + CHUNK_OVERHEAD * (len(self._buffers) - self._buffers_head)
+
+    @property
+    def sendable(self) -> int:
+        """New bytes the peer's stream window allows now."""
+        return self.worth_sending(self.window - self.next_offset)
+
+    def worth_sending(self, room: int) -> int:
+        """Return how much of `room` to use: all of it, or nothing while it is silly.
+
+        A peer that opens its window byte by byte would get, and make us keep, a segment for each (RFC 1122 section
+        4.2.3.4). While earlier bytes are unacknowledged, waiting for a larger window cannot stall.
+        """
+        unsent = self.end_offset - self.next_offset
+        if room < min(SILLY_WINDOW, unsent) and self.acked < self.next_offset:
+            return 0
+        return min(unsent, room)
+
+    @property
+    def done(self) -> bool:
+        """Everything, with the end, is acknowledged."""
+        return self.finish_acked and not self.unacked
+
+    # --- sending  ---
+
+    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[Buffer]]:
+        """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
+        start = self.next_offset
+        end = self.next_offset = start + size
+        if size < COALESCE_BELOW and len(self._outstanding) > self._outstanding_head:
+            last = self._outstanding[-1]
+            if self._continues(last, size, connection, now):
+                last.end = end
+                return start, self.slice(start, end)
+        self._outstanding.append(Outstanding(start, end, connection, now))
+        return start, self.slice(start, end)
+
+    @staticmethod
+    def _continues(last: Outstanding, size: int, connection: tuple[ConnectionId, ...], now: float) -> bool:
+        """Small segments sent together are lost and sent again together: one segment then, not hundreds."""
+        return (
+            last.end - last.start + size <= COALESCE_BELOW
+            and last.carriers == connection
+            and now - last.sent_at <= SENT_TOGETHER
+            and not last.acked
+            and not last.lost
+        )
+
+    def slice(self, start: int, end: int) -> list[Buffer]:
+        """Return the buffers of [start, end); the range must still be kept."""
+        index = bisect_right(self._offsets, start, self._buffers_head) - 1
+        pieces: list[Buffer] = []
+        while start < end:
+            buffer = self._buffers[index]
+            if type(buffer) is bytes and self._offsets[index] == start and len(buffer) <= end - start:
+                pieces.append(buffer)  # all of it: no view is needed
+                start += len(buffer)
+                index += 1
+                continue
+            if not isinstance(buffer, memoryview):
+                # A view freezes a coalesced chunk: what was sent once can never change.
+                if self._tail_open and index == len(self._buffers) - 1:
+                    self._tail_open = False
+                buffer = self._buffers[index] = memoryview(buffer)
+            base = self._offsets[index]
+            piece = buffer[start - base : end - base]
+            pieces.append(piece)
+            start += len(piece)
+            index += 1
+        if len(pieces) > MAX_PIECES:
+            return [b"".join(pieces)]
+        return pieces
+
+    def split(self, item: Outstanding, size: int) -> Outstanding:
+        """Cut `item` after `size` bytes and return its first part (still in the list, as is the rest)."""
+        if item.end - item.start <= size:
+            return item
+        index = bisect_left(self._outstanding, item.start, self._outstanding_head, key=lambda o: o.start)
+        rest = Outstanding(item.start + size, item.end, item.carriers, item.sent_at)
+        item.end = rest.start
+        self._outstanding.insert(index + 1, rest)
+        if item.lost:
+            rest.lost = True
+            self._rescue.insert(self._rescue.index(item) + 1, rest)
+        return item
+
+    def outstanding(self) -> Iterator[Outstanding]:
+        """Unacknowledged ranges in offset order."""
+        items = self._outstanding
+        for index in range(self._outstanding_head, len(items)):
+            if not items[index].acked:
+                yield items[index]
+
+    def lose(self, item: Outstanding) -> None:
+        """Queue a range for rescue."""
+        if not item.lost and not item.acked:
+            item.lost = True
+            index = bisect_left(self._rescue, item.start, key=lambda o: o.start)
+            self._rescue.insert(index, item)
+
+    def next_rescue(self) -> Outstanding | None:
+        while self._rescue and self._rescue[0].acked:
+            self._rescue.pop(0)
+        return self._rescue[0] if self._rescue else None
+
+    def rescues(self) -> list[Outstanding]:
+        return [item for item in self._rescue if not item.acked]
+
+    def rescued(self, item: Outstanding) -> None:
+        """`item` has been handed to another connection, or its own has recovered."""
+        if item.lost:
+            item.lost = False
+            self._rescue.remove(item)
+
+    # --- acknowledgement  ---
+
+    def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[Outstanding]:
+        """Take an acknowledgement in; return the ranges it newly covers.
+
+        Raises RemoteProtocolError for bytes that were never sent.
+        """
+        if cumulative > self.next_offset or (ranges and ranges[-1][1] > self.next_offset):
+            raise RemoteProtocolError("acknowledgement of data that was never sent")
+        newly: list[Outstanding] = []
+        items = self._outstanding
+        head = self._outstanding_head
+        if cumulative > self.acked:
+            while head < len(items) and items[head].end <= cumulative:
+                if not items[head].acked:
+                    newly.append(items[head])
+                head += 1
+            if head < len(items) and items[head].start < cumulative and not items[head].acked:
+                newly.append(self._cut(items[head], cumulative))
+            self._outstanding_head = head
+            self.acked = cumulative
+            if head > _COMPACT_AFTER and head * 2 > len(items):
+                del items[:head]
+                self._outstanding_head = 0
+            self._release(cumulative)
+        for start, end in ranges:
+            index = bisect_left(items, start, self._outstanding_head, key=lambda o: o.start)
+            while index < len(items) and items[index].end <= end:
+                if not items[index].acked:
+                    newly.append(items[index])
+                    items[index].acked = True
+                index += 1
+        for item in newly:
+            item.acked = True
+        return newly
+
+    @staticmethod
+    def _cut(item: Outstanding, below: int) -> Outstanding:
+        """Take what lies before `below` off `item` and return it.
+
+        No honest peer acknowledges part of a segment; for another one, bytes already released would be sent again.
+        """
+        done = Outstanding(item.start, below, item.carriers, item.sent_at)
+        item.start = below
+        return done
+
+    def _release(self, below: int) -> None:
+        """Drop the buffers that end at or before `below`."""
+        head, count = self._buffers_head, len(self._buffers)
+        while head < count and (self._offsets[head + 1] if head + 1 < count else self.end_offset) <= below:
+            if head == count - 1 and self._tail_open:
+                break
+            self._buffers[head] = b""
+            head += 1
+        self._buffers_head = head
+        if head > _COMPACT_AFTER and head * 2 > count:
+            del self._buffers[:head]
+            del self._offsets[:head]
+            self._buffers_head = 0
+
+    def discard(self) -> list[Outstanding]:
+        """Forget everything unsent and unacknowledged (RESET); return what was outstanding."""
+        dropped = list(self.outstanding())
+        for item in dropped:
+            item.acked = True
+        self._outstanding.clear()
+        self._outstanding_head = 0
+        self._rescue.clear()
+        self._offsets.clear()
+        self._buffers.clear()
+        self._buffers_head = 0
+        self._tail_open = False
+        self.end_offset = self.acked = self.next_offset
+        return dropped

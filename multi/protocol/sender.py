@@ -1,0 +1,396 @@
+"""The sending half of a session: which bytes go next, and again where.
+
+Order of work (design 6): rescue, new data by stream priority, opportunistic reinjection. The scheduler chooses the
+connection; this module decides what it is asked about, and enforces credit, windows and "never again on the connection
+that lost it while another is usable".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from multi.protocol.connection import UNKNOWN_RTT, Connection
+from multi.protocol.payloads import StreamAck
+from multi.protocol.segment import SegmentType
+from multi.protocol.send_stream import Buffer, Outstanding, SendStream
+from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.schedulers.base import Scheduler, SendRequest
+from multi.types import ConnectionId, StreamId
+
+HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then (mechanics A7)
+REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
+REINJECT_MIN_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
+REINJECT_MAX_AGE = 0.500
+REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
+EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
+MUCH_EARLIER = 0.5  # the same while there is new data to send instead
+WINDOW_SMALL = 2 * 1024 * 1024  # bytes
+REINJECT_ALLOWANCE = 256 * 1024
+LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
+MAX_COPIES = 3  # connections that may carry the same range
+RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
+GROWING = 1.0  # seconds after a window has grown, or writing has begun, in which it can be expected to grow further
+GROWTH = 1.5  # times the largest size so far
+
+
+class Sender:
+    """All send streams of one session."""
+
+    def __init__(
+        self, scheduler: Scheduler, reinject: str, session_window: int, scheduler_failed: Callable[[Exception], None]
+    ) -> None:
+        """`scheduler_failed` puts another scheduler in the place of one that raised, or raises itself."""
+        self.scheduler = scheduler
+        self._scheduler_failed = scheduler_failed
+        self.reinject = reinject
+        self.streams: dict[StreamId, SendStream] = {}
+        self.window = session_window
+        """Absolute: bytes over all streams the peer allows."""
+        self.used = 0
+        """Sum of what was sent for the first time."""
+        self.copied = 0
+        """Bytes sent again, for whatever reason."""
+        self._copied_freely = 0
+        self._backlog = 0
+        self.held_back = False
+        """A writer waits until there is room: more bytes are to come than can be seen."""
+        self._run = 0
+        """Bytes sent for the first time since writing last paused."""
+        self._run_at = self._run_began = 0.0
+        self._window_size = session_window
+        self._window_grown_at = 0.0
+        self._turn: dict[int, StreamId] = {}
+        self.hold_until: float | None = None
+        """When a waiting scheduler is asked again."""
+        self.early_limit: int | None = EARLY_DATA_LIMIT
+        """Most bytes before the peer's ACCEPT; None = no limit any more."""
+
+    # --- state  ---
+
+    @property
+    def unsent(self) -> int:
+        return sum(stream.unsent for stream in self.streams.values())
+
+    @property
+    def unacked(self) -> int:
+        return sum(stream.unacked for stream in self.streams.values())
+
+    @property
+    def idle(self) -> bool:
+        """All that was written has been acknowledged."""
+        for stream in self.streams.values():  # noqa: SIM110 - a generator costs more than all the rest
+            if stream.acked != stream.end_offset:
+                return False
+        return True
+
+    @property
+    def window_left(self) -> int:
+        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
+        return limit - self.used
+
+    @property
+    def waiting(self) -> bool:
+        """Bytes wait for a connection, new ones or such that are to be rescued."""
+        return any(s.next_offset < s.end_offset or s.next_rescue() is not None for s in self.streams.values())
+
+    @property
+    def blocked_by_window(self) -> bool:
+        """Bytes wait, and only the peer's windows keep them from being sent."""
+        waiting = [s for s in self.streams.values() if s.unsent]
+        return bool(waiting) and (self.window_left <= 0 or all(s.sendable <= 0 for s in waiting))
+
+    # --- acknowledgements  ---
+
+    def widen(self, window: int, now: float) -> None:
+        """The peer allows `window` bytes in all: as much as before from what it has read on, or more."""
+        self.window = window
+        size = window - self.used + sum(s.next_offset - s.acked for s in self.streams.values())
+        if size > GROWTH * self._window_size:
+            self._window_size, self._window_grown_at = size, now
+
+    def acknowledge(self, ack: StreamAck, connections: dict[ConnectionId, Connection], now: float) -> bool:
+        """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
+        stream = self.streams.get(ack.stream)
+        if stream is None:
+            return False
+        newly = stream.acknowledge(ack.cumulative, ack.ranges)
+        for item in newly:
+            stream.rescued(item)
+            self._release(item, connections, now)
+        grown = ack.window > stream.window
+        if grown:
+            stream.window = ack.window
+        return bool(newly) or grown
+
+    @staticmethod
+    def _release(item: Outstanding, connections: dict[ConnectionId, Connection], now: float) -> None:
+        size = item.end - item.start
+        for carrier in item.carriers:
+            connection = connections.get(carrier)
+            if connection is not None:
+                connection.in_flight -= size
+                if len(item.carriers) == 1:
+                    connection.delivered(size, now)
+
+    def forget(self, stream: SendStream, connections: dict[ConnectionId, Connection], now: float) -> None:
+        """The stream was reset: nothing of it is outstanding any more."""
+        for item in stream.discard():
+            self._release(item, connections, now)
+
+    # --- loss  ---
+
+    def lose(
+        self, connection: Connection, connections: dict[ConnectionId, Connection], *, certain: bool = False
+    ) -> None:
+        """`connection` is suspect or gone: rescue what only it, or others like it, carry. `certain`: it is lost."""
+        if self.reinject == "off" and connection.alive and not certain:
+            return
+        for stream in self.streams.values():
+            for item in stream.outstanding():
+                if connection.id in item.carriers and not any(
+                    c != connection.id and c in connections and connections[c].may_deliver for c in item.carriers
+                ):
+                    stream.lose(item)
+
+    def detach(self, connection: Connection) -> None:
+        """`connection` no longer exists: take it off every range it carried."""
+        for stream in self.streams.values():
+            for item in stream.outstanding():
+                if connection.id in item.carriers:
+                    item.carriers = tuple(c for c in item.carriers if c != connection.id)
+        connection.in_flight = 0
+
+    def recover(self, connection: Connection) -> None:
+        """`connection` made progress again: what it carries need not be rescued any more."""
+        for stream in self.streams.values():
+            for item in stream.rescues():
+                if connection.id in item.carriers:
+                    stream.rescued(item)
+
+    # --- sending  ---
+
+    def fill(self, usable: Sequence[Connection], now: float) -> None:
+        """Give the usable connections what they have credit for. `usable` is in order of id."""
+        self.hold_until = None
+        if not usable or not self._has_credit(usable):
+            return
+        if len(usable) > 1:
+            for connection in usable:
+                connection.estimate_not_sent(now)
+        rescued_all = self._rescue(usable, now)
+        if not rescued_all:
+            return
+        reinjects = self.reinject == "full" and len(usable) > 1
+        if reinjects and self._window_runs_out(usable):
+            self._reinject(usable, now, only_head=True)
+        if self._send_new(usable, now) and reinjects:
+            self._reinject(usable, now)
+
+    def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
+        """A copy sent when the window is full comes too late: it arrives after what is on its way already.
+
+        Windows that have grown hold more than a slow path is late, and copies cost fast ones processor time.
+        """
+        if self.early_limit is not None or self._window_size > WINDOW_SMALL:
+            return False
+        windows = [s.window - s.next_offset for s in self.streams.values() if s.unsent]
+        left = min([self.window_left, *windows])
+        return any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
+
+    @staticmethod
+    def _has_credit(connections: Sequence[Connection]) -> bool:
+        for connection in connections:  # noqa: SIM110 - asked for every segment
+            if connection.credit > 0:
+                return True
+        return False
+
+    def _select(
+        self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
+    ) -> Sequence[Connection]:
+        """Ask the scheduler; empty = it waits."""
+        window, growing = self.window_left, now < max(self._window_grown_at, self._run_began) + GROWING
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, window), again, now, growing)
+        try:
+            chosen = self.scheduler.select(request, usable)
+            if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
+                return usable
+            picked = [c for c in usable if c.credit > 0 and c in chosen]
+        except Exception as error:
+            self._scheduler_failed(error)
+            return self._select(stream, size, usable, again, now)
+        if not picked:
+            self.hold_until = now + HOLD_CHECK
+        return picked
+
+    def _rescue(self, usable: Sequence[Connection], now: float) -> bool:
+        """Send lost ranges again; return False when some still wait for a connection."""
+        for stream in self._by_priority(list(self.streams.values())):
+            self._backlog = stream.unacked
+            while (item := stream.next_rescue()) is not None:
+                others = [c for c in usable if c.id not in item.carriers]
+                if not others:
+                    break
+                if not self._has_credit(others):
+                    return False
+                picked = self._select(stream, item.end - item.start, others, True, now)
+                if not picked:
+                    # A rescue never waits for a better connection: the reader is stalled by exactly these bytes.
+                    picked = [min((c for c in others if c.credit > 0), key=_arrival)]
+                    self.hold_until = None
+                self._copy(stream, item, picked[0], now)
+        return True
+
+    def _copy(self, stream: SendStream, item: Outstanding, connection: Connection, now: float) -> int:
+        item = stream.split(item, connection.segment_size)
+        stream.rescued(item)
+        item.carriers = (*item.carriers, connection.id)
+        item.sent_at = now
+        size = item.end - item.start
+        connection.reinjected += size
+        self.copied += size
+        self._put(connection, stream.id, item.start, stream.slice(item.start, item.end), size, now)
+        return size
+
+    def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
+        """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
+        if now > self._run_at + RUN_GAP:
+            self._run, self._run_began = 0, now
+        self._backlog = self.unsent
+        if self.held_back:
+            # What a writer still has, nobody knows; the best guess is as much as it has written so far.
+            self._backlog = max(self._backlog, self._run)
+        while True:
+            room = self.window_left
+            stream = self._next_stream() if room > 0 else None
+            if stream is None:
+                return True
+            if not self._has_credit(usable):
+                return False
+            available = stream.worth_sending(min(stream.window - stream.next_offset, room))
+            if available <= 0:
+                return True
+            size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
+            picked = self._select(stream, size, usable, False, now)
+            if not picked:
+                # The scheduler keeps new bytes for a better connection; this one may still help with old ones.
+                return self.reinject == "full"
+            size = min(available, min([c.segment_size for c in picked]))
+            carriers = tuple([c.id for c in picked])
+            start, buffers = stream.take(size, carriers, now)
+            self.used += size
+            self._run += size
+            self._run_at = now
+            self._backlog -= size
+            for connection in picked:
+                self._put(connection, stream.id, start, buffers, size, now)
+            self._turn[stream.priority] = stream.id
+
+    def _put(
+        self,
+        connection: Connection,
+        stream: StreamId,
+        start: int,
+        buffers: Sequence[Buffer],
+        size: int,
+        now: float,
+    ) -> None:
+        connection.carries(size, now)
+        connection.spend(size)
+        connection.send(SegmentType.DATA, buffers, size, sequence=start, stream=stream, lane=connection.data_lane)
+        connection.sent_at = now
+
+    def _next_stream(self) -> SendStream | None:
+        """Strict between priorities, round robin within (design 5). It may turn out to have nothing to send."""
+        if len(self.streams) == 1:
+            (only,) = self.streams.values()
+            return only
+        ready = [s for s in self.streams.values() if s.sendable > 0]
+        if not ready:
+            return None
+        best = min(s.priority for s in ready)
+        ready = [s for s in ready if s.priority == best]
+        last = self._turn.get(best, StreamId(-1))
+        return min(ready, key=lambda s: (s.id <= last, s.id))
+
+    @staticmethod
+    def _by_priority(streams: list[SendStream]) -> list[SendStream]:
+        return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
+
+    # --- opportunistic reinjection (mechanics A8)  ---
+
+    def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
+        """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
+
+        `only_head`: none behind one that need not be copied, for that is what keeps the window from moving.
+        """
+        by_id = {c.id: c for c in usable}
+        min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
+        min_age = max(min(1.1 * min_rtt, REINJECT_MAX_AGE), REINJECT_MIN_AGE)
+        queues: dict[ConnectionId, _Queue] = {}
+        for stream in self._by_priority(list(self.streams.values())):
+            scanned = 0
+            for item in stream.outstanding():
+                scanned += 1
+                if scanned > REINJECT_SCAN or not self._has_credit(usable):
+                    break
+                for carrier in item.carriers:
+                    queues.setdefault(carrier, _Queue(now - item.sent_at)).size += item.end - item.start
+                if item.lost or len(item.carriers) >= MAX_COPIES or now - item.sent_at < min_age:
+                    continue
+                size = item.end - item.start
+                if self._copied_freely + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
+                    return
+                # Where the peer has not proved itself nothing is clearly earlier, and one such would excuse another.
+                candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
+                if not candidates:
+                    continue
+                best = min(candidates, key=_arrival)
+                remaining = min(
+                    (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
+                    default=inf,
+                )
+                if _arrival(best) + size / (best.rate or 1e6) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
+                    self._copied_freely += self._copy(stream, item, best, now)
+                    # The list changed under the iterator when the range was split: look again next time.
+                    if size > best.segment_size:
+                        return
+                elif only_head:
+                    break
+
+
+def _arrival(connection: Connection) -> float:
+    """Estimated time until a byte given to it now arrives."""
+    rate = connection.rate or (
+        connection.congestion_window / connection.rtt if connection.congestion_window and connection.rtt else 1e6
+    )
+    queued = connection.not_sent + max(0.0, connection.in_flight - rate * connection.min_rtt)
+    return queued / rate + connection.min_rtt / 2
+
+
+@dataclass(slots=True)
+class _Queue:
+    """What a connection carries, from the oldest range on."""
+
+    age: float
+    """Seconds since the oldest range was given to it."""
+    size: int = 0
+
+
+def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
+    """Estimated time until the last range of `queue`, given to the connection `age` ago, has been acknowledged.
+
+    A connection delivers in order, so what counts is what it carries before the range and not all it holds. What should
+    have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late.
+    """
+    rtt = connection.rtt or UNKNOWN_RTT
+    rate = connection.rate or connection.congestion_window / rtt or 1e6
+    usual = max(queue.size / rate, rtt)
+    late = age - usual - 4 * connection.rtt_variation - LATE
+    remaining = max(0.0, usual - age) if late < 0 else rtt + late
+    unsent = queue.size - (connection.in_flight - connection.not_sent)
+    if unsent > 0 and not connection.rate:
+        # It is not even on its way, and a path that has just begun sends no more before it has heard of what is.
+        remaining = max(remaining, rtt + unsent / rate)
+    return remaining

@@ -1,0 +1,60 @@
+"""What a session is told at birth: windows, timers, protection, limits. Values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from multi.protocol.payloads import Policy
+from multi.protocol.sealing import Cipher
+
+
+class Protect(Enum):
+    """Which connections the session seals itself: those the transport leaves open, all, or none."""
+
+    AUTO = "auto"
+    ALWAYS = "always"
+    NEVER = "never"
+
+    def seals(self, secure: bool) -> bool:
+        return self is Protect.ALWAYS or (self is Protect.AUTO and not secure)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Bytes and seconds. The defaults are the documented ones."""
+
+    initial_window: int = 64 * 1024
+    """Stream and session window granted before anything is known of the peer."""
+    max_stream_window: int = 16 * 1024 * 1024
+    """Hard cap: sum of rates times the longest loaded round trip, twice, for 400 Mbit/s and 160 ms."""
+    max_session_window: int = 16 * 1024 * 1024
+    max_streams: int = 128
+    """Streams the peer may have open at a time."""
+    protect: Protect = Protect.AUTO
+    ciphers: tuple[Cipher, ...] = (Cipher.AES_128_GCM, Cipher.CHACHA20_POLY1305)
+    policy: Policy = field(default_factory=Policy)
+    """How this side sends."""
+    peer_policy: Policy | None = None
+    """How the peer shall send; None = as this side does. Clients only."""
+    follow_peer_policy: bool = True
+    """Servers: take the client's policy unless the server's own configuration says otherwise."""
+    handshake_timeout: float = 5.0
+    resume_timeout: float = 60.0
+    idle_timeout: float = 60.0
+    """A connection on which nothing was received for so long is lost; per transport, see `idle_timeouts`."""
+    idle_timeouts: tuple[tuple[str, float], ...] = ()
+    linger: float = 1.0
+    """How long a closing session waits for the peer's CLOSE; longer where a few round trips are longer."""
+    max_connections: int = 16
+    psk: bytes = field(default=b"", repr=False)
+    psk_id: bytes = b""
+    warnings: tuple[str, ...] = ()
+    """Doubts about the settings themselves, for the application to hear when the session begins."""
+
+    def idle_timeout_of(self, transport: str) -> float:
+        return dict(self.idle_timeouts).get(transport, self.idle_timeout)
+
+
+KEEPALIVE_INTERVAL = 15.0  # design 3: keep-alives go every min(15 s, a third of the idle timeout)
+EARLY_DATA_LIMIT = 64 * 1024  # design 5: at most 64 KiB before ACCEPT

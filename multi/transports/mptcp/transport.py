@@ -1,0 +1,269 @@
+"""The `mptcp` transport: one Multipath TCP connection (RFC 8684) per channel.
+
+The kernel spreads the bytes over subflows by itself; which subflows there are is decided in
+`multi.transports.mptcp.subflows`, as far as the host's path manager lets us.
+Where the peer does not speak MPTCP the kernel falls back to TCP: the channel is kept and says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from multi.errors import TransportError
+from multi.transports.base import (
+    AcceptCallback,
+    Channel,
+    ChannelInfo,
+    Listener,
+    TransportSettings,
+    register_transport,
+)
+from multi.transports.mptcp.info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
+from multi.transports.sockets import check_congestion, listening_socket, tune_stream
+from multi.transports.tcp.accepting import MakeChannel, StreamReception
+from multi.transports.tcp.channel import StreamChannel, StreamIo
+from multi.transports.tcp.info import TcpInfo
+from multi.transports.tcp.listener import StreamListener
+from multi.transports.tcp.transport import dial_stream
+from multi.types import Candidate, TransportSample
+
+if sys.platform == "linux":
+    from multi.linux.mptcp_endpoints import EndpointLease
+    from multi.transports.mptcp.subflows import SubflowKeeper, lease_acceptance, lease_subflows, release_subflows
+
+logger = logging.getLogger("multi.transports")
+
+FELL_BACK = "fell back to TCP: the peer or a middlebox does not speak MPTCP"
+SCHEDULER = Path("/proc/sys/net/mptcp/scheduler")
+NO_MPTCP = "this kernel has no MPTCP (Linux 5.6 or later with net.mptcp.enabled=1 is needed)"
+
+_DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
+_NOT_SUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
+
+
+class MptcpChannel(StreamChannel):
+    """A stream channel that knows about subflows. `info` follows the last `sample`, and further subflows' comings."""
+
+    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
+        super().__init__(sock, info, secured)
+        self._cipher = info.detail  # what TLS said; empty without it
+        self._token = 0
+        self._bytes_acked = self._subflows_acked = 0
+        self._base = 0
+        self._keeper: SubflowKeeper | None = None
+        kernel = read_mptcp_info(sock)
+        if kernel is not None:
+            self._base = kernel.bytes_acked
+            self._token = kernel.token
+        self._describe(kernel)
+
+    @property
+    def fell_back(self) -> bool:
+        """Plain TCP underneath, as of the last `sample`."""
+        return self._info.fell_back
+
+    @property
+    def subflows(self) -> int:
+        """Established subflows, as of the last `sample`; 0 after a fallback."""
+        return self._info.subflows
+
+    @property
+    def token(self) -> int:
+        """The kernel's name for this connection on this host, for its path manager; 0 after a fallback."""
+        return self._token
+
+    def keep_subflows(self, candidate: Candidate, lease: EndpointLease | None, reason: str) -> None:
+        """Make subflows over the candidate's further interfaces and keep them; takes over the lease."""
+        self._keeper = SubflowKeeper(candidate, lease, reason, self._read)
+        self._read()
+
+    def _read(self) -> MptcpInfo | None:
+        """How the connection is; None: it is no MPTCP connection, or closed."""
+        if self._is_released() or self._info.fell_back:
+            return None
+        kernel = read_mptcp_info(self._sock)
+        self._describe(kernel)
+        return kernel
+
+    def _release(self) -> None:
+        super()._release()
+        if self._keeper is not None:
+            self._keeper.stop()
+
+    def sample(self) -> TransportSample:
+        kernel = self._read()
+        flows = tuple(flow for flow in kernel.subflows if flow.state in CARRYING) if kernel else ()
+        sample = self._sample_of(kernel, flows) if kernel and flows else super().sample()
+        if self._is_released():
+            return sample
+        if kernel is not None:
+            sample = replace(
+                sample,
+                bytes_acked=self._acknowledged(kernel, flows),
+                unacked=kernel.unacked + self._queued,
+            )
+        # A late fallback changes where the counter comes from; progress must not run backwards.
+        self._bytes_acked = max(self._bytes_acked, sample.bytes_acked)
+        return replace(sample, bytes_acked=self._bytes_acked)
+
+    def _acknowledged(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> int:
+        """What grows while anything gets through.
+
+        MPTCP acknowledges in order: while one subflow is slow nothing seems to move, although the others deliver.
+        """
+        if not flows:
+            return kernel.bytes_acked - self._base
+        acked = sum(flow.bytes_acked for flow in flows)
+        # Less: a subflow is gone, and its count with it.
+        progress = self._bytes_acked + max(0, acked - self._subflows_acked)
+        self._subflows_acked = acked
+        return progress
+
+    def _sample_of(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> TransportSample:
+        # What a subflow measured before its network died says nothing about the others, which go on.
+        alive = tuple(flow for flow in flows if flow.retransmits < _DEAD_RETRANSMITS) or flows
+        busy = [flow for flow in alive if flow.unacked]
+        # Bytes in flight arrive in order only when the slowest subflow that carries some has delivered.
+        rtt_of = max(busy, key=_rtt) if busy else min(alive, key=_rtt)
+        in_flight = sum(flow.unacked for flow in flows)
+        rate = sum(flow.rate for flow in alive)
+        if rate:
+            self._adapt(rate)
+        return TransportSample(
+            rtt=rtt_of.rtt,
+            rtt_variation=rtt_of.rtt_variation,
+            min_rtt=min(flow.min_rtt for flow in alive),
+            rate=rate,
+            rate_is_lower_bound=any(flow.app_limited for flow in alive),
+            congestion_window=sum(flow.congestion_window for flow in alive),
+            not_sent=max(0, kernel.unacked - in_flight) + self._queued,
+            retransmits=min(flow.retransmits for flow in flows),
+        )
+
+    def _describe(self, kernel: MptcpInfo | None) -> None:
+        if kernel is None:
+            count, detail = 0, FELL_BACK
+        else:
+            count = kernel.subflow_count
+            detail = f"{count} subflow{'' if count == 1 else 's'}"
+            if self._keeper is not None:
+                detail += f" ({self._keeper.describe(kernel)})"
+        if self._cipher:
+            detail = f"{self._cipher}; {detail}"
+        info = self._info
+        if (detail, count, kernel is None) != (info.detail, info.subflows, info.fell_back):
+            self._info = replace(info, detail=detail, subflows=count, fell_back=kernel is None)
+
+
+def _rtt(flow: TcpInfo) -> float:
+    return flow.rtt
+
+
+@register_transport("mptcp")
+class Mptcp:
+    """Multipath TCP in the kernel. Its listener takes plain TCP too; `info.transport` says which it was."""
+
+    name = "mptcp"
+
+    async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
+        """With `more_interfaces`: subflows over them follow once data has gone through.
+
+        Where they cannot be made the connection has one, and `info.detail` says why.
+        """
+        lease, reason = None, ""
+        if candidate.more_interfaces and sys.platform == "linux":
+            lease, reason = await lease_subflows(candidate)
+            if reason:
+                logger.warning("%s has no further subflows: %s", candidate, reason)
+        try:
+            channel = await self._connect(candidate, settings)
+            assert isinstance(channel, MptcpChannel)
+            if candidate.more_interfaces and not channel.fell_back:
+                channel.keep_subflows(candidate, lease, reason)
+                lease = None
+        finally:
+            if lease is not None:
+                release_subflows(lease)
+        return channel
+
+    async def _connect(self, candidate: Candidate, settings: TransportSettings) -> StreamChannel:
+        try:
+            return await dial_stream(candidate, settings.mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
+        except TransportError as error:
+            if error.errno in _NOT_SUPPORTED and not mptcp_available():
+                raise TransportError(error.errno, NO_MPTCP) from error
+            raise
+
+    async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
+        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+            remote = sock.getpeername()[0]
+            if read_mptcp_info(sock) is None:
+                tune_stream(sock, settings.tcp, remote)
+                return "tcp", StreamChannel
+            tune_stream(sock, settings.mptcp, remote)
+            return "mptcp", MptcpChannel
+
+        check_congestion(settings.tcp, "tcp_config")
+        check_congestion(settings.mptcp, "mptcp_config")
+        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        return _MptcpListener(listening_socket(host, port, _open_listener), reception)
+
+
+class _MptcpListener(StreamListener):
+    """Sees that the host accepts further subflows while it listens, and says so where it will not."""
+
+    def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
+        super().__init__(sock, reception)
+        self._lease: EndpointLease | None = None
+        if sys.platform == "linux" and sock.proto == IPPROTO_MPTCP:
+            self._lease, reason = lease_acceptance()
+            if reason:
+                logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
+
+    def close(self) -> None:
+        super().close()
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            release_subflows(lease)
+
+
+def host_scheduler() -> str:
+    """The kernel's MPTCP scheduler, which is one for the whole host (network namespace); empty where it tells none."""
+    try:
+        return SCHEDULER.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def scheduler_doubt(wanted: str) -> str:
+    """Why the MPTCP scheduler of the configuration is not in force; empty when it is, or none is asked for."""
+    if not wanted or wanted == host_scheduler():
+        return ""
+    return (
+        f"mptcp_config.scheduler {wanted!r} is not in force: Linux has one for the whole host (net.mptcp.scheduler), "
+        "not one per connection"
+    )
+
+
+def mptcp_available() -> bool:
+    """Whether the kernel gives out MPTCP sockets."""
+    try:
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP).close()
+    except OSError as error:
+        return error.errno not in _NOT_SUPPORTED
+    return True
+
+
+def _open_listener(family: int) -> socket.socket:
+    try:
+        return socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
+        logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
+        return socket.socket(family, socket.SOCK_STREAM)

@@ -1,0 +1,130 @@
+"""What a server does with packets before there is a connection: read them, validate addresses, refuse.
+
+aioquic's functions, whichever engine the connections themselves use: they are always installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from aioquic._buffer import Buffer as QuicBuffer
+from aioquic.quic.crypto import CryptoPair
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicPacketType,
+    encode_quic_retry,
+    encode_quic_version_negotiation,
+    pull_quic_header,
+)
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH, SMALLEST_DATAGRAM
+
+TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
+LONG_HEADER = 0x80  # RFC 9000 section 17.2
+FIRST_ID_LEAST = 8  # bytes a client makes up for the server; fewer could be meant to be hit by others (section 7.2)
+
+
+def connection_of_all(data: bytes, segment: int) -> bytes | None:
+    """The destination id of datagrams of `segment` bytes each, if all are packets with short headers for the same.
+
+    That is what they are once the handshake is done. None for anything else.
+    """
+    if max(data[::segment], default=LONG_HEADER) >= LONG_HEADER:
+        return None
+    first = data[1 : 1 + CONNECTION_ID_LENGTH]
+    for start in range(segment, len(data), segment):
+        if data[start + 1 : start + 1 + CONNECTION_ID_LENGTH] != first:
+            return None
+    return first
+
+
+class PacketHeader:
+    """The fields of a datagram's first packet that routing needs."""
+
+    __slots__ = ("_large", "destination_id", "is_first", "source_id", "token", "version")
+
+    def __init__(self, data: bytes) -> None:
+        """Raises ValueError if this is no QUIC packet."""
+        header = pull_quic_header(QuicBuffer(data=data), host_cid_length=CONNECTION_ID_LENGTH)
+        self.destination_id = header.destination_cid
+        self.source_id = header.source_cid
+        self.token = header.token
+        self.version = header.version
+        self._large = len(data) >= SMALLEST_DATAGRAM
+        initial = header.packet_type is QuicPacketType.INITIAL
+        self.is_first = initial and self._large and len(header.destination_cid) >= FIRST_ID_LEAST
+        """An Initial that may begin a connection."""
+
+    def needs_version_negotiation(self, versions: Sequence[int]) -> bool:
+        # Version 0 is itself a Version Negotiation packet: answering one with another makes two servers loop.
+        # Small datagrams get no answer that could be larger than they are (RFC 9000 section 6.1).
+        return bool(self.version) and self.version not in versions and self._large
+
+
+def version_negotiation(header: PacketHeader, versions: Sequence[int]) -> bytes:
+    return encode_quic_version_negotiation(
+        source_cid=header.destination_id,
+        destination_cid=header.source_id,
+        supported_versions=list(versions),
+    )
+
+
+def refusal(header: PacketHeader, error_code: QuicErrorCode) -> bytes:
+    """An Initial packet that closes a connection before it exists (RFC 9000 section 5.2.2)."""
+    version = header.version or 1
+    crypto = CryptoPair()
+    crypto.setup_initial(cid=header.destination_id, is_client=False, version=version)
+    builder = QuicPacketBuilder(
+        host_cid=header.destination_id,
+        is_client=False,
+        max_datagram_size=SMALLEST_DATAGRAM,
+        peer_cid=header.source_id,
+        version=version,
+    )
+    builder.start_packet(QuicPacketType.INITIAL, crypto)
+    buffer = builder.start_frame(QuicFrameType.TRANSPORT_CLOSE, capacity=32)
+    buffer.push_uint_var(error_code)
+    buffer.push_uint_var(QuicFrameType.PADDING)
+    buffer.push_uint_var(0)
+    datagrams, _ = builder.flush()
+    return datagrams[0]
+
+
+class RetryTokens:
+    """Address validation before any state is kept (RFC 9000 section 8.1.2)."""
+
+    def __init__(self) -> None:
+        self._cipher = AESGCM(AESGCM.generate_key(bit_length=128))
+
+    def retry(self, header: PacketHeader, address: str, now: float) -> bytes:
+        """The Retry packet that makes the client come back with a token."""
+        source_id = os.urandom(CONNECTION_ID_LENGTH)
+        issued = int(now * 1000).to_bytes(8, "big")
+        plain = issued + source_id + header.destination_id
+        nonce = os.urandom(12)
+        token = nonce + self._cipher.encrypt(nonce, plain, address.encode())
+        return encode_quic_retry(
+            version=header.version or 1,
+            source_cid=source_id,
+            destination_cid=header.source_id,
+            original_destination_cid=header.destination_id,
+            retry_token=token,
+        )
+
+    def original_id(self, header: PacketHeader, address: str, now: float) -> bytes | None:
+        """The destination id of the client's first packet, or None if the token is not ours or too old."""
+        token = header.token or b""
+        try:
+            plain = self._cipher.decrypt(token[:12], token[12:], address.encode())
+        except (InvalidTag, ValueError):
+            return None
+        issued = int.from_bytes(plain[:8], "big") / 1000
+        source_id = plain[8 : 8 + CONNECTION_ID_LENGTH]
+        if now - issued > TOKEN_LIFETIME or source_id != header.destination_id:
+            return None
+        return plain[8 + CONNECTION_ID_LENGTH :]

@@ -1,0 +1,376 @@
+"""A channel over one connected stream socket: TCP, MPTCP, and either of them under TLS.
+
+Decides when to call `sendmsg` and `recv_into` and how much may wait in user space. Application bytes are
+handed to the kernel where they lie: buffers are kept by reference and never joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+from itertools import islice
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from multi.errors import TransportError
+from multi.transports.base import Buffer, ChannelInfo, ChannelSink
+from multi.transports.sockets import NOTSENT_LOWAT, reset_on_close, set_notsent_lowat, transport_error
+from multi.transports.tcp.info import TcpInfo, read_tcp_info
+from multi.types import TransportSample
+
+RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
+READS_PER_EVENT = 4  # then other connections get their turn
+BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux and macOS; sendmsg fails with EMSGSIZE above it
+QUANTUM_START = 64 * 1024  # bytes of credit before a rate is known
+QUANTUM_MIN = 32 * 1024  # below this the cost per call dominates
+QUANTUM_MAX = 2 * 1024 * 1024  # above this larger writes gain nothing
+QUANTUM_TIME = 0.004  # seconds of sending one credit should last
+LOWAT_MAX = 2 * 1024 * 1024  # bytes; under a millisecond where it is reached
+LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not run dry between two wake-ups
+LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
+SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
+TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
+CORK_ABOVE = 64 * 1024  # bytes in TLS records that leave together; for less it is not worth two system calls
+LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
+LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
+
+_TCP_CORK = getattr(socket, "TCP_CORK", None)  # Linux
+
+_receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
+
+
+def unsent_limit(rate: float, turn: float) -> int:
+    """Bytes the kernel may hold unsent at `rate` when the event loop takes `turn` seconds to come by again.
+
+    Beside a QUIC connection that fills a processor, turns take 20 ms and more; a fast link with 10 ms of bytes was idle
+    half of the time.
+    """
+    time = min(max(LOWAT_TIME + 2 * (turn - SAMPLES_APART), LOWAT_TIME), LOWAT_TIME_MAX)
+    return int(min(max(rate * time, NOTSENT_LOWAT), LOWAT_MAX))
+
+
+def receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
+    """The loop's shared receive buffer. Callbacks run one after the other, so it is never read into twice."""
+    view = _receive_buffers.get(loop)
+    if view is None:
+        view = _receive_buffers[loop] = memoryview(bytearray(RECEIVE_BUFFER))
+    return view
+
+
+class StreamIo(Protocol):
+    """The two calls of a non-blocking byte stream; they raise BlockingIOError where a socket would."""
+
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+
+    def sendmsg(self, buffers: Sequence[Buffer], /) -> int: ...
+
+    def pending(self) -> int:
+        """Bytes that can be read although the socket is not readable."""
+
+    def finish(self) -> None:
+        """Say goodbye before our direction is shut down."""
+
+
+class _State(Enum):
+    OPEN = "open"
+    FLUSHING = "flushing"
+    """`close` was called and bytes are still queued."""
+    LINGERING = "lingering"
+    """Our direction is shut down, we wait for the peer to end too."""
+    CLOSED = "closed"
+
+
+class StreamChannel:
+    """One connected stream socket as a channel (see `multi.transports.base.Channel`). Lanes: 1."""
+
+    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
+        """Take over a connected non-blocking socket; `secured` replaces plain reads and writes (TLS)."""
+        self._loop = asyncio.get_running_loop()
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._secured = secured
+        self._recv_into = secured.recv_into if secured else sock.recv_into
+        self._sendmsg = secured.sendmsg if secured else getattr(sock, "sendmsg", self._send_first)
+        self._buffer = receive_buffer(self._loop)
+        self._sink: ChannelSink | None = None
+        self._state = _State.OPEN
+        self._queue: deque[Buffer] = deque()
+        self._queued = 0
+        self._sent = 0
+        self._blocked = False
+        self._writer_added = False
+        self._failing = False
+        self._quantum = QUANTUM_START
+        self._lowat = NOTSENT_LOWAT
+        self._sampled_at = 0.0
+        """When the last sample was taken with bytes under way, so that the next is due soon; 0.0 = there were none."""
+        self._turn = SAMPLES_APART
+        self._linger: asyncio.TimerHandle | None = None
+        self._linger_until = 0.0
+        kernel = read_tcp_info(sock)
+        # The kernel counts the SYN as acknowledged on the side that connects.
+        self._acked_base = kernel.bytes_acked if kernel else 0
+        if kernel and kernel.rtt and not info.rtt:
+            info = replace(info, rtt=kernel.rtt)
+        self._info = info
+
+    @property
+    def info(self) -> ChannelInfo:
+        return self._info
+
+    def start(self, sink: ChannelSink) -> None:
+        handed_over = self._sink is not None
+        self._sink = sink
+        if self._state is _State.OPEN and not self._failing and not handed_over:
+            self._loop.add_reader(self._fd, self._on_readable)
+            if self._secured and self._secured.pending():
+                self._loop.call_soon(self._on_readable)
+
+    def _is_open(self) -> bool:
+        return self._state is _State.OPEN
+
+    def _is_released(self) -> bool:
+        return self._state is _State.CLOSED
+
+    # Sending
+
+    def write(self, buffers: Sequence[Buffer], lane: int) -> None:
+        if self._state is not _State.OPEN:
+            return
+        self._queue.extend(filter(len, buffers))
+        self._queued += sum(map(len, buffers))
+
+    def flush(self) -> None:
+        if self._queue and not self._blocked and self._state is _State.OPEN:
+            self._send()
+
+    def credit(self) -> int:
+        return 0 if self._queued or self._failing or self._state is not _State.OPEN else self._quantum
+
+    def _send(self) -> None:
+        """Give the kernel what it takes; what is left waits for the socket to become writable."""
+        queue = self._queue
+        corked = self._secured is not None and self._queued > CORK_ABOVE and self._cork(1)
+        try:
+            while queue:
+                buffers = queue if len(queue) <= BUFFERS_PER_SEND else list(islice(queue, BUFFERS_PER_SEND))
+                sent = self._sendmsg(buffers)
+                self._sent += sent
+                self._queued -= sent
+                if not self._queued:
+                    queue.clear()
+                    break
+                while queue and sent >= (size := len(queue[0])):
+                    sent -= size
+                    queue.popleft()
+                if sent:
+                    queue[0] = memoryview(queue[0])[sent:]
+                    if self._secured is None:
+                        break  # the kernel took part of a buffer: it is full, asking again only costs a call
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._fail(error)
+            return
+        finally:
+            if corked:
+                self._cork(0)
+        self._blocked = bool(queue)
+        if self._blocked and not self._writer_added:
+            self._writer_added = True
+            self._loop.add_writer(self._fd, self._on_writable)
+
+    def _cork(self, on: int) -> bool:
+        """Let the kernel put many TLS records into one packet: OpenSSL writes each on its own."""
+        if _TCP_CORK is None:
+            return False
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_CORK, on)
+        except OSError:
+            return False
+        return True
+
+    def _send_first(self, buffers: Sequence[Buffer]) -> int:
+        return self._sock.send(buffers[0])  # Windows has no sendmsg
+
+    def _on_writable(self) -> None:
+        self._blocked = False
+        before = self._queued
+        self._send()
+        if self._blocked or self._failing:
+            if self._state is _State.FLUSHING and self._queued < before:
+                self._arm_linger()
+            return
+        if self._state is _State.FLUSHING:
+            self._shut_down()
+        elif self._state is _State.OPEN and self._sink is not None:
+            # The writer stays registered across the callback: a busy sender fills the socket again at once,
+            # and removing and adding it would cost two system calls per round.
+            self._sink.writable()
+        if not self._blocked:
+            self._remove_writer()
+
+    def _remove_writer(self) -> None:
+        if self._writer_added:
+            self._writer_added = False
+            self._loop.remove_writer(self._fd)
+
+    def _fail(self, error: OSError) -> None:
+        # Reported later: `write` and `flush` make no callbacks, and what the peer sent can still be read.
+        if not self._failing:
+            self._failing = True
+            self._remove_writer()
+            self._loop.call_soon(self._read_and_lose, error)
+
+    def _read_and_lose(self, error: OSError) -> None:
+        if self._state is _State.OPEN and self._sink is not None:
+            self._on_readable()
+        self._lose(transport_error(error))
+
+    # Receiving
+
+    def _on_readable(self) -> None:
+        buffer = self._buffer
+        received = False
+        end: TransportError | None = None
+        ended = False
+        try:
+            for _ in range(READS_PER_EVENT):
+                if self._sink is None or not self._is_open():
+                    return
+                size = self._recv_into(buffer)
+                if not size:
+                    ended = True
+                    break
+                received = True
+                self._sink.data_received(buffer[:size], 0)
+                if size < RECEIVE_BUFFER and self._secured is None:
+                    break  # the socket was emptied; readiness is level-triggered, so nothing is missed
+            else:
+                if self._secured and self._secured.pending():
+                    self._loop.call_soon(self._on_readable)
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            end, ended = transport_error(error), True
+        if received and self._sink is not None and self._is_open():
+            self._sink.batch_finished()
+        if ended:
+            self._lose(end)
+
+    def _discard(self) -> None:
+        """Read to the end and forget: closing with unread bytes resets and can destroy what we sent."""
+        try:
+            for _ in range(READS_PER_EVENT):
+                if not self._recv_into(self._buffer):
+                    self._lose(None)
+                    return
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._lose(None)
+
+    # Ending
+
+    def close(self) -> None:
+        if self._state is not _State.OPEN:
+            return
+        if self._queue and not self._blocked:
+            self._send()
+        if self._failing:
+            return
+        self._state = _State.FLUSHING
+        self._linger_until = self._loop.time() + LINGER_MAX
+        self._arm_linger()
+        self._loop.remove_reader(self._fd)
+        self._loop.add_reader(self._fd, self._discard)
+        if not self._queue:
+            self._shut_down()
+
+    def _arm_linger(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+        at = min(self._loop.time() + LINGER_TIME, self._linger_until)
+        self._linger = self._loop.call_at(at, self._lose, None)
+
+    def _shut_down(self) -> None:
+        self._state = _State.LINGERING
+        self._remove_writer()
+        try:
+            if self._secured:
+                self._secured.finish()
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._loop.call_soon(self._lose, None)  # the peer is gone already
+
+    def abort(self) -> None:
+        if self._state is _State.CLOSED:
+            return
+        # A reset tells the peer at once that this was no orderly end; a plain close would look like one.
+        reset_on_close(self._sock)
+        self._release()
+
+    def _lose(self, error: TransportError | None) -> None:
+        if self._state is _State.CLOSED:
+            return
+        sink = self._sink
+        self._release()
+        if sink is not None:
+            sink.connection_lost(error)
+
+    def _release(self) -> None:
+        self._state = _State.CLOSED
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+        self._loop.remove_reader(self._fd)
+        self._remove_writer()
+        self._sock.close()
+        self._queue.clear()
+        self._queued = 0
+        self._sink = None
+
+    # Measuring
+
+    def sample(self) -> TransportSample:
+        if self._state is _State.CLOSED:
+            return TransportSample()
+        kernel = read_tcp_info(self._sock)
+        if kernel is None:
+            return TransportSample(unacked=self._queued, not_sent=self._queued)
+        if self._secured:
+            in_flight = kernel.unacked + kernel.not_sent  # records carry more bytes than were written
+        else:
+            in_flight = max(0, self._sent - (kernel.bytes_acked - self._acked_base))
+        return self._sample(kernel, kernel.bytes_acked - self._acked_base, in_flight)
+
+    def _sample(self, kernel: TcpInfo, bytes_acked: int, in_flight: int) -> TransportSample:
+        now = self._loop.time()
+        if self._sampled_at:
+            self._turn += TURN_WEIGHT * (min(now - self._sampled_at, LOWAT_TIME_MAX) - self._turn)
+        self._sampled_at = now if in_flight else 0.0
+        if kernel.rate:
+            self._adapt(kernel.rate)
+        return TransportSample(
+            rtt=kernel.rtt,
+            rtt_variation=kernel.rtt_variation,
+            min_rtt=kernel.min_rtt,
+            rate=kernel.rate,
+            rate_is_lower_bound=kernel.app_limited,
+            congestion_window=kernel.congestion_window,
+            bytes_acked=max(0, bytes_acked),
+            unacked=in_flight + self._queued,
+            not_sent=kernel.not_sent + self._queued,
+            retransmits=kernel.retransmits,
+        )
+
+    def _adapt(self, rate: float) -> None:
+        self._quantum = int(min(max(rate * QUANTUM_TIME, QUANTUM_MIN), QUANTUM_MAX))
+        lowat = unsent_limit(rate, self._turn)
+        if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
+            self._lowat = lowat
+            set_notsent_lowat(self._sock, lowat)

@@ -1,0 +1,78 @@
+"""The `tcp` transport: one TCP connection per channel, under TLS 1.3 where `ssl_config` is given."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from dataclasses import replace
+
+from multi.transports.base import (
+    AcceptCallback,
+    Channel,
+    Listener,
+    TcpSettings,
+    TlsSettings,
+    TransportSettings,
+    register_transport,
+)
+from multi.transports.certificates import check_pin
+from multi.transports.sockets import (
+    bound_socket,
+    check_congestion,
+    connect,
+    enable_fast_open,
+    listening_socket,
+    tune_stream,
+)
+from multi.transports.tcp.accepting import MakeChannel, StreamReception, channel_info
+from multi.transports.tcp.channel import StreamChannel, StreamIo
+from multi.transports.tcp.listener import StreamListener
+from multi.transports.tls import TlsStream, client_context, handshake, secured_info, wrap
+from multi.types import Candidate
+
+
+@register_transport("tcp")
+class Tcp:
+    """TCP (RFC 9293), bound to an interface without root."""
+
+    name = "tcp"
+
+    async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
+        return await dial_stream(candidate, settings.tcp, settings.tls, 0, StreamChannel)
+
+    async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
+        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+            tune_stream(sock, settings.tcp, sock.getpeername()[0])
+            return "tcp", StreamChannel
+
+        check_congestion(settings.tcp, "tcp_config")
+        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
+        return StreamListener(sock, reception)
+
+
+async def dial_stream(
+    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: MakeChannel
+) -> StreamChannel:
+    """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it."""
+    context = client_context(tls) if tls is not None else None
+    sock = bound_socket(candidate, socket.SOCK_STREAM, protocol)
+    with ExitStack() as undo:
+        undo.callback(sock.close)
+        tune_stream(sock, tcp, candidate.remote_address)
+        if tcp.fast_open:
+            enable_fast_open(sock)
+        await connect(sock, candidate)
+        info = channel_info(sock, candidate.transport, candidate.interface)
+        secured: StreamIo | None = None
+        if context is not None and tls is not None:
+            host = tls.server_name or candidate.remote_host or candidate.remote_address
+            secure = wrap(sock, context, host)
+            undo.callback(secure.close)
+            await handshake(secure, host)
+            info = secured_info(info, secure, tls.verify)
+            pinned = check_pin(tls, info.peer_certificate, host)
+            info, secured, sock = replace(info, peer_verified=tls.verify or pinned), TlsStream(secure), secure
+        channel = make(sock, info, secured)
+        undo.pop_all()
+    return channel

@@ -1,0 +1,218 @@
+"""The values every layer speaks of: ids, roles, states, interfaces, candidates, facts. Nothing here decides
+anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import NewType
+
+SessionId = NewType("SessionId", bytes)  # 16 bytes, paper Table 3
+ConnectionId = NewType("ConnectionId", int)  # local to one session on one side, never reused
+StreamId = NewType("StreamId", int)  # client's even, server's odd; 0 is the paper's reader and writer
+
+SESSION_ID_LENGTH = 16
+STREAM_ZERO = StreamId(0)
+
+
+class Side(Enum):
+    """Which end of the session this is. Only the client dials."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class Role(IntEnum):
+    """What a connection is for: `active` carries data, `backup` only when no active one is usable."""
+
+    ACTIVE = 0
+    BACKUP = 1
+
+
+class ConnectionState(Enum):
+    """Lifecycle of a connection; `multi.protocol.state` holds the legal transitions."""
+
+    CONNECTING = "connecting"
+    AUTHENTICATING = "authenticating"
+    ACTIVE = "active"
+    SUSPECT = "suspect"
+    DRAINING = "draining"
+    CLOSED = "closed"
+    LOST = "lost"
+
+
+class Family(Enum):
+    """IP version of a connection."""
+
+    IPV4 = "ipv4"
+    IPV6 = "ipv6"
+
+
+# --- interfaces  ---
+
+
+class Kind(Enum):
+    """Kind of an interface, as configured or recognised."""
+
+    ETH = "eth"
+    WIFI = "wifi"
+    CELLULAR = "cellular"
+    LOOPBACK = "loopback"
+    VIRTUAL = "virtual"
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceAddress:
+    """One address of an interface. Tentative, deprecated and duplicate addresses are not usable."""
+
+    address: str
+    family: Family
+    prefix_length: int
+    usable: bool = True
+    reason: str = ""
+    """Why it is not usable: `tentative`, `duplicate`, `deprecated`, `link-local`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface with everything that decides whether a connection may use it."""
+
+    name: str
+    index: int
+    kind: Kind
+    up: bool = True
+    carrier: bool = True
+    addresses: tuple[InterfaceAddress, ...] = ()
+    gateways: tuple[tuple[Family, str], ...] = ()
+    """(family, gateway address) of its default routes; the gateway is empty for a route without one."""
+    metered: bool | None = None
+
+    def unusable_reason(self, family: Family | None = None) -> str:
+        """Why no connection of `family` (None = either) can use it; empty = usable."""
+        if not self.up:
+            return "the interface is down"
+        if not self.carrier:
+            return "no carrier"
+        of_family = [a for a in self.addresses if family is None or a.family is family]
+        label = f"{family.value} " if family else ""
+        if not of_family:
+            return f"no {label}address"
+        if not any(a.usable for a in of_family):
+            return f"no usable {label}address ({', '.join(sorted({a.reason for a in of_family}))})"
+        return ""
+
+
+# --- connections  ---
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a connection or a subflow starts from; empty = not known or left to the system."""
+
+    interface: str
+    address: str = ""
+    kind: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A connection that could be opened: transport, IP version, where from, where to (TAPS, RFC 9621)."""
+
+    transport: str
+    family: Family
+    remote_host: str
+    """The configured name, for TLS and for messages."""
+    remote_address: str
+    """A literal IP address."""
+    remote_port: int
+    interface: str = ""
+    """Device to bind to; empty = let routing decide."""
+    local_address: str = ""
+    """Source address to bind to; empty = let the system choose."""
+    more_interfaces: tuple[str, ...] = ()
+    """mptcp: further interfaces on which subflows are wanted."""
+    more_sources: tuple[Source, ...] = ()
+    """The same interfaces with the address to use and their kind."""
+    kind: str = ""
+    """Kind of `interface`: eth, wifi, cellular, loopback, virtual or empty."""
+    entry: int = 0
+    """Index of the `connection_priority` entry it came from."""
+    role: Role = Role.ACTIVE
+    weight: float = 1.0
+    cost: float = 0.0
+    max_rate: float = 0.0
+    """Bytes per second in each direction; 0 = no cap."""
+    group: str = ""
+    """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
+    network: str = field(default="", compare=False)
+    """What identifies the network the interface is on, as long as it is known. It may become known only by dialling
+    (the router's hardware address does), so it makes no other candidate."""
+
+    def __str__(self) -> str:
+        source = self.interface or self.local_address or "any interface"
+        host = f"[{self.remote_address}]" if ":" in self.remote_address else self.remote_address
+        return f"{self.transport} over {source} to {host}:{self.remote_port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSample:
+    """What a transport knows about its connection right now; 0 = unknown. Seconds, bytes, bytes per second."""
+
+    rtt: float = 0.0
+    rtt_variation: float = 0.0
+    min_rtt: float = 0.0
+    rate: float = 0.0
+    """Delivery rate."""
+    rate_is_lower_bound: bool = False
+    """True when the application, not the network, limited the last rate sample."""
+    congestion_window: int = 0
+    bytes_acked: int = 0
+    """Total acknowledged by the peer's transport; growth is progress. Monotonic."""
+    unacked: int = 0
+    """Sent or queued in the transport and not acknowledged by the peer's transport."""
+    not_sent: int = 0
+    """Of `unacked`, the part not yet put on the wire."""
+    retransmits: int = 0
+    """Consecutive retransmission timeouts without an answer (TCP `retransmits`, QUIC PTO count)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionFacts:
+    """What the core needs to know about a connection when it opens."""
+
+    transport: str
+    lanes: int = 1
+    """Independent ordered byte channels: 1 for TCP, 2 for QUIC (0 carries control, 1 carries data)."""
+    secure: bool = False
+    """The transport encrypts and authenticates (TLS, QUIC)."""
+    peer_verified: bool = False
+    """The peer's certificate was verified against a trusted issuer."""
+    channel_binding: bytes = b""
+    """SHA-256 of the server's certificate (tls-server-end-point, RFC 5929), on QUIC with an exported secret; or empty.
+
+    It is the same on both sides."""
+    family: Family = Family.IPV4
+    interface: str = ""
+    kind: str = ""
+    more_interfaces: tuple[str, ...] = ()
+    """mptcp: further interfaces it has subflows on."""
+    local: str = ""
+    remote: str = ""
+    role: Role = Role.ACTIVE
+    weight: float = 1.0
+    cost: float = 0.0
+    max_rate: float = 0.0
+    rtt: float = 0.0
+    """Round-trip time seen while connecting, 0 = unknown."""
+    detail: str = ""
+    """One line for people: MPTCP fallback, subflows, cipher."""
+
+    @property
+    def local_address(self) -> str:
+        """The literal address of `local`, without its port."""
+        return host_of(self.local).partition("%")[0]
+
+
+def host_of(address: str) -> str:
+    """The host of `127.0.0.1:7788` or `[::1]:7788`."""
+    return address.rpartition(":")[0].strip("[]")
