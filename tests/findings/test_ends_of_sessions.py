@@ -169,6 +169,20 @@ def test_a_session_closes_after_a_reset_with_any_code(code: int) -> None:
     assert run(closes_after_reset(code))
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=AttributeError,
+    reason="a priority that is no integer is noticed only when the stream has been made, by an AttributeError",
+)
+def test_a_priority_that_is_no_integer_is_refused_in_words() -> None:
+    async def scenario() -> None:
+        async with multi_pair(WAY) as pair:
+            with pytest.raises((TypeError, ValueError, multi.LocalProtocolError)):
+                await pair.session.open_stream(1.5)  # type: ignore[arg-type]
+
+    run(scenario())
+
+
 # --- a reader that waits  ---
 
 
