@@ -1,0 +1,49 @@
+"""Known fault: with windows that may not grow, a second path makes a transfer slower than the best one alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from multi.sim.pair import CLEAR, Pair
+from multi.sim.transport import PathSpec
+from multi.sim.wire import Route
+
+KIB = 1024
+SIZE = 8_000_000
+FAST = PathSpec(5e6, 0.005)
+SLOW = PathSpec(2e6, 0.060, queue=200e3)
+
+
+def seconds(*paths: PathSpec, cap: int) -> float:
+    """Simulated seconds of a download over these paths with windows of at most `cap` bytes."""
+    client = replace(CLEAR, max_stream_window=cap, max_session_window=cap, initial_window=cap)
+    server = replace(client, initial_window=64 * KIB)
+    pair = Pair([Route(path, path) for path in paths], client=client, server=server, watched=False)
+    assert pair.until(lambda: len(pair.client.active) == len(paths) and pair.peer.session.confirmed, 10.0)
+    pair.run(0.3)
+    start = pair.clock.now
+    pair.peer.write(bytes(SIZE))
+    assert pair.until(lambda: pair.client.got() == SIZE, 60.0)
+    return pair.clock.now - start
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(
+    "cap",
+    [
+        128 * KIB,
+        pytest.param(
+            512 * KIB,
+            marks=pytest.mark.xfail(
+                strict=True,
+                raises=AssertionError,
+                reason="the slow path's bytes fill a capped window: a second path costs a sixth of the throughput",
+            ),
+        ),
+        1024 * KIB,
+    ],
+)
+def test_a_second_path_costs_nothing_where_windows_are_capped(cap: int) -> None:
+    assert seconds(FAST, cap=cap) / seconds(FAST, SLOW, cap=cap) >= 0.97
