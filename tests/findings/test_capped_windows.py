@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from multi.sim.pair import CLEAR, Pair
-from multi.sim.transport import PathSpec
-from multi.sim.wire import Route
+from multi.lab.sim.pair import CLEAR, Pair
+from multi.lab.sim.path_model import PathSpec
+from multi.lab.sim.wire import Route
 
 KIB = 1024
 SIZE = 8_000_000

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.core.ids import ConnectionState, SessionId
+from multi.types import ConnectionState, SessionId
 from tests.integration.aio_support import HOST, Relay, Way, run, serving, until
 from tests.integration.hostile import Stranger, join_segment
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.sim.pair import CLEAR
+from multi.lab.sim.pair import CLEAR
 from tests.integration.aio_support import Inbox, Relay, Way, multi_pair, run, serving, until
 from tests.sim.worlds import FAST, data, opened, quiet
 

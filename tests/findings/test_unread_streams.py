@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.core.ids import STREAM_ZERO
-from multi.sim.pair import CLEAR
+from multi.lab.sim.pair import CLEAR
+from multi.types import STREAM_ZERO
 from tests.integration.aio_support import Way, multi_pair, run, standstill, until
 from tests.sim.worlds import FAST, opened
 
