@@ -17,13 +17,13 @@ from random import Random
 __all__ = ["Path", "Point", "grid", "testbed_points"]
 
 TOTAL_MBPS = 100.0
-SHORTEST_RTT = 0.010  # seconds
+MIN_RTT = 0.010  # seconds
 RATE_RATIO = 20.0  # between the fastest and the slowest path, at most
 RTT_RATIO = 50.0
-LOSS_MOST = 0.02
+MAX_LOSS = 0.02
 LOSS_FREE = 0.25  # of the axis: many links lose nothing but what their queue drops
 QUEUES = (0.5, 10.0)  # times the bandwidth-delay product
-QUEUE_LEAST = 3000.0  # bytes; two packets, or nothing gets through
+MIN_QUEUE = 3000.0  # bytes; two packets, or nothing gets through
 TWO_PATHS, THREE_PATHS = 64, 36
 CANDIDATES = 2000
 TESTBED = 12
@@ -98,16 +98,16 @@ def _point(name: str, rates: tuple[float, ...], ratios: tuple[float, ...], rest:
     count = len(rates)
     paths = []
     for mbps, ratio, loss, queue in zip(rates, ratios, rest[:count], rest[count:], strict=True):
-        rtt = SHORTEST_RTT * ratio
+        rtt = MIN_RTT * ratio
         least, most = QUEUES
         product = mbps * 1e6 / 8 * rtt
         times = least * (most / least) ** queue
-        paths.append(Path(mbps, rtt, _loss(loss), max(QUEUE_LEAST, times * product)))
+        paths.append(Path(mbps, rtt, _loss(loss), max(MIN_QUEUE, times * product)))
     return Point(name, tuple(paths))
 
 
 def _loss(at: float) -> float:
-    return LOSS_MOST * max(0.0, at - LOSS_FREE) / (1 - LOSS_FREE)
+    return MAX_LOSS * max(0.0, at - LOSS_FREE) / (1 - LOSS_FREE)
 
 
 # --- the design  ---

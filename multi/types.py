@@ -163,7 +163,7 @@ class TransportSample:
     min_rtt: float = 0.0
     rate: float = 0.0
     """Delivery rate."""
-    rate_is_lower_bound: bool = False
+    app_limited: bool = False
     """True when the application, not the network, limited the last rate sample."""
     congestion_window: int = 0
     bytes_acked: int = 0

@@ -21,7 +21,7 @@ from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDeta
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
 from multi.transports.base import ListenGuard
-from multi.transports.half_open import Crowd, Strangers, source_of
+from multi.transports.half_open import HalfOpenConnections, SourceIndex, source_of
 from multi.types import ConnectionId, ConnectionState
 
 logger = logging.getLogger("multi.server")
@@ -123,7 +123,7 @@ class _Stall:
 
 
 @dataclass(slots=True)
-class _Guest:
+class _SessionAccount:
     """What the guard knows of one session."""
 
     source: str
@@ -142,9 +142,11 @@ class Guard:
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self.log = LimitLog(self._loop.time)
-        self.strangers = Strangers(limits.max_unauthenticated, limits.max_unauthenticated_per_source, self.log.hit)
-        self._guests: dict[SessionDriver, _Guest] = {}
-        self._unconfirmed: Crowd[SessionDriver] = Crowd()
+        self.strangers = HalfOpenConnections(
+            limits.max_unauthenticated, limits.max_unauthenticated_per_source, self.log.hit
+        )
+        self._guests: dict[SessionDriver, _SessionAccount] = {}
+        self._unconfirmed: SourceIndex[SessionDriver] = SourceIndex()
         self._detached: dict[SessionDriver, None] = {}
         self._windows = 0
         """What all living sessions' windows allow their peers to send."""
@@ -180,7 +182,7 @@ class Guard:
 
     def opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
-        self._guests[driver] = _Guest(source)
+        self._guests[driver] = _SessionAccount(source)
         receiver = driver.engine.session.receiver
         self._windows += receiver.window.size
         receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
@@ -253,7 +255,7 @@ class Guard:
         session.fail(reason, now=now)
         driver.pump()
 
-    def _settled(self, driver: SessionDriver, guest: _Guest, connection: ConnectionId) -> None:
+    def _settled(self, driver: SessionDriver, guest: _SessionAccount, connection: ConnectionId) -> None:
         """It has proved itself, or is gone."""
         guest.pending.pop(connection, None)
         self.strangers.discard((driver, connection))
@@ -282,7 +284,7 @@ class Guard:
             case _:
                 pass
 
-    def _connection_changed(self, driver: SessionDriver, guest: _Guest, event: ConnectionChanged) -> None:
+    def _connection_changed(self, driver: SessionDriver, guest: _SessionAccount, event: ConnectionChanged) -> None:
         host = guest.hosts.get(event.connection)
         if host is None or event.state is ConnectionState.AUTHENTICATING:
             return
@@ -339,7 +341,7 @@ class Guard:
             for key in [key for key in guest.stalls if key[0] not in alive]:
                 del guest.stalls[key]
 
-    def _stalls(self, guest: _Guest, connection: Connection, now: float) -> bool:
+    def _stalls(self, guest: _SessionAccount, connection: Connection, now: float) -> bool:
         """Whether a lane of this connection waits for the rest of a segment that comes too slowly."""
         for lane in range(connection.lanes):
             key, buffered = (connection.id, lane), connection.decoder(lane).buffered

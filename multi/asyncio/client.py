@@ -21,7 +21,7 @@ from multi.errors import ConfigError, MultiError, NoUsableConnection, SessionLos
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect
 from multi.protocol.engine import Engine
-from multi.protocol.session import Session as CoreSession
+from multi.protocol.session import SessionCore
 from multi.types import Side
 
 ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
@@ -85,7 +85,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     loop = asyncio.get_running_loop()
     started = loop.time()
     timeout = config.multi_config.open_timeout
-    core = CoreSession(
+    core = SessionCore(
         Side.CLIENT,
         config.session_id_bytes(os.urandom),
         session_settings(config),

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
-from multi.asyncio.lifeline import Lifeline
+from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.subscription import Subscription
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.events import (
@@ -48,7 +48,7 @@ from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionStat
 logger = logging.getLogger("multi.session")
 
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
-SAMPLE_MOST = 0.020  # seconds; looks that find nothing new become rarer, up to this
+MAX_SAMPLE_INTERVAL = 0.020  # seconds; looks that find nothing new become rarer, up to this
 SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
 UNANSWERED = frozenset(
@@ -70,13 +70,13 @@ TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead
 SEND_BUFFER = 16 * 1024 * 1024  # bytes kept until the peer acknowledges them; `limits.max_send_buffer`
 
 
-class _Looking:
+class _ActiveSamplers:
     """How many sessions of an event loop are about to look at their transports."""
 
     count = 0
 
 
-_looking: WeakKeyDictionary[asyncio.AbstractEventLoop, _Looking] = WeakKeyDictionary()
+_looking: WeakKeyDictionary[asyncio.AbstractEventLoop, _ActiveSamplers] = WeakKeyDictionary()
 
 
 class _Link:
@@ -149,7 +149,7 @@ class SessionDriver:
         self._sampler: asyncio.TimerHandle | None = None
         self._sample_wait = SAMPLE_INTERVAL
         self._carried = 0
-        self._looking = _looking.setdefault(self.loop, _Looking())
+        self._looking = _looking.setdefault(self.loop, _ActiveSamplers())
         self.soon: asyncio.Handle | None = None
         """The pump that is due in the event loop."""
         self._pumping = False
@@ -171,7 +171,7 @@ class SessionDriver:
         self.confirmed = self.loop.create_future()
         self.attempted_all = self.loop.create_future()
         self.closed = self.loop.create_future()
-        self._lifeline = Lifeline(self._cut)
+        self._lifeline = LoopShutdownHook(self._cut)
         for text in engine.session.settings.warnings:
             engine.session.notify(Warned(text))
 
@@ -297,7 +297,9 @@ class SessionDriver:
         self._looking.count -= 1
         self._take_samples()
         carried = self.engine.session.carried
-        self._sample_wait = SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, SAMPLE_MOST)
+        self._sample_wait = (
+            SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, MAX_SAMPLE_INTERVAL)
+        )
         self._carried = carried
         if self.engine.session.at_rest:
             self._arm()

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 
-class Lifeline:
+class LoopShutdownHook:
     """Calls `cut` once when the running loop shuts down, unless `release` came first."""
 
     def __init__(self, cut: Callable[[], None]) -> None:

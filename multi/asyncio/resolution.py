@@ -17,14 +17,14 @@ from multi.discovery.resources import in_thread
 from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
-from multi.paths.history import Outcomes
+from multi.paths.history import ConnectionHistory
 from multi.types import Candidate, Interface, Kind
 
 LOOKED_CLOSER = 5.0  # seconds; then a router that did not answer before may have told its hardware address
 THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
-MOST_REASONS = 3  # why an entry has no candidate, in one line
+MAX_REASONS = 3  # why an entry has no candidate, in one line
 
-outcomes = Outcomes()
+outcomes = ConnectionHistory()
 """What all sessions of this process have seen of networks and servers."""
 
 Addresses = dict[tuple[str, int], list[str]]
@@ -45,7 +45,7 @@ class Found:
     def reason(self, entry: int) -> str:
         """Why an entry leads nowhere now."""
         reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
-        return "; ".join(list(reasons)[:MOST_REASONS]) or "its network is not there"
+        return "; ".join(list(reasons)[:MAX_REASONS]) or "its network is not there"
 
 
 @dataclass(frozen=True, slots=True)

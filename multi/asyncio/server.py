@@ -15,7 +15,7 @@ from multi.asyncio.accounting import Guard
 from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.keys import check_certificate_files, load_keys
-from multi.asyncio.lifeline import Lifeline
+from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session, split_address
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
@@ -26,9 +26,9 @@ from multi.protocol.dispatch import HELD_LIMIT
 from multi.protocol.engine import Engine
 from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.protocol.segment import SegmentType, encode, peek
-from multi.protocol.session import Session as CoreSession
+from multi.protocol.session import SessionCore
 from multi.transports.base import Channel, Listener, transport
-from multi.transports.half_open import Turns, source_of
+from multi.transports.half_open import FairQueue, source_of
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
 
 logger = logging.getLogger("multi.server")
@@ -38,7 +38,7 @@ GREETING_TIME = 0.020  # seconds of a turn of the event loop; then those get the
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
 
 
-class _Arrival:
+class _PendingConnection:
     """A connection that has not said which session it belongs to."""
 
     def __init__(self, server: Server, channel: Channel) -> None:
@@ -135,8 +135,8 @@ class Server:
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.guard.full
         )
-        self.arrivals: dict[_Arrival, None] = {}
-        self.waiting: Turns[_Arrival] = Turns()
+        self.arrivals: dict[_PendingConnection, None] = {}
+        self.waiting: FairQueue[_PendingConnection] = FairQueue()
         """Those whose first bytes have not been looked at yet."""
         self._greeting: asyncio.Handle | None = None
         self._listeners: list[Listener] = []
@@ -148,7 +148,7 @@ class Server:
         self._leaving: WeakSet[SessionDriver] = WeakSet()
         """Ended sessions; those whose sockets are still open live on in them."""
         self._serving: asyncio.Future[None] | None = None
-        self._lifeline = Lifeline(self._cut)
+        self._lifeline = LoopShutdownHook(self._cut)
 
     # --- facts ---
 
@@ -296,9 +296,9 @@ class Server:
             logger.info("%s from %s refused: not configured", channel.info.transport, channel.info.remote)
             channel.abort()
             return
-        channel.start(_Arrival(self, channel))
+        channel.start(_PendingConnection(self, channel))
 
-    def greeted(self, arrival: _Arrival) -> None:
+    def greeted(self, arrival: _PendingConnection) -> None:
         """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
         self.waiting.add(arrival, arrival.host)
         if self._greeting is None:
@@ -318,7 +318,7 @@ class Server:
         if len(self.waiting):
             self._greet()
 
-    def route(self, arrival: _Arrival, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
+    def route(self, arrival: _PendingConnection, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
             found = self._session_for(arrival, first) if self._protected(arrival) else _tls_only(first)
@@ -340,7 +340,7 @@ class Server:
             link.data_received(memoryview(data), lane)
         found.pump()
 
-    def _session_for(self, arrival: _Arrival, first: bytearray) -> SessionDriver | Refused | None:
+    def _session_for(self, arrival: _PendingConnection, first: bytearray) -> SessionDriver | Refused | None:
         """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
         found = self._table.route(first, arrival.source)
         if isinstance(found, Refused) and found.limit and self.guard.make_room(found.limit, arrival.source):
@@ -354,7 +354,7 @@ class Server:
                 return Refused(reply, "too many JOINs in this session")
         return found
 
-    def _protected(self, arrival: _Arrival) -> bool:
+    def _protected(self, arrival: _PendingConnection) -> bool:
         """With certificates configured, a connection without TLS has no place here (design 5)."""
         return self._config.ssl_config is None or arrival.channel.info.secure
 
@@ -362,7 +362,7 @@ class Server:
 
     def _create(self, session_id: SessionId, source: str) -> SessionDriver:
         loop = asyncio.get_running_loop()
-        core = CoreSession(
+        core = SessionCore(
             Side.SERVER,
             session_id,
             self._settings,

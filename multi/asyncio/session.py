@@ -65,7 +65,7 @@ class Session:
     @property
     def bytes_reinjected(self) -> int:
         """Bytes this side sent again."""
-        return self._core.sender.copied
+        return self._core.sender.reinjected_bytes
 
     @property
     def memory(self) -> int:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 
 INTERVAL = 1.0  # seconds between looks; timers stand still during the sleep, so the first comes soon after it
-LEAST = 1.0  # seconds; shorter sleeps look like a slow network, which is dealt with anyway
+MIN_SLEEP = 1.0  # seconds; shorter sleeps look like a slow network, which is dealt with anyway
 
 logger = logging.getLogger("multi.session")
 
@@ -58,7 +58,7 @@ class SleepWatch:
         self._arm()
         now = self._clock()
         slept, self._before = now - self._before, now
-        if slept < LEAST:
+        if slept < MIN_SLEEP:
             return
         logger.info("the machine slept for %.0f s", slept)
         for callback in list(self._subscribers.values()):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from multi.config.entry import Entry
     from multi.config.models import Config
 
-__all__ = ["contradictions", "doubts", "entry_contradictions"]
+__all__ = ["contradictions", "warnings_of", "entry_contradictions"]
 
 CLIENT_KEYS = (
     "remote_host",
@@ -65,7 +65,7 @@ def contradictions(config: Config) -> list[Finding]:
     ]
 
 
-def doubts(config: Config) -> list[Finding]:
+def warnings_of(config: Config) -> list[Finding]:
     """Everything that has no effect or may not work."""
     return list(_server_doubts(config) if config.is_server else _client_doubts(config))
 

@@ -124,7 +124,7 @@ class Config(Section):
 
     def warnings(self) -> tuple[str, ...]:
         """What is accepted but has no effect or will probably not work, one line each."""
-        return tuple(str(finding) for finding in checks.doubts(self))
+        return tuple(str(finding) for finding in checks.warnings_of(self))
 
     # Files
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
 
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts, kind_of
-from multi.discovery.resources import in_thread, is_shortage
+from multi.discovery.resources import in_thread, is_exhaustion
 from multi.discovery.sysfs import device_facts, device_index
 from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
@@ -58,7 +58,7 @@ def interfaces(
         try:
             return _from_netlink(recent.read(anew=anew), named)
         except OSError as error:
-            if is_shortage(error):
+            if is_exhaustion(error):
                 raise
             log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
     return _from_netifaces(named)
@@ -100,7 +100,7 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
                     if any(kernel.has_route(interface.index, remote, source) for source in sources):
                         pairs.add((interface.name, remote))
     except OSError as error:
-        if is_shortage(error):
+        if is_exhaustion(error):
             raise
         log.warning("cannot ask for routes: %s", error)
     return frozenset(pairs)
@@ -193,7 +193,7 @@ def _from_netifaces(named: Mapping[str, Kind]) -> tuple[Interface, ...]:
 
         found = portable.read()
     except (ImportError, OSError) as error:
-        if isinstance(error, OSError) and is_shortage(error):
+        if isinstance(error, OSError) and is_exhaustion(error):
             raise
         log.warning("cannot read the interfaces: %s", error)
         return ()

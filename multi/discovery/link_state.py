@@ -16,7 +16,7 @@ from ipaddress import ip_address
 from multi.discovery.rtnetlink import HEADER, NLMSG_DONE, NLMSG_ERROR, attributes
 from multi.types import Interface, InterfaceAddress
 
-__all__ = ["DumpAnswer", "Heard", "Known", "Loss", "compare"]
+__all__ = ["DumpAnswer", "LinkEvents", "LinkState", "Loss", "compare"]
 
 # include/uapi/linux/netlink.h, rtnetlink.h, if.h, if_link.h, if_addr.h
 NLM_F_DUMP_INTR = 0x10
@@ -64,7 +64,7 @@ class DumpAnswer:
 
 
 @dataclass(slots=True)
-class Heard:
+class LinkEvents:
     """What some messages said."""
 
     losses: list[Loss] = field(default_factory=list)
@@ -111,7 +111,7 @@ _AddressKey = tuple[int, str, int]
 """Index of the interface, address, length of the prefix."""
 
 
-class Known:
+class LinkState:
     """The links and addresses of one network namespace, as far as the messages have told.
 
     A dump of everything between `begin_dump` and `end_dump` tells what was missed: what it does not mention is gone.
@@ -125,7 +125,7 @@ class Known:
     def begin_dump(self) -> None:
         self._mentioned = set()
 
-    def end_dump(self, heard: Heard) -> None:
+    def end_dump(self, heard: LinkEvents) -> None:
         """All links and addresses have been told since `begin_dump`."""
         mentioned = self._mentioned
         if mentioned is None:
@@ -136,7 +136,7 @@ class Known:
         for index in [index for index in self._links if index not in mentioned]:
             self._link_gone(index, heard)
 
-    def hear(self, data: bytes | memoryview, heard: Heard) -> None:
+    def hear(self, data: bytes | memoryview, heard: LinkEvents) -> None:
         """Take in one datagram. What cannot be understood is passed over."""
         for kind, flags, sequence, body in _messages(data):
             try:
@@ -156,7 +156,7 @@ class Known:
             if kind != NLMSG_ERROR and flags & NLM_F_DUMP_INTR:
                 heard.interrupted = True
 
-    def _hear_link(self, present: bool, body: memoryview, heard: Heard) -> None:
+    def _hear_link(self, present: bool, body: memoryview, heard: LinkEvents) -> None:
         family, _type, index, flags, _change = LINK.unpack_from(body)
         if family != socket.AF_UNSPEC:
             return  # a bridge says so of its port: the interface itself is not gone
@@ -177,14 +177,14 @@ class Known:
         elif before is None or replace(before, carrier_downs=now.carrier_downs) != now:
             heard.changed = True
 
-    def _link_gone(self, index: int, heard: Heard) -> None:
+    def _link_gone(self, index: int, heard: LinkEvents) -> None:
         for key in [key for key in self._addresses if key[0] == index]:
             del self._addresses[key]
         link = self._links.pop(index, None)
         if link is not None:
             heard.losses.append(Loss(link.name, "", REMOVED))
 
-    def _hear_address(self, present: bool, body: memoryview, heard: Heard) -> None:
+    def _hear_address(self, present: bool, body: memoryview, heard: LinkEvents) -> None:
         family, prefix_length, short_flags, _scope, index = ADDRESS.unpack_from(body)
         length = ADDRESS_LENGTHS.get(family)
         if length is None:
@@ -221,7 +221,7 @@ class Known:
             elif before.created != now.created:
                 self._lose(key, _removed(key[1]), heard)
 
-    def _address_gone(self, key: _AddressKey, heard: Heard) -> None:
+    def _address_gone(self, key: _AddressKey, heard: LinkEvents) -> None:
         address = self._addresses.pop(key, None)
         if address is None:
             return
@@ -230,7 +230,7 @@ class Known:
         if address.usable and not twice:
             self._lose(key, _removed(key[1]), heard)
 
-    def _lose(self, key: _AddressKey, reason: str, heard: Heard) -> None:
+    def _lose(self, key: _AddressKey, reason: str, heard: LinkEvents) -> None:
         """Report an address, unless nobody can be using it: no connection starts from a link-local address."""
         link = self._links.get(key[0])
         if link is not None and link.connected and not _is_link_local(key[1]):

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 
 from multi.discovery.interfaces import interfaces
-from multi.discovery.link_state import Heard, Known, Loss, compare
+from multi.discovery.link_state import LinkEvents, LinkState, Loss, compare
 from multi.discovery.namespace import namespace_if_told
 from multi.discovery.netlink import (
     RTNLGRP_IPV4_IFADDR,
@@ -149,7 +149,7 @@ class NetworkMonitor:
         if timer is None or events is None or loop is None:
             return
         timer.cancel()
-        heard = Heard()
+        heard = LinkEvents()
         with contextlib.suppress(OSError):  # the reader meets it again, and deals with it
             events.read(heard)
             events.learn()
@@ -197,7 +197,7 @@ class NetworkMonitor:
         events, loop = self._events, self._loop()
         if events is None or loop is None:
             return
-        heard = Heard()
+        heard = LinkEvents()
         try:
             events.read(heard)
             self._resync_if_due(events, heard, loop.time())
@@ -221,7 +221,7 @@ class NetworkMonitor:
         self._carrier_timer = None
         if events is None or loop is None:
             return
-        heard = Heard()
+        heard = LinkEvents()
         with contextlib.suppress(OSError):  # the reader meets it again, and deals with it
             events.resync(heard)
         if loop.time() < self._carrier_until:
@@ -231,7 +231,7 @@ class NetworkMonitor:
         if heard.losses:
             self._tell(heard.collapsed())
 
-    def _resync_if_due(self, events: _Events, heard: Heard, now: float) -> None:
+    def _resync_if_due(self, events: _Events, heard: LinkEvents, now: float) -> None:
         """Read everything anew after messages were lost; again and again while they are, but not all the time."""
         if events.overflowed and now >= events.resynced + RESYNC_PAUSE:
             log.debug("messages about the network were lost: reading everything anew")
@@ -261,7 +261,7 @@ class NetworkMonitor:
             self._timer = loop.call_at(self._due, self._settled)
             return
         self._told.append(loop.time())
-        heard = Heard()
+        heard = LinkEvents()
         if self._events is not None:
             with contextlib.suppress(OSError):  # the reader meets it again, and deals with it
                 self._resync_if_due(self._events, heard, loop.time())
@@ -302,7 +302,7 @@ class _Events:
         """When everything was last read because of that."""
         self.deaf_to_routes = False
         """There were so many that they are not listened to."""
-        self._known = Known()
+        self._known = LinkState()
         self._buffer = memoryview(bytearray(DATAGRAM))
         self._sequence = 0
         self._routes = 0
@@ -334,9 +334,9 @@ class _Events:
 
     def learn(self) -> None:
         """Read for the first time what there is: that is no news."""
-        self.resync(Heard())
+        self.resync(LinkEvents())
 
-    def read(self, heard: Heard) -> None:
+    def read(self, heard: LinkEvents) -> None:
         """Take in what has come."""
         for _datagram in range(DATAGRAMS_AT_ONCE):
             if not self._receive(heard):
@@ -356,7 +356,7 @@ class _Events:
             self._membership(NETLINK_ADD_MEMBERSHIP, ROUTE_GROUPS)
             self.deaf_to_routes = False
 
-    def resync(self, heard: Heard) -> None:
+    def resync(self, heard: LinkEvents) -> None:
         """Learn all links and addresses. If this does not succeed, `overflowed` stays, or becomes, true."""
         for _attempt in range(DUMP_ATTEMPTS):
             heard.interrupted = False
@@ -370,7 +370,7 @@ class _Events:
                 return
         self.overflowed = True
 
-    def _ask(self, kind: int, body: bytes, heard: Heard) -> bool:
+    def _ask(self, kind: int, body: bytes, heard: LinkEvents) -> bool:
         """Ask on the same socket, so that answers and events come in the order in which things happened.
 
         The kernel prepares the next part of an answer whenever one is read, so this does not wait either.
@@ -383,7 +383,7 @@ class _Events:
                     return answer.complete
         return False
 
-    def _receive(self, heard: Heard) -> bool:
+    def _receive(self, heard: LinkEvents) -> bool:
         """One datagram, if there is one."""
         try:
             size = self._socket.recv_into(self._buffer)

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable
 from ipaddress import ip_interface
 
-from multi.discovery.resources import is_shortage
+from multi.discovery.resources import is_exhaustion
 from multi.discovery.rtnetlink import HEADER, attributes
 from multi.types import Family, Interface, Kind
 
@@ -101,7 +101,7 @@ def _neighbours(indices: set[int]) -> _Neighbours:
             if mac != NO_MAC:
                 known[key] = mac
     except OSError as error:
-        if is_shortage(error):
+        if is_exhaustion(error):
             raise
         log.warning("cannot ask for the neighbours: %s", error)
     return known

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_thread", "is_shortage", "start_in_thread"]
+__all__ = ["in_thread", "is_exhaustion", "start_in_thread"]
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
 
@@ -19,7 +19,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-def is_shortage(error: OSError) -> bool:
+def is_exhaustion(error: OSError) -> bool:
     """It may well work a moment later; nothing is wrong with what was asked."""
     return error.errno in SHORTAGES
 

@@ -25,7 +25,7 @@ from multi.discovery.netlink import (
 )
 from multi.discovery.rtnetlink import NETLINK_ADD_MEMBERSHIP, SOL_NETLINK
 
-__all__ = ["Recent", "recent"]
+__all__ = ["SnapshotCache", "recent"]
 
 GROUPS = (
     RTNLGRP_LINK,
@@ -36,7 +36,7 @@ RECEIVE_BUFFER = 16 * 1024  # bytes; more announcements than fit are one: someth
 TAKEN_AT_ONCE = 64  # announcements; what is left will be found the next time
 
 
-class Recent:
+class SnapshotCache:
     """The last snapshot of one network namespace. For any thread."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Recent:
         self._socket = self._of = self._snapshot = None
 
 
-recent = Recent()
+recent = SnapshotCache()
 """Of this process."""
 atexit.register(recent.close)
 if hasattr(os, "register_at_fork"):

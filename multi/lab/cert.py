@@ -33,7 +33,7 @@ BACKDATED = datetime.timedelta(hours=1)  # for clocks that are behind
 ALWAYS_VALID_FOR = ("localhost", "127.0.0.1", "::1")
 PRIVATE = 0o600
 PUBLIC = 0o644
-LONGEST_HOST_NAME = 253  # RFC 1035 section 2.3.4, without the final dot
+MAX_HOST_NAME = 253  # RFC 1035 section 2.3.4, without the final dot
 
 
 class CertificateError(MultiError):
@@ -203,7 +203,7 @@ def _subject_name(name: str) -> x509.GeneralName:
     except UnicodeError:
         ascii_name = ""
     labels = ascii_name.removeprefix("*.").split(".")
-    if len(ascii_name) > LONGEST_HOST_NAME or not all(_is_label(label) for label in labels):
+    if len(ascii_name) > MAX_HOST_NAME or not all(_is_label(label) for label in labels):
         raise CertificateError(f"{name!r} is neither a host name nor an IP address")
     return x509.DNSName(ascii_name)
 

@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from multi.discovery.namespace import namespace
-from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, Limits, PathManager, Place, fits
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, Limits, MptcpPathManager, Place, fits
 
 __all__ = ["EndpointLease", "lease_endpoints"]
 
@@ -83,7 +83,7 @@ class EndpointLease:
     """What one connection uses. Belongs to the network namespace it was made in. `release` it in any thread."""
 
     def __init__(self) -> None:
-        self.manager = PathManager()
+        self.manager = MptcpPathManager()
         self.permitted = self.manager.permitted()
         """Whether this process may change anything."""
         self._process = os.getpid()
@@ -209,7 +209,7 @@ def _release_all() -> None:
         lease.release()
 
 
-def _sweep(manager: PathManager, book: _Book) -> None:
+def _sweep(manager: MptcpPathManager, book: _Book) -> None:
     """Take away what nobody uses any more; those who were killed use nothing."""
     present: tuple[Endpoint, ...] | None = None
     for added in list(book.endpoints):
@@ -231,7 +231,7 @@ def _sweep(manager: PathManager, book: _Book) -> None:
             manager.set_limits(Limits(raised.before, now.add_addr_accepted))
 
 
-def _quietly_remove(manager: PathManager, endpoint: Endpoint) -> None:
+def _quietly_remove(manager: MptcpPathManager, endpoint: Endpoint) -> None:
     try:
         manager.remove_endpoint(endpoint)
     except OSError as error:

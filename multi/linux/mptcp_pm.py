@@ -18,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from multi.discovery.resources import is_shortage
+from multi.discovery.resources import is_exhaustion
 from multi.discovery.rtnetlink import NESTED, attribute, attributes, s32, u8, u16, u32
 from multi.linux.genetlink import GenericNetlink
 from multi.types import Candidate, Family, Source
@@ -30,7 +30,7 @@ __all__ = [
     "MAX_SUBFLOWS",
     "Endpoint",
     "Limits",
-    "PathManager",
+    "MptcpPathManager",
     "Place",
     "SubflowName",
     "path_manager_type",
@@ -98,7 +98,7 @@ class Place:
     address: str
 
 
-class PathManager:
+class MptcpPathManager:
     """Requests to the path manager of the network namespace it is made in. All raise OSError.
 
     Reading needs no privilege; the rest needs CAP_NET_ADMIN and fails with EPERM. Takes well under a
@@ -111,7 +111,7 @@ class PathManager:
     def close(self) -> None:
         self._netlink.close()
 
-    def __enter__(self) -> PathManager:
+    def __enter__(self) -> MptcpPathManager:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -247,7 +247,7 @@ def place_of(source: Source, family: Family) -> Place | str:
             six = family is Family.IPV6
             address = _ipv6_address(index, source.address) if six else _ipv4_address(sock, name, source.address)
     except OSError as error:
-        if is_shortage(error):
+        if is_exhaustion(error):
             raise
         return f"{name}: no such interface"
     return Place(index, address) if address else f"{name}: no {family.value} address"
@@ -297,7 +297,7 @@ def why_no_subflows(candidate: Candidate | None = None) -> str:
         return reason
     kind = path_manager_type()
     try:
-        with PathManager() as manager:
+        with MptcpPathManager() as manager:
             if kind not in (KERNEL, USERSPACE):
                 return f"the MPTCP path manager of this host is {kind!r}, which takes no requests from `multi`"
             if manager.permitted():
@@ -328,7 +328,7 @@ def _why_no_mptcp() -> str:
     return ""
 
 
-def _what_is_missing(manager: PathManager, candidate: Candidate | None) -> str:
+def _what_is_missing(manager: MptcpPathManager, candidate: Candidate | None) -> str:
     """For a process that may only rely on what the administrator has set up for the kernel's path manager."""
     able = [endpoint for endpoint in manager.endpoints() if endpoint.makes_subflows]
     if candidate is None:

@@ -130,7 +130,7 @@ if sys.platform == "linux":
             plan, warnings = _plan(wanted, tables, gateways)
             had = self._plans.pop(holder, _Plan())
             if plan.rules:
-                self._light_beacon()
+                self._announce_liveness()
                 self._plans[holder] = plan
             try:
                 warnings += self._apply(tables, had)
@@ -210,7 +210,7 @@ if sys.platform == "linux":
                 name = _name(route.index)
                 yield f"{name}: the route to {route.network}{via} is refused: {error.strerror}"
 
-        def _light_beacon(self) -> None:
+        def _announce_liveness(self) -> None:
             if self._beacon is None:
                 self._beacon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._beacon.bind(f"\0{BEACON}{os.urandom(8).hex()}")

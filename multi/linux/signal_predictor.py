@@ -19,8 +19,8 @@ FALLING = -3.0  # dB/s
 BAD_SAMPLES = 2  # in a row; one alone may be a hand before the antenna
 RECOVERED = WEAK + 5.0  # dBm; a signal that hovers around the threshold must not switch to and fro
 RECOVERY = 5.0  # seconds without interruption above that
-SHORTEST_INTERVAL = 0.5  # seconds; over less, one decibel of rounding looks like a steep slope
-LONGEST_INTERVAL = 10.0  # seconds; after more, what was measured before says nothing
+MIN_INTERVAL = 0.5  # seconds; over less, one decibel of rounding looks like a steep slope
+MAX_INTERVAL = 10.0  # seconds; after more, what was measured before says nothing
 STRONGEST, WEAKEST = 0.0, -120.0  # dBm, both excluded; drivers that know nothing say 0, -128 or 127
 
 
@@ -54,9 +54,9 @@ class SignalPredictor:
         if not WEAKEST < dbm < STRONGEST or not math.isfinite(now):
             return self.signal
         interval = now - self._last_at
-        if 0 <= interval < SHORTEST_INTERVAL:
+        if 0 <= interval < MIN_INTERVAL:
             return self.signal
-        if self.average is None or not 0 <= interval <= LONGEST_INTERVAL:
+        if self.average is None or not 0 <= interval <= MAX_INTERVAL:
             self.restart()
             self.average, slope = dbm, 0.0
         else:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 
 from multi.types import Candidate, Family
 
-__all__ = ["Outcomes"]
+__all__ = ["ConnectionHistory"]
 
 DEMOTION = 60.0  # seconds after the first failure, doubled with each further one
-LONGEST_DEMOTION = 3600.0  # seconds; as long as Linux keeps MPTCP off a network that swallows it
+MAX_DEMOTION = 3600.0  # seconds; as long as Linux keeps MPTCP off a network that swallows it
 SUCCESS_LIFETIME = 24 * 3600.0  # seconds a setup time is believed
 FAILURE_LIFETIME = 24 * 3600.0  # seconds after the end of a demotion in which the next failure counts as a further one
 IGNORED = 0.05  # of the races are run as if nothing was known, or a recovered candidate would never be seen
 SETUP_FACTOR = 1.5  # what takes half as long again as last time probably fails
-SHORTEST_DELAY = 0.100  # seconds, RFC 8305 section 8
-LONGEST_DELAY = 2.0  # seconds, RFC 8305 section 8
+MIN_DELAY = 0.100  # seconds, RFC 8305 section 8
+MAX_DELAY = 2.0  # seconds, RFC 8305 section 8
 MEMORIES = 1024  # a laptop sees a few networks a day and a few servers on each
 
 
@@ -39,7 +39,7 @@ _Key = tuple[str, str, Family, str, int]
 """Network, transport, IP version, remote host, remote port."""
 
 
-class Outcomes:
+class ConnectionHistory:
     """Successes and failures by network, transport, IP version and server. Times are of one clock, in seconds."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Outcomes:
         memory = self._memories.get(key, _Memory())
         if now >= memory.demoted_until:
             recent = now < memory.demoted_until + FAILURE_LIFETIME
-            memory.demotion = min(2 * memory.demotion, LONGEST_DEMOTION) if recent and memory.demotion else DEMOTION
+            memory.demotion = min(2 * memory.demotion, MAX_DEMOTION) if recent and memory.demotion else DEMOTION
             memory.demoted_until = now + memory.demotion
         self._remember(key, memory)
 
@@ -79,7 +79,7 @@ class Outcomes:
         memory = self._memories.get(_key(network, candidate))
         if memory is None or now >= memory.setup_until:
             return default
-        return min(max(SETUP_FACTOR * memory.setup, SHORTEST_DELAY), LONGEST_DELAY)
+        return min(max(SETUP_FACTOR * memory.setup, MIN_DELAY), MAX_DELAY)
 
     def _is_demoted(self, key: _Key, now: float) -> bool:
         memory = self._memories.get(key)

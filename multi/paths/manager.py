@@ -29,11 +29,11 @@ from multi.paths.slots import Slot, slot_key, slots_of
 from multi.types import Candidate, ConnectionId, ConnectionState, Role
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
-PENDING_MOST = 4  # attempts a slot may have under way; the oldest gives way
+MAX_PENDING = 4  # attempts a slot may have under way; the oldest gives way
 SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before another is dialled beside it
 TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
-DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was recalled for it goes
+DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 
 
 class Mode(Enum):
@@ -163,7 +163,7 @@ class PathManager:
         slot.retry_at = slot.unanswered_since = None
         for attempt in list(slot.attempts):
             self._cancel(slot, attempt, now)
-        if slot.trial_until is not None or (self._mode is Mode.SWITCH and slot.troubles):
+        if slot.trial_until is not None or (self._mode is Mode.SWITCH and slot.flap_count):
             slot.start_trial(now, switch=self._mode is Mode.SWITCH)
             self._ping_at = now
         self._plan_dismissal(now)
@@ -175,7 +175,7 @@ class PathManager:
         if failed:
             slot.trouble(now)
         slot.emptied(now)
-        if not slot.parked and not slot.attempts:
+        if not slot.standby and not slot.attempts:
             slot.schedule_retry(now, self._jitter(), detached=self._detached)
         if not any(s.connection is not None for s in self.slots):
             self._unpark(now)
@@ -272,7 +272,7 @@ class PathManager:
             slot.dial_soon(now)
 
     def _enter(self, slot: Slot, now: float) -> None:
-        slot.parked = self._leaves_others_parked()
+        slot.standby = self._leaves_others_parked()
         self.slots.append(slot)
         if self._established:
             slot.retry_at = now
@@ -281,7 +281,7 @@ class PathManager:
 
     def _leaves_others_parked(self) -> bool:
         """After a handover new networks are as little wanted as those that were left."""
-        return any(slot.parked or slot.recalled for slot in self.slots)
+        return any(slot.standby or slot.reactivated for slot in self.slots)
 
     def signal_changed(self, interface: str, fading: bool, now: float) -> None:
         """The radio of an interface is about to lose its network, or is good again."""
@@ -303,8 +303,8 @@ class PathManager:
             if slot.key not in known:
                 self.slots.append(slot)
                 slot.retry_at = now
-            elif slot.parked or slot.recalled:  # left by a handover, and now asked for
-                slot.parked = slot.recalled = False
+            elif slot.standby or slot.reactivated:  # left by a handover, and now asked for
+                slot.standby = slot.reactivated = False
                 slot.dial_soon(now)
         return added
 
@@ -349,10 +349,10 @@ class PathManager:
         if not self._reachable(slots):
             done(next((slot.absent for slot in slots if slot.absent), "it is not wanted any more"))
             return
-        left = [slot for slot in slots if slot.parked or slot.recalled]
+        left = [slot for slot in slots if slot.standby or slot.reactivated]
         self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left)
         for slot in slots:
-            slot.parked = slot.recalled = False
+            slot.standby = slot.reactivated = False
             if slot.connection is None and not slot.attempts:
                 slot.retry_at = now
         self._notify(HandoverChanged(HandoverState.STARTED, _names(slots), ""))
@@ -407,7 +407,7 @@ class PathManager:
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
                 slot.retry_at = None
-                for connection in list(slot.attempts)[: max(0, len(slot.attempts) - PENDING_MOST + 1)]:
+                for connection in list(slot.attempts)[: max(0, len(slot.attempts) - MAX_PENDING + 1)]:
                     self._cancel(slot, connection, now)
                 candidate = slot.next_to_dial()
                 self._dial(slot, candidate, now)
@@ -470,7 +470,7 @@ class PathManager:
             slot.unanswered_since = now
         self._started[connection] = now
         role = slot.role or candidate.role
-        if role is Role.ACTIVE and self._others_carry(slot) and (slot.troubles or self._mode is Mode.SWITCH):
+        if role is Role.ACTIVE and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
         self._roles[connection] = role
         self._effects.append(Dial(connection, candidate if role is candidate.role else replace(candidate, role=role)))
@@ -592,7 +592,7 @@ class PathManager:
 
     def _assign_roles(self, now: float) -> None:
         """Say on which connections data shall be sent: not on what must prove itself, in `switch` mode on one only."""
-        up = [slot for slot in self.slots if slot.connection is not None and not slot.parked]
+        up = [slot for slot in self.slots if slot.connection is not None and not slot.standby]
         if self._mode is Mode.SWITCH:
             self._carrier = self._best(up, now)
         for slot in up:
@@ -627,19 +627,19 @@ class PathManager:
         return slot.source is not None and slot.source.interface in self._fading
 
     def _watch_trials(self, now: float) -> None:
-        """Ask those on trial for signs of life; who has answered to the end carries the stream."""
-        trials = [slot for slot in self.slots if slot.trial_until is not None and slot.healthy]
-        for slot in trials:
+        """Ask those on probation for signs of life; who has answered to the end carries the stream."""
+        probations = [slot for slot in self.slots if slot.trial_until is not None and slot.healthy]
+        for slot in probations:
             assert slot.connection is not None
             if not self._on_trial(slot, now):
                 slot.trial_until = None
             elif self._ping_at is not None and now >= self._ping_at:
                 self._session.ping(slot.connection)
-        if not any(slot.trial_until is not None for slot in trials):
+        if not any(slot.trial_until is not None for slot in probations):
             self._ping_at = None
         elif self._ping_at is None or now >= self._ping_at:
             self._ping_at = now + TRIAL_PING
-        if trials:
+        if probations:
             self._assign_roles(now)
 
     # --- handover  ---
@@ -666,7 +666,7 @@ class PathManager:
 
     def _park(self, slot: Slot, now: float) -> None:
         """Not wanted for now."""
-        slot.parked, slot.recalled, slot.retry_at = True, False, None
+        slot.standby, slot.reactivated, slot.retry_at = True, False, None
         for attempt in list(slot.attempts):
             self._cancel(slot, attempt, now)
         if slot.connection is not None:
@@ -686,7 +686,7 @@ class PathManager:
     def _leave_again(self, handover: _Handover) -> None:
         """It came to nothing: what an earlier handover had left is as little wanted as before."""
         for slot in handover.left:
-            slot.recalled = True
+            slot.reactivated = True
         if handover.left:
             self._dismiss_at = -inf
 
@@ -696,8 +696,8 @@ class PathManager:
             return
         self._dismiss_at = None
         for slot in self.slots:
-            if slot.parked and slot.connection is None:
-                slot.parked, slot.recalled = False, True
+            if slot.standby and slot.connection is None:
+                slot.standby, slot.reactivated = False, True
                 slot.dial_soon(now)
 
     def _plan_dismissal(self, now: float) -> None:
@@ -705,29 +705,29 @@ class PathManager:
         if not self._target_lives():
             return
         for slot in self.slots:
-            if slot.recalled and slot.connection is None:
+            if slot.reactivated and slot.connection is None:
                 self._park(slot, now)
-        self._dismiss_at = now + DISMISS_AFTER if any(slot.recalled for slot in self.slots) else None
+        self._dismiss_at = now + DISMISS_AFTER if any(slot.reactivated for slot in self.slots) else None
 
     def _target_lives(self) -> bool:
-        """Something can be relied on that was not recalled."""
-        return any(slot.healthy and not slot.recalled and not self._fades(slot) for slot in self.slots)
+        """Something can be relied on that was not reactivated."""
+        return any(slot.healthy and not slot.reactivated and not self._fades(slot) for slot in self.slots)
 
     def _dismiss(self, now: float) -> None:
         self._dismiss_at = None
         if not self._target_lives():
             return  # in trouble again since; its next recovery plans anew
         for slot in self.slots:
-            if slot.recalled:
+            if slot.reactivated:
                 self._park(slot, now)
 
     def _unpark(self, now: float) -> None:
         """Nothing is left: everything is wanted again."""
         self._dismiss_at = None
         for slot in self.slots:
-            slot.recalled = False
-            if slot.parked:
-                slot.parked = False
+            slot.reactivated = False
+            if slot.standby:
+                slot.standby = False
                 slot.dial_soon(now)
 
 

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from multi.types import Candidate, ConnectionId, Role
 
 RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
-RETRY_LONGEST = 30.0  # where somebody answers with a refusal again and again
-RETRY_LONGEST_DETACHED = 0.5  # design 7: at least every 0.5 s while nothing is left
+MAX_RETRY = 30.0  # where somebody answers with a refusal again and again
+MAX_RETRY_DETACHED = 0.5  # design 7: at least every 0.5 s while nothing is left
 RETRY_JITTER = 0.2  # share of the delay, so that many clients do not come back in step
 BESIDE_FIRST = 0.5  # seconds after which a dial that nobody has answered gets another beside it
-BESIDE_LONGEST = 15.0
-BESIDE_LONGEST_NEVER_UP = 30.0
+MAX_BESIDE = 15.0
+MAX_BESIDE_NEVER_UP = 30.0
 DIAL_APART = 0.1  # seconds between two dials of one slot, however often its network is said to be usable
 SHORT_LIFE = 1.0  # seconds; a connection that ends sooner counts as refused: somebody accepts and thinks better of it
 STABLE_AFTER = 20.0  # seconds a connection must live before its next loss counts as a first one
 TRIAL_FIRST = 0.2  # seconds what comes back after a loss must answer before it carries the stream
-TRIAL_LONGEST = 0.6
+MAX_PROBATION = 0.6
 TRIAL_FIRST_SWITCH = 1.0  # moving a whole session back and forth costs more than adding a connection
-TRIAL_LONGEST_SWITCH = 30.0
+MAX_PROBATION_SWITCH = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +57,13 @@ class Slot:
     next_candidate: int = 0
     up_since: float = 0.0
     been_up: bool = False
-    troubles: int = 0
+    flap_count: int = 0
     """Losses that followed each other closely."""
     trial_until: float | None = None
     """What fills it must prove itself until then; None = it has."""
-    parked: bool = False
+    standby: bool = False
     """Not wanted now: handed over to another."""
-    recalled: bool = False
+    reactivated: bool = False
     """Wanted again only because that other one may be dead or fading."""
 
     @property
@@ -81,7 +81,7 @@ class Slot:
     @property
     def wants_dial(self) -> bool:
         """A new connection would be of use: there is none, or the one there is may be dead."""
-        return not self.parked and not self.absent and not self.healthy
+        return not self.standby and not self.absent and not self.healthy
 
     def dial_again_at(self, *, detached: bool) -> float | None:
         """When to dial next; beside attempts that nobody has answered too."""
@@ -98,15 +98,15 @@ class Slot:
         Often at first, then ever more rarely: a share of the time it has been like this.
         """
         if detached:
-            return RETRY_LONGEST_DETACHED
+            return MAX_RETRY_DETACHED
         silent = self.dialled_at - (self.unanswered_since if self.unanswered_since is not None else self.dialled_at)
         if self.been_up:
-            return min(max(BESIDE_FIRST, silent / 60), BESIDE_LONGEST)
-        return min(max(2 * BESIDE_FIRST, silent / 6), BESIDE_LONGEST_NEVER_UP)
+            return min(max(BESIDE_FIRST, silent / 60), MAX_BESIDE)
+        return min(max(2 * BESIDE_FIRST, silent / 6), MAX_BESIDE_NEVER_UP)
 
     def schedule_retry(self, now: float, jitter: float, *, detached: bool) -> None:
         """Dial again after a while that grows with every refusal; `jitter` in [0, 1)."""
-        longest = RETRY_LONGEST_DETACHED if detached else RETRY_LONGEST
+        longest = MAX_RETRY_DETACHED if detached else MAX_RETRY
         delay = min(longest, RETRY_FIRST * 2 ** min(self.refusals, 8))
         self.retry_at = now + delay * (1 + RETRY_JITTER * (jitter - 1))
 
@@ -145,15 +145,15 @@ class Slot:
 
     def trouble(self, now: float) -> None:
         """Its connection failed."""
-        self.troubles = 1 if now - self.up_since >= STABLE_AFTER else self.troubles + 1
+        self.flap_count = 1 if now - self.up_since >= STABLE_AFTER else self.flap_count + 1
 
     def start_trial(self, now: float, *, switch: bool) -> None:
-        """What came back after troubles answers for a while before it carries the stream."""
-        if not self.troubles:
+        """What came back after a loss answers for a while before it carries the stream."""
+        if not self.flap_count:
             self.trial_until = None
             return
-        first, longest = (TRIAL_FIRST_SWITCH, TRIAL_LONGEST_SWITCH) if switch else (TRIAL_FIRST, TRIAL_LONGEST)
-        self.trial_until = now + min(longest, first * 2 ** min(self.troubles - 1, 8))
+        first, longest = (TRIAL_FIRST_SWITCH, MAX_PROBATION_SWITCH) if switch else (TRIAL_FIRST, MAX_PROBATION)
+        self.trial_until = now + min(longest, first * 2 ** min(self.flap_count - 1, 8))
 
 
 def slots_of(candidates: Iterable[Candidate]) -> list[Slot]:

@@ -41,8 +41,8 @@ from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.settings import SessionSettings
 from multi.types import ConnectionFacts, ConnectionId, SessionId
 
-HELLO_PATIENCE_LEAST = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
-HELLO_PATIENCE_MOST = 1.0
+MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
+MAX_HELLO_PATIENCE = 1.0
 
 
 class Host(Protocol):
@@ -174,8 +174,8 @@ class ClientAuthenticator(Authenticator):
             return None
         # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
         rtt = max(self.host.connections[c].rtt if c in self.host.connections else 0.0 for c in self._greeted)
-        patience = max(HELLO_PATIENCE_LEAST, 4 * rtt) if rtt else HELLO_PATIENCE_MOST
-        return max(self._greeted.values()) + min(patience, HELLO_PATIENCE_MOST)
+        patience = max(MIN_HELLO_PATIENCE, 4 * rtt) if rtt else MAX_HELLO_PATIENCE
+        return max(self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
 
     def handle_timer(self, now: float) -> None:
         due = self.next_timer()

@@ -43,27 +43,26 @@ class Connection:
         "_session_id",
         "_tokens",
         "_tokens_at",
+        "ack_keepalive_due",
         "ack_wanted",
         "allowance",
         "answered",
         "ask_after",
         "authenticated",
-        "brought",
         "bytes_received",
         "bytes_sent",
         "carried_control",
         "congestion_window",
+        "control_backlog",
         "cost",
         "created_at",
         "credit",
         "data_lane",
         "discarding",
-        "doubted_at",
         "drain_asked",
         "drain_received",
         "drain_sent",
         "early_data_moved",
-        "echo_due",
         "facts",
         "has_samples",
         "heard_at",
@@ -80,6 +79,7 @@ class Connection:
         "number",
         "output",
         "payload_received",
+        "peer_suspect_at",
         "ping_sent_at",
         "ping_token",
         "progress_at",
@@ -96,10 +96,10 @@ class Connection:
         "sent_at",
         "session_progress_at",
         "state",
+        "streams_to_ack",
         "suspect_since",
         "transport",
         "unacked",
-        "unread",
         "unsampled",
         "weight",
     )
@@ -143,13 +143,13 @@ class Connection:
         self.suspect_since = -inf
         self.ask_after = 0.0
         """Seconds between questions while it is SUSPECT."""
-        self.doubted_at = -inf
+        self.peer_suspect_at = -inf
         """When the peer said last that it hears nothing of what it waits for."""
         self.ping_sent_at = 0.0
         self.ping_token = 0
-        self.echo_due = 0.0
+        self.ack_keepalive_due = 0.0
         self.ack_wanted = False
-        self.brought: set[StreamId] = set()
+        self.streams_to_ack: set[StreamId] = set()
         """Streams it brought bytes of since the last ACK that went back on it."""
         self.early_data_moved = False
         """It did not authenticate in time: all that was sent on it so far has been queued for rescue."""
@@ -167,7 +167,7 @@ class Connection:
         self.allowance: int | None = None
         """Data bytes that may leave before the peer has been heard; None = no bound (see `probation`)."""
         self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = 0
-        self.unread = 0
+        self.control_backlog = 0
         """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""
         self.has_samples = False
         self.unsampled = False
@@ -230,7 +230,7 @@ class Connection:
         """Queue one segment for the next SendBytes; `length` is the payload's."""
         output = self.output[lane]
         if type_ != SegmentType.DATA:
-            self.unread += length + HEADER_LENGTH
+            self.control_backlog += length + HEADER_LENGTH
         if self._sealers is not None:
             header = encode_header(type_, self._session_id, sequence, stream, length + TAG_LENGTH)
             output.append(header)
@@ -271,7 +271,7 @@ class Connection:
     def set_channel_credit(self, credit: int) -> None:
         self._channel_credit = credit
         if credit > 0:
-            self.unread = 0
+            self.control_backlog = 0
 
     def refresh_credit(self, now: float) -> None:
         """Recompute `credit` from what the transport takes and what the rate cap allows."""
@@ -316,7 +316,7 @@ class Connection:
             self.rtt, self.rtt_variation = sample.rtt, sample.rtt_variation
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
             self.min_rtt = sample.min_rtt
-        if sample.rate and not (sample.rate_is_lower_bound and sample.rate < self.rate):
+        if sample.rate and not (sample.app_limited and sample.rate < self.rate):
             self.rate = self._capped(sample.rate)
         self.congestion_window = sample.congestion_window
         self.not_sent, self._not_sent_at = sample.not_sent, now
@@ -381,7 +381,7 @@ class Connection:
         A busy process makes round trips look varied, and waits long for that. When the peer, which may be less busy,
         waits in vain as well, the variation does not count.
         """
-        variation = 0.0 if self.doubted_at > self.progress_at else 4 * self.rtt_variation
+        variation = 0.0 if self.peer_suspect_at > self.progress_at else 4 * self.rtt_variation
         return (self.rtt + variation if self.rtt else UNKNOWN_RTT) + SUSPECT_SLACK
 
     @property

@@ -14,7 +14,7 @@ from multi.protocol.payloads import MAX_RANGES, Range
 from multi.protocol.segment import SegmentType
 from multi.types import ConnectionId, StreamId
 
-PASSING = frozenset({SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS})  # of no use once the session ends
+EPHEMERAL = frozenset({SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS})  # of no use once the session ends
 MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
 
 
@@ -44,7 +44,7 @@ class Outbox:
     @property
     def settled(self) -> bool:
         """Nothing that matters beyond the connections is waiting for an acknowledgement."""
-        return all(control.type in PASSING for control in self._controls.values())
+        return all(control.type in EPHEMERAL for control in self._controls.values())
 
     @property
     def full(self) -> bool:

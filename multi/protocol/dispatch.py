@@ -1,7 +1,7 @@
 """What comes in on a connection: held until its handshake is far enough, then cut into segments and handed on.
 
-It decides what a segment means for the connection that brought it (heard, in time, to be acknowledged there) and who
-takes its content. What is done about it is left to the streams, the sender, the receiver and the session.
+It decides what a segment means for the connection that brought it (heard, in time, to be acknowledged there) and
+who takes its content. What is done about it is left to the streams, the sender, the receiver and the session.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from multi.types import ConnectionId, ConnectionState, SessionId, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
-MAX_BROUGHT = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
-ECHO_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
+MAX_STREAMS_TO_ACK = 32  # streams an echo acknowledges again; what does not fit is repaired by a repeat
+ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
@@ -55,7 +55,7 @@ class Host(Protocol):
     outbox: Outbox
     streams: Streams
     close_sent_at: float | None
-    restless: bool
+    needs_flush: bool
 
     def emit(self, effect: Effect) -> None: ...
     def notify(self, event: Event) -> None: ...
@@ -114,7 +114,7 @@ class Incoming:
             if segment.type == SegmentType.DATA and connection.receiving:
                 self._data(connection, segment, lane, now)
             else:
-                self._host.restless = True
+                self._host.needs_flush = True
                 self._segment(connection, segment, lane, now)
 
     def _data(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
@@ -126,12 +126,12 @@ class Incoming:
         self._heard(connection, now)
         self._still_sending(now)
         connection.payload_received += len(segment.payload)
-        if segment.stream not in connection.brought and len(connection.brought) < MAX_BROUGHT:
-            connection.brought.add(segment.stream)
-        if not connection.echo_due:
-            connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
+        if segment.stream not in connection.streams_to_ack and len(connection.streams_to_ack) < MAX_STREAMS_TO_ACK:
+            connection.streams_to_ack.add(segment.stream)
+        if not connection.ack_keepalive_due:
+            connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
         if self._streams.data(segment, now) and not self._receiver.ack_due:
-            connection.ack_wanted = self._host.restless = True
+            connection.ack_wanted = self._host.needs_flush = True
 
     def _still_sending(self, now: float) -> None:
         """The peer is: it needs our acknowledgements to end in order."""
@@ -173,12 +173,12 @@ class Incoming:
             self._still_sending(now)
             # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
             self._receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
-            if not connection.echo_due:
-                connection.echo_due = now + max(ECHO_MIN, connection.suspect_after / 2)
+            if not connection.ack_keepalive_due:
+                connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
             if self._receiver.control.take(segment.sequence):
                 self._control(connection, segment, now)
             else:
-                connection.ack_wanted = True  # a repeat: the acknowledgement got lost on another road
+                connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:
             if not connection.authenticated:
                 raise RemoteProtocolError("CLOSE before the handshake was done")
@@ -253,7 +253,7 @@ class Incoming:
             if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
                 self._liveness.suspect(connection, "the peer's network went away", now)
         elif step is DrainStep.SILENT:
-            connection.doubted_at = now  # unless it came over this very connection: that is progress
+            connection.peer_suspect_at = now  # unless it came over this very connection: that is progress
         else:
             connection.drain_received = connection.drain_received or step is DrainStep.DRAINED
             if not connection.authenticated:

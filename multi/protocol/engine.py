@@ -23,7 +23,7 @@ from multi.paths.manager import Memory, Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.protocol.state import SessionState
 from multi.schedulers.base import Scheduler
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId, TransportSample
@@ -32,9 +32,9 @@ MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a 
 
 
 class Engine:
-    """Inputs take `now` and return None; see `Session` for what they mean."""
+    """Inputs take `now` and return None; see `SessionCore` for what they mean."""
 
-    def __init__(self, session: Session, *, now: float) -> None:
+    def __init__(self, session: SessionCore, *, now: float) -> None:
         self.session = session
         self.paths: PathManager | None = None
         self._now = now

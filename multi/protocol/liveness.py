@@ -21,8 +21,8 @@ from multi.types import ConnectionId, ConnectionState, Side
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
 DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
-ASK_GROWTH, ASK_SUSPECT_MOST = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
-PROBE_MIN, PROBE_MAX = 0.2, 5.0  # seconds between questions for a window that may have been lost
+ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
+MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that may have been lost
 
 
 class Host(Protocol):
@@ -51,7 +51,7 @@ class Liveness:
         self._outgoing = outgoing
         self.probe_at: float | None = None
         """When the peer is asked for its window; None = nothing waits for it."""
-        self._probe_wait = PROBE_MIN
+        self._probe_wait = MIN_PROBE
         self._ping = 0
 
     def check(self, connection: Connection, now: float) -> None:
@@ -86,13 +86,13 @@ class Liveness:
                 self._host.disconnect(connection, "silent for too long", abort=True)
                 return
             if now >= self._ask_at(connection):
-                connection.ask_after = min(connection.ask_after * ASK_GROWTH, ASK_SUSPECT_MOST)
+                connection.ask_after = min(connection.ask_after * ASK_GROWTH, MAX_ASK_INTERVAL)
                 self._send_ping(connection, now)
         elif now >= connection.sent_at + self._keepalive_interval(connection):
             self._send_ping(connection, now)
-        if connection.echo_due and now >= connection.echo_due:
+        if connection.ack_keepalive_due and now >= connection.ack_keepalive_due:
             connection.ack_wanted = True
-            connection.echo_due = 0.0
+            connection.ack_keepalive_due = 0.0
 
     def deadlines(self, connection: Connection, due: list[float]) -> None:
         """Add to `due` when `check` must run."""
@@ -110,8 +110,8 @@ class Liveness:
             due.append(connection.sent_at + self._keepalive_interval(connection))
             if (deadline := connection.suspect_at()) is not None:
                 due.append(deadline)
-        if connection.echo_due:
-            due.append(connection.echo_due)
+        if connection.ack_keepalive_due:
+            due.append(connection.ack_keepalive_due)
 
     def _ask_at(self, connection: Connection) -> float:
         return connection.sent_at + max(connection.suspect_after, connection.ask_after)
@@ -201,7 +201,7 @@ class Liveness:
             return
         for connection in self._outgoing.usable_for_control():
             self._send_ping(connection, now, wants_ack=True)
-        self._probe_wait = min(PROBE_MAX, self._probe_wait * 2)
+        self._probe_wait = min(MAX_PROBE, self._probe_wait * 2)
         self.probe_at = now + self._probe_wait
 
     def plan_probe(self, now: float) -> None:
@@ -211,7 +211,7 @@ class Liveness:
             or any(c.in_flight for c in self._host.connections.values())
             or not self._host.sender.blocked_by_window
         ):
-            self.probe_at, self._probe_wait = None, PROBE_MIN
+            self.probe_at, self._probe_wait = None, MIN_PROBE
         elif self.probe_at is None:
             self.probe_at = now + self._probe_wait
 

@@ -84,10 +84,10 @@ class Outgoing:
         for connection in wanted:
             connection.ack_wanted = False
         for connection in targets:
-            connection.echo_due = 0.0
-            # What it brought may have been acknowledged on a road that died meanwhile: say it here once more.
-            receiver.say_again(connection.brought)
-            connection.brought.clear()
+            connection.ack_keepalive_due = 0.0
+            # What it brought may have been acknowledged on a path that died meanwhile: say it here once more.
+            receiver.say_again(connection.streams_to_ack)
+            connection.streams_to_ack.clear()
         if not targets:
             return
         while True:

@@ -21,8 +21,8 @@ from multi.types import ConnectionId, StreamId
 
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then (mechanics A7)
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
-REINJECT_MIN_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
-REINJECT_MAX_AGE = 0.500
+MIN_REINJECT_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
+MAX_REINJECT_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
 MUCH_EARLIER = 0.5  # the same while there is new data to send instead
@@ -50,9 +50,9 @@ class Sender:
         """Absolute: bytes over all streams the peer allows."""
         self.used = 0
         """Sum of what was sent for the first time."""
-        self.copied = 0
+        self.reinjected_bytes = 0
         """Bytes sent again, for whatever reason."""
-        self._copied_freely = 0
+        self._opportunistic_bytes = 0
         self._backlog = 0
         self.held_back = False
         """A writer waits until there is room: more bytes are to come than can be seen."""
@@ -249,7 +249,7 @@ class Sender:
         item.sent_at = now
         size = item.end - item.start
         connection.reinjected += size
-        self.copied += size
+        self.reinjected_bytes += size
         self._put(connection, stream.id, item.start, stream.slice(item.start, item.end), size, now)
         return size
 
@@ -327,7 +327,7 @@ class Sender:
         """
         by_id = {c.id: c for c in usable}
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
-        min_age = max(min(1.1 * min_rtt, REINJECT_MAX_AGE), REINJECT_MIN_AGE)
+        min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
         queues: dict[ConnectionId, _Queue] = {}
         for stream in self._by_priority(list(self.streams.values())):
             scanned = 0
@@ -340,7 +340,7 @@ class Sender:
                 if item.lost or len(item.carriers) >= MAX_COPIES or now - item.sent_at < min_age:
                     continue
                 size = item.end - item.start
-                if self._copied_freely + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
+                if self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
                     return
                 # Where the peer has not proved itself nothing is clearly earlier, and one such would excuse another.
                 candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
@@ -352,7 +352,7 @@ class Sender:
                     default=inf,
                 )
                 if _arrival(best) + size / (best.rate or 1e6) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
-                    self._copied_freely += self._copy(stream, item, best, now)
+                    self._opportunistic_bytes += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
                         return

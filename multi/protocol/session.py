@@ -71,10 +71,10 @@ from multi.types import (
     TransportSample,
 )
 
-UNREAD_LIMIT = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
+MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
-LINGER_MOST = 10.0  # seconds; a round trip is the peer's to prolong
+MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
 
@@ -82,7 +82,7 @@ SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
 Entropy = Callable[[int], bytes]
 
 
-class Session:
+class SessionCore:
     """See the module. `entropy(n)` gives n random bytes.
 
     `make_scheduler` makes those that this side asks for, `make_peer_scheduler` those that the peer does (default: the
@@ -117,7 +117,7 @@ class Session:
         self._effects: list[Effect] = []
         self._fresh_for = (self.policy.scheduler, self.policy.parameters) if scheduler is None else None
         """The name and parameters the scheduler was made for, as long as it is the one made with the session."""
-        self.restless = True
+        self.needs_flush = True
         """Something has happened since the last effects that may call for more than acknowledgements."""
         if scheduler is None:
             scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
@@ -147,7 +147,7 @@ class Session:
 
     def _act(self, now: float) -> None:
         self._now = now
-        self.restless = True
+        self.needs_flush = True
 
     # === inputs: connections  ===
 
@@ -178,7 +178,7 @@ class Session:
         try:
             self._incoming.receive(found, data, lane, now)
         except RemoteProtocolError as error:
-            self.restless = True
+            self.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
                 self._protocol_error(found, error)
 
@@ -402,22 +402,22 @@ class Session:
 
     def effects(self) -> list[Effect]:
         """Return what is to be done, in order, after everything since the last call has been taken in."""
-        if self._nothing_to_say():
+        if self._nothing_to_send():
             effects, self._effects = self._effects, []
             return effects
-        self.restless = False
+        self.needs_flush = False
         if self.state is not SessionState.CLOSED:
             self._flush(self._now)
         for connection in self.connections.values():
-            if connection.unread > UNREAD_LIMIT and connection.alive:
+            if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
                 self.disconnect(connection, "the peer sends and does not read", abort=True)
             self._collect(connection)
         effects, self._effects = self._effects, []
         return effects
 
-    def _nothing_to_say(self) -> bool:
+    def _nothing_to_send(self) -> bool:
         """At most bytes have come and were read since the last time, and their acknowledgement is not due yet."""
-        if self.restless or self.receiver.ack_now or self.outbox.waiting or not self.sender.idle:
+        if self.needs_flush or self.receiver.ack_now or self.outbox.waiting or not self.sender.idle:
             return False
         due = self.receiver.ack_due
         return due is None or self._now < due
@@ -465,7 +465,7 @@ class Session:
     @property
     def carried(self) -> int:
         """Grows whenever bytes of streams are given to connections or the transports tell that bytes have arrived."""
-        return self.sender.used + self.sender.copied + sum(c.sampled_acked for c in self.connections.values())
+        return self.sender.used + self.sender.reinjected_bytes + sum(c.sampled_acked for c in self.connections.values())
 
     @property
     def at_rest(self) -> bool:
@@ -491,7 +491,7 @@ class Session:
     # === for its parts  ===
 
     def notify(self, event: Event) -> None:
-        self.restless = True
+        self.needs_flush = True
         self._effects.append(Notify(event))
 
     def emit(self, effect: Effect) -> None:
@@ -704,7 +704,7 @@ class Session:
     @property
     def _linger(self) -> float:
         """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
-        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.smoothed_rtt, LINGER_MOST))
+        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.smoothed_rtt, MAX_LINGER))
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()

@@ -12,12 +12,12 @@ from math import inf
 from multi.schedulers.base import ConnectionView
 from multi.types import ConnectionId
 
-STILL_LEAST = 0.025  # seconds without progress that prove nothing: an acknowledgement and a sample may take 10 ms each
-STILL_MOST = 1.0  # seconds; a round-trip time bloated by a full queue must not buy endless waiting
-EPISODE_LEAST = 0.100  # seconds without any segment sent, although one connection had credit
-EPISODE_MOST = 2.0  # seconds
+MIN_STILL = 0.025  # seconds without progress that prove nothing: an acknowledgement and a sample may take 10 ms each
+MAX_STILL = 1.0  # seconds; a round-trip time bloated by a full queue must not buy endless waiting
+MIN_EPISODE = 0.100  # seconds without any segment sent, although one connection had credit
+MAX_EPISODE = 2.0  # seconds
 EPISODE_GAP = 1.0  # seconds between two questions after which waiting begins anew; the session asks every 5 ms
-MARKS_MOST = 64  # connections remembered; ids are never reused, so old ones must go
+MAX_MARKS = 64  # connections remembered; ids are never reused, so old ones must go
 
 
 class Patience:
@@ -25,7 +25,7 @@ class Patience:
 
     __slots__ = ("_asked", "_least", "_marks", "_since")
 
-    def __init__(self, least: float = STILL_LEAST) -> None:
+    def __init__(self, least: float = MIN_STILL) -> None:
         self._least = least
         self._marks: dict[ConnectionId, tuple[int, int, float]] = {}
         self._since = inf
@@ -47,12 +47,12 @@ class Patience:
         rtt = connection.rtt
         mark = self._marks.get(connection.id)
         if mark is None or mark[0] != in_flight or mark[1] != not_sent:
-            if len(self._marks) >= MARKS_MOST:
+            if len(self._marks) >= MAX_MARKS:
                 self._marks.clear()
             self._marks[connection.id] = (in_flight, not_sent, now)
-        elif now - mark[2] > max(min(2 * rtt, STILL_MOST), self._least):
+        elif now - mark[2] > max(min(2 * rtt, MAX_STILL), self._least):
             return False
-        return now - self._since <= max(min(4 * rtt, EPISODE_MOST), EPISODE_LEAST, self._least)
+        return now - self._since <= max(min(4 * rtt, MAX_EPISODE), MIN_EPISODE, self._least)
 
     def sent_on(self, connection: ConnectionView) -> None:
         """A segment goes out on `connection`: it has moved, and the waiting is over."""

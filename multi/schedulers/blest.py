@@ -11,7 +11,7 @@ from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
 LAMBDA = 1.2  # correction of the estimate, with the bounds and steps of mptcp_blest.c
-LAMBDA_LEAST, LAMBDA_MOST = 1.0, 1.3
+MIN_LAMBDA, MAX_LAMBDA = 1.0, 1.3
 LAMBDA_UP, LAMBDA_DOWN = 0.04, 0.01
 PACKET = 1448  # bytes the window grows by per round trip in congestion avoidance
 
@@ -83,6 +83,6 @@ class Blest:
         """Once per round trip: be more careful after a reinjection, else a little less."""
         if now - self._adjusted >= slower.rtt:
             step = LAMBDA_UP if self._reinjected else -LAMBDA_DOWN
-            self._lambda = min(LAMBDA_MOST, max(LAMBDA_LEAST, self._lambda + step))
+            self._lambda = min(MAX_LAMBDA, max(MIN_LAMBDA, self._lambda + step))
             self._adjusted = now
             self._reinjected = False

@@ -18,7 +18,7 @@ from multi.errors import ConfigError
 from multi.schedulers.base import MAX_NAME, Scheduler, SchedulerFactory
 
 PACKAGE = "multi.schedulers"
-LARGEST = math.nextafter(math.inf, 0.0)  # finite number
+MAX_NUMBER = math.nextafter(math.inf, 0.0)  # finite number
 
 F = TypeVar("F", bound=SchedulerFactory)
 
@@ -72,7 +72,7 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
                 f"scheduler {name!r} has no such parameter{_suggest(key, allowed)}; allowed: {names}", key
             )
         # Not math.isfinite: it cannot take an integer beyond any float.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MAX_NUMBER:
             raise ConfigError(f"found {value!r} for scheduler {name!r}; allowed: a finite number", key)
     try:
         scheduler = factory(**{key: float(value) for key, value in parameters.items()})

@@ -10,7 +10,7 @@ from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
-DEBT_MOST = 256 * 1024  # bytes a blocked connection may catch up; more would starve the others when it comes back
+MAX_DEBT = 256 * 1024  # bytes a blocked connection may catch up; more would starve the others when it comes back
 
 
 @register_scheduler("WRR")
@@ -50,4 +50,4 @@ class WeightedRoundRobin:
         weight = connection.weight
         if weight <= 0.0:
             return inf
-        return max(self._served.get(connection.id, self._clock), self._clock - DEBT_MOST / weight)
+        return max(self._served.get(connection.id, self._clock), self._clock - MAX_DEBT / weight)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, TransportError
-from multi.transports.half_open import Strangers
+from multi.transports.half_open import HalfOpenConnections
 from multi.types import Candidate, Family, TransportSample
 
 Buffer = bytes | bytearray | memoryview
@@ -71,7 +71,7 @@ class ListenGuard:
 
     handshake_timeout: float = 10.0
     """Seconds from accepting a connection until TLS or QUIC must be done."""
-    strangers: Strangers = field(default_factory=Strangers)
+    strangers: HalfOpenConnections = field(default_factory=HalfOpenConnections)
     """Every connection whose peer has not proved anything yet."""
     report: Callable[[str, str], None] = lambda limit, source: None
     """Called with the name of a limit and the source that reached it."""

@@ -33,7 +33,7 @@ def place_of(host: str) -> tuple[str, str]:
     return str(ip_network((address, 56), strict=False)), str(ip_network((address, 64), strict=False))
 
 
-class _Tally:
+class _MaxCounter:
     """Counts by name. The busiest name is known without looking at the others: floods come from thousands."""
 
     def __init__(self) -> None:
@@ -76,16 +76,16 @@ class _Source(Generic[T]):
     """What came from one source, by address, in order of arrival."""
 
     def __init__(self) -> None:
-        self.tally: _Tally = _Tally()
+        self.tally: _MaxCounter = _MaxCounter()
         self.members: dict[str, dict[T, None]] = {}
 
 
-class Crowd(Generic[T]):
+class SourceIndex(Generic[T]):
     """Things by source and address, in order of arrival."""
 
     def __init__(self) -> None:
         self._places: dict[T, tuple[str, str]] = {}
-        self._tally: _Tally = _Tally()
+        self._tally: _MaxCounter = _MaxCounter()
         self._sources: dict[str, _Source[T]] = {}
 
     def __len__(self) -> int:
@@ -127,7 +127,7 @@ class Crowd(Generic[T]):
         return next(iter(found.members[found.tally.busiest()])) if found is not None else None
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Things that wait for their turn: sources take turns, and in a source its addresses do.
 
     Who comes alone waits for one of each other source, however many a flood has sent before him.
@@ -173,7 +173,7 @@ class Turns(Generic[T]):
         return member
 
 
-class Strangers:
+class HalfOpenConnections:
     """The crowd of all listeners of a server, from accepting a connection until its peer has proved himself."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Strangers:
         self._most = most
         self.per_source = per_source
         self._report = report
-        self._crowd: Crowd[Hashable] = Crowd()
+        self._crowd: SourceIndex[Hashable] = SourceIndex()
         self._drop: dict[Hashable, Callable[[str], None]] = {}
 
     def __len__(self) -> int:

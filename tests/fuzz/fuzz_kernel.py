@@ -13,7 +13,7 @@ from multi.discovery import link_state as changes
 from multi.discovery import netlink, networks
 from multi.discovery import rtnetlink as messages
 from multi.discovery.interfaces import Interface
-from multi.discovery.link_state import Heard, Known
+from multi.discovery.link_state import LinkEvents, LinkState
 from multi.linux import genetlink, nl80211, routing, wifi_signal
 from multi.linux.genetlink import GenericNetlink
 from multi.linux.nl80211 import Nl80211
@@ -113,7 +113,7 @@ def _told(choices: Choices, sequence: int = 0) -> bytes:
 
 def run_changes(data: bytes) -> None:
     """Datagrams, each with two bytes of length, that nobody asked for."""
-    known, heard = Known(), Heard()
+    known, heard = LinkState(), LinkEvents()
     choices = Choices(data)
     while choices.left:
         if choices.chance(8):

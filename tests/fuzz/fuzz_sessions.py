@@ -42,7 +42,7 @@ from multi.protocol.payloads import (
     encode_unsigned,
 )
 from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode
-from multi.protocol.session import UNREAD_LIMIT
+from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.protocol.settings import Protect, SessionSettings
 from multi.schedulers import scheduler_names
 from multi.types import ConnectionFacts, Role, SessionId, Side, StreamId
@@ -211,7 +211,7 @@ def check_bounds(node: Node) -> None:
     check(session.side is Side.CLIENT or len(alive) <= settings.max_connections, "more connections than allowed")
     for found in alive:
         check(found.held_size <= HELD_LIMIT, "more bytes held than allowed")
-        check(found.unread <= UNREAD_LIMIT, "more unread answers than allowed")
+        check(found.control_backlog <= MAX_CONTROL_BACKLOG, "more unread answers than allowed")
     peers = [s for s in session.receiver.streams if (s % 2 == 0) == (session.side is Side.SERVER) and s]
     check(len(peers) <= settings.max_streams + 1, "more streams than allowed")
     for stream in session.receiver.streams.values():

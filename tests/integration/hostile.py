@@ -13,7 +13,7 @@ from multi.asyncio.settings import peer_scheduler
 from multi.events import SendBytes
 from multi.protocol.handshake import ConnectionTerms, Join
 from multi.protocol.segment import SegmentType, encode
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
 
@@ -62,9 +62,9 @@ class HandMade:
         return self.core.session_id
 
 
-def greeting(protect: Protect = Protect.AUTO) -> Session:
+def greeting(protect: Protect = Protect.AUTO) -> SessionCore:
     """A client's core that has just connected."""
-    core = Session(
+    core = SessionCore(
         Side.CLIENT,
         SessionId(os.urandom(16)),
         SessionSettings(protect=protect),
@@ -78,7 +78,7 @@ def greeting(protect: Protect = Protect.AUTO) -> Session:
     return core
 
 
-def said(core: Session) -> bytes:
+def said(core: SessionCore) -> bytes:
     """What it wants to send now."""
     buffers = [buffer for effect in core.effects() if isinstance(effect, SendBytes) for buffer in effect.buffers]
     return b"".join(bytes(buffer) for buffer in buffers)

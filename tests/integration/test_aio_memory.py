@@ -14,7 +14,9 @@ from tests.integration.aio_support import Way, multi_pair, run
 
 MIB = 1024 * 1024
 TOTAL = 512 * MIB
-MOST = 200 * MIB  # bytes of resident memory of a whole process, 60 to 80 of them the interpreter and its libraries
+MAX_RESIDENT = (
+    200 * MIB
+)  # bytes of resident memory of a whole process, 60 to 80 of them the interpreter and its libraries
 
 PEAK = """
 def peak():  # of this program alone: ru_maxrss would include what its parent had when it forked
@@ -82,8 +84,8 @@ def test_large_transfer_to_a_reader_that_pauses(name: str, development_certifica
         f"sender {int(client_memory) / MIB:.0f} MiB, receiver {server_memory / MIB:.0f} MiB",
     )
     assert received == TOTAL
-    assert int(client_memory) < MOST
-    assert server_memory < MOST
+    assert int(client_memory) < MAX_RESIDENT
+    assert server_memory < MAX_RESIDENT
 
 
 @pytest.mark.slow

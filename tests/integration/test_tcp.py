@@ -17,7 +17,7 @@ import pytest
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, ListenGuard, TcpSettings, TlsSettings, TransportSettings
-from multi.transports.half_open import Strangers
+from multi.transports.half_open import HalfOpenConnections
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
@@ -422,7 +422,7 @@ async def test_closing_a_tls_listener_drops_unfinished_handshakes(files: Certifi
 def test_full_handshake_table_drops_the_oldest_of_the_busiest_source() -> None:
     gone: list[int] = []
     hit: list[tuple[str, str]] = []
-    strangers = Strangers(4, 3, lambda *what: hit.append(what))
+    strangers = HalfOpenConnections(4, 3, lambda *what: hit.append(what))
 
     def come(number: int, host: str) -> list[int]:
         strangers.add(number, host, lambda _reason: gone.append(number))

@@ -9,7 +9,7 @@ import pytest
 from multi.events import AddressesAnnounced, HandoverChanged, HandoverState, RoleChanged
 from multi.lab.sim.pair import Pair
 from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
-from multi.paths.slots import BESIDE_FIRST, TRIAL_FIRST, TRIAL_LONGEST
+from multi.paths.slots import BESIDE_FIRST, MAX_PROBATION, TRIAL_FIRST
 from multi.types import ConnectionId, ConnectionState, Role
 from tests.sim.worlds import FAST, SLOW, data, opened, transfer
 
@@ -121,7 +121,7 @@ def test_who_fails_again_and_again_is_tried_longer_but_not_for_ever() -> None:
         waits.append(round(pair.clock.now - came, 3))
     assert waits == sorted(waits)
     assert waits[0] < 2 * TRIAL_FIRST
-    assert TRIAL_LONGEST <= waits[-1] < TRIAL_LONGEST + 0.2
+    assert MAX_PROBATION <= waits[-1] < MAX_PROBATION + 0.2
 
 
 def test_the_only_connection_needs_no_proof() -> None:

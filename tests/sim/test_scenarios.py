@@ -57,10 +57,10 @@ def test_what_is_about_to_arrive_is_not_copied_and_what_a_slow_path_holds_up_is(
     generous = replace(CLEAR, initial_window=1 << 20)
     pair = opened(route(1.25e6, 0.022), route(1.25e6, 0.022), client=generous)
     transfer(pair, pair.peer, 1_000_000)
-    assert pair.peer.session.sender.copied < 100_000
+    assert pair.peer.session.sender.reinjected_bytes < 100_000
     pair = opened(FAST, SLOW, route(2e6, 0.030), client=generous)
     transfer(pair, pair.peer, 100_000)
-    assert pair.peer.session.sender.copied == 0
+    assert pair.peer.session.sender.reinjected_bytes == 0
     pair = opened(route(5e6, 0.005), route(0.5e6, 0.100), client=generous)
     assert transfer(pair, pair.peer, 1_000_000) < 0.21  # 0.23 when the slow path delivers all that it was given
 
@@ -362,11 +362,11 @@ def test_a_drain_waits_for_the_last_acknowledgement_and_rescues_nothing(by: str)
         pair.client.drain(ConnectionId(0))
     if by != "client":
         pair.peer.drain(ConnectionId(0))
-    copied = [end.session.sender.copied for end in pair.ends]
+    copied = [end.session.sender.reinjected_bytes for end in pair.ends]
     assert pair.until(lambda: all(0 not in end.session.connections for end in pair.ends), 2.0)
     for end, before in zip(pair.ends, copied, strict=True):
         assert [reason for c, state, reason in reasons(end) if c == 0 and state in ("closed", "lost")] == ["drained"]
-        assert end.session.sender.copied == before
+        assert end.session.sender.reinjected_bytes == before
     assert pair.until(lambda: pair.peer.got() == pair.client.got() == 2_000_000, 20.0)
 
 
@@ -387,12 +387,12 @@ def test_a_handover_makes_before_it_breaks() -> None:
     done: list[str] = []
     paths = pair.client.engine.paths
     assert paths is not None
-    copied = pair.client.session.sender.copied
+    copied = pair.client.session.sender.reinjected_bytes
     pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.client.state_of(0) is None, 1.0)
     assert done == [""]
-    assert pair.client.session.sender.copied == copied
+    assert pair.client.session.sender.reinjected_bytes == copied
     # ... and straight back, while the other is still draining.
     pair.client.engine.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
     pair.client.pump()
@@ -539,7 +539,7 @@ def test_the_last_acknowledgement_of_a_stream_is_said_although_it_has_ended() ->
     pair.run(3.0)
     assert quiet(pair)
     assert stream not in pair.client.session.sender.streams
-    assert pair.client.session.sender.copied == 0
+    assert pair.client.session.sender.reinjected_bytes == 0
 
 
 def test_a_half_closed_stream_still_carries_the_other_way() -> None:

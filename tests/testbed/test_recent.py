@@ -12,7 +12,7 @@ import pytest
 
 from multi.discovery import snapshot_cache as module
 from multi.discovery.netlink import Snapshot
-from multi.discovery.snapshot_cache import TAKEN_AT_ONCE, Recent
+from multi.discovery.snapshot_cache import TAKEN_AT_ONCE, SnapshotCache
 from multi.lab.testbed import Testbed, load_profile
 from multi.lab.testbed.pytest_plugin import started
 from multi.lab.testbed.rtnetlink import RouteNetlink
@@ -29,10 +29,10 @@ def testbed() -> Iterator[Testbed]:
 
 
 @pytest.fixture
-def recent(testbed: Testbed) -> Iterator[Recent]:
+def recent(testbed: Testbed) -> Iterator[SnapshotCache]:
     """On the client, which this test is in."""
     with testbed.client.entered():
-        found = Recent()
+        found = SnapshotCache()
         yield found
         found.close()
 
@@ -41,7 +41,7 @@ def addresses(snapshot: Snapshot) -> set[str]:
     return {record.address for record in snapshot.addresses}
 
 
-def settled(recent: Recent) -> None:
+def settled(recent: SnapshotCache) -> None:
     """What was announced is taken in, piece by piece."""
     for _ in range(100):
         recent.read(anew=False)
@@ -50,7 +50,7 @@ def settled(recent: Recent) -> None:
     raise AssertionError("changes without an end")
 
 
-def test_it_is_not_read_again_while_nothing_changes(recent: Recent) -> None:
+def test_it_is_not_read_again_while_nothing_changes(recent: SnapshotCache) -> None:
     assert recent.known() is None
     first = recent.read(anew=False)
     assert recent.known() is first
@@ -59,7 +59,7 @@ def test_it_is_not_read_again_while_nothing_changes(recent: Recent) -> None:
 
 
 @pytest.mark.parametrize("what", ["address", "carrier"])
-def test_a_change_makes_it_unknown(testbed: Testbed, recent: Recent, what: str) -> None:
+def test_a_change_makes_it_unknown(testbed: Testbed, recent: SnapshotCache, what: str) -> None:
     wifi = testbed.links["wifi"]
     before = recent.read(anew=False)
     if what == "address":
@@ -79,7 +79,7 @@ def test_a_change_makes_it_unknown(testbed: Testbed, recent: Recent, what: str) 
         assert len(addresses(after)) == len(addresses(before)) - 1
 
 
-def test_a_route_and_a_storm_of_them_are_changes(testbed: Testbed, recent: Recent) -> None:
+def test_a_route_and_a_storm_of_them_are_changes(testbed: Testbed, recent: SnapshotCache) -> None:
     with contextlib.closing(RouteNetlink()) as kernel:
         index = next(link.index for link in recent.read(anew=False).links if link.name == "wlan0")
         for count in (1, 20 * TAKEN_AT_ONCE):
@@ -92,7 +92,7 @@ def test_a_route_and_a_storm_of_them_are_changes(testbed: Testbed, recent: Recen
     settled(recent)
 
 
-def test_another_namespace_is_another_matter(testbed: Testbed, recent: Recent) -> None:
+def test_another_namespace_is_another_matter(testbed: Testbed, recent: SnapshotCache) -> None:
     client = recent.read(anew=False)
     with testbed.server.entered():
         assert recent.known() is None
@@ -102,7 +102,7 @@ def test_another_namespace_is_another_matter(testbed: Testbed, recent: Recent) -
     assert addresses(recent.read(anew=False)) == addresses(client)
 
 
-def test_a_child_process_does_not_take_what_its_parent_has_to_hear(recent: Recent) -> None:
+def test_a_child_process_does_not_take_what_its_parent_has_to_hear(recent: SnapshotCache) -> None:
     first = recent.read(anew=False)
     child = os.fork()
     if not child:
@@ -111,7 +111,9 @@ def test_a_child_process_does_not_take_what_its_parent_has_to_hear(recent: Recen
     assert recent.known() is first
 
 
-def test_whoever_cannot_wait_is_not_kept_waiting_by_a_reader(recent: Recent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_cannot_wait_is_not_kept_waiting_by_a_reader(
+    recent: SnapshotCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reading, go_on = threading.Event(), threading.Event()
     real = module.snapshot
 

@@ -14,7 +14,7 @@ from multi.errors import RemoteProtocolError
 from multi.events import CloseConnection, Event, Notify, SendBytes, SessionClosed, SessionOpened, StreamReadable
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.segment import SegmentType, encode
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
 from multi.schedulers import create_scheduler
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side, StreamId
@@ -46,7 +46,7 @@ def kinds(raw: list[bytes]) -> list[SegmentType]:
 class Node:
     """One session and what its driver would have seen of it."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionCore) -> None:
         self.session = session
         self.received: dict[StreamId, bytearray] = {}
         self.opened = False
@@ -120,8 +120,8 @@ class Ends:
         (only,) = self.servers
         return only
 
-    def _session(self, side: Side, session_id: SessionId, settings: SessionSettings) -> Session:
-        return Session(
+    def _session(self, side: Side, session_id: SessionId, settings: SessionSettings) -> SessionCore:
+        return SessionCore(
             side,
             session_id,
             settings,

@@ -18,7 +18,7 @@ from multi.protocol.payloads import (
     encode_policy,
 )
 from multi.protocol.segment import SegmentType
-from multi.protocol.session import UNREAD_LIMIT
+from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.types import STREAM_ZERO, Role
 
 from .core_wiring import CLEAR, QUIC, Ends
@@ -69,7 +69,7 @@ def test_a_peer_that_asks_and_does_not_read_loses_its_connection(what: str) -> N
         if any(isinstance(e, CloseConnection) for e in effects):
             break
     assert any("does not read" in c.reason for c in session.connections.values())
-    assert written < 2 * UNREAD_LIMIT
+    assert written < 2 * MAX_CONTROL_BACKLOG
 
 
 def test_a_peer_that_answers_close_with_nothing_but_questions_does_not_keep_the_session() -> None:
@@ -114,13 +114,13 @@ def test_a_peer_that_keeps_saying_that_a_network_went_away_makes_nothing_sent_ag
     carried = max(ends.server.session.connections.values(), key=lambda c: c.in_flight)
     if carried.id == bad.id:
         bad, good = good, bad
-    before, start = sender.copied, ends.server.session.receiver.control.cumulative
+    before, start = sender.reinjected_bytes, ends.server.session.receiver.control.cumulative
     copied = []
     for control in range(start, start + 40):
         bad.inject(ends.segment(T.DRAIN, encode_drain(carried.number, DrainStep.SUSPECT), sequence=control))
         good.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(control))))
         ends.pump()
-        copied.append(sender.copied)
+        copied.append(sender.reinjected_bytes)
     assert copied[0] > before
     assert copied[-1] == copied[0]
 

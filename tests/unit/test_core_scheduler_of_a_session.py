@@ -8,21 +8,23 @@ import pytest
 
 from multi.errors import LocalProtocolError
 from multi.protocol.payloads import Policy
-from multi.protocol.session import SchedulerMaker, Session
+from multi.protocol.session import SchedulerMaker, SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.schedulers import create_scheduler, register_scheduler
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.types import SessionId, Side
 
 
-def server() -> tuple[Session, list[str]]:
+def server() -> tuple[SessionCore, list[str]]:
     made: list[str] = []
 
     def make(name: str, parameters: Mapping[str, float]) -> Scheduler:
         made.append(name)
         return create_scheduler(name, parameters)
 
-    session = Session(Side.SERVER, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=make, now=0.0)
+    session = SessionCore(
+        Side.SERVER, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=make, now=0.0
+    )
     return session, made
 
 
@@ -64,7 +66,7 @@ def test_what_a_client_asks_for_is_made_by_another_maker_than_the_servers_own() 
 
         return make
 
-    session = Session(
+    session = SessionCore(
         Side.SERVER,
         SessionId(bytes(16)),
         SessionSettings(),
@@ -94,7 +96,7 @@ def test_a_scheduler_counts_as_one_whatever_its_length() -> None:
 
 def test_what_no_server_could_be_told_changes_nothing() -> None:
     register_scheduler("test_many")(lambda **parameters: create_scheduler("RR", {}))
-    client = Session(
+    client = SessionCore(
         Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=create_scheduler, now=0.0
     )
     many = Policy("test_many", tuple((f"p{n}", 1.0) for n in range(99)))

@@ -32,8 +32,8 @@ from multi.discovery.link_state import (
     RTM_NEWADDR,
     RTM_NEWLINK,
     RTM_NEWROUTE,
-    Heard,
-    Known,
+    LinkEvents,
+    LinkState,
     Loss,
     compare,
 )
@@ -85,17 +85,17 @@ def route(kind: int = RTM_NEWROUTE, *, table: int = 254, route_type: int = 1, fl
     return message(kind, ROUTE.pack(socket.AF_INET, 0, 0, 0, table, 3, 0, route_type, flags))
 
 
-def hear(known: Known, *messages: bytes) -> Heard:
-    heard = Heard()
+def hear(known: LinkState, *messages: bytes) -> LinkEvents:
+    heard = LinkEvents()
     for one in messages:
         known.hear(one, heard)
     return heard
 
 
 @pytest.fixture
-def known() -> Known:
+def known() -> LinkState:
     """A connected interface with addresses."""
-    made = Known()
+    made = LinkState()
     heard = hear(made, link(), address(FOUR, prefix=24), address(SIX), address(LINK_LOCAL))
     assert heard.changed
     assert heard.losses == []
@@ -123,7 +123,7 @@ def known() -> Known:
         (route(RTM_DELROUTE), []),
     ],
 )
-def test_what_is_lost_for_certain(known: Known, told: bytes, losses: list[Loss]) -> None:
+def test_what_is_lost_for_certain(known: LinkState, told: bytes, losses: list[Loss]) -> None:
     assert hear(known, told).losses == losses
 
 
@@ -149,18 +149,18 @@ def test_what_is_lost_for_certain(known: Known, told: bytes, losses: list[Loss])
         (message(28, bytes(12)), False),
     ],
 )
-def test_what_is_worth_a_look(known: Known, told: bytes, changed: bool) -> None:
+def test_what_is_worth_a_look(known: LinkState, told: bytes, changed: bool) -> None:
     heard = hear(known, told)
     assert heard.changed is changed
     assert heard.losses == []
 
 
-def test_an_address_becomes_usable(known: Known) -> None:
+def test_an_address_becomes_usable(known: LinkState) -> None:
     assert hear(known, address("fd00::3", flags=IFA_F_TENTATIVE)).changed
     assert hear(known, address("fd00::3")).changed
 
 
-def test_a_duplicate_is_a_loss_only_if_it_was_usable(known: Known) -> None:
+def test_a_duplicate_is_a_loss_only_if_it_was_usable(known: LinkState) -> None:
     tentative, duplicate = IFA_F_TENTATIVE, IFA_F_TENTATIVE | IFA_F_DADFAILED
     heard = hear(known, address("fd00::3", flags=tentative), address("fd00::3", flags=duplicate))
     assert heard.losses == []
@@ -169,7 +169,7 @@ def test_a_duplicate_is_a_loss_only_if_it_was_usable(known: Known) -> None:
     assert heard.losses == [Loss("wlan0", "fd00::4", "the address fd00::4 is a duplicate")]
 
 
-def test_a_flap_within_one_burst_is_a_loss(known: Known) -> None:
+def test_a_flap_within_one_burst_is_a_loss(known: LinkState) -> None:
     heard = hear(known, link(carrier=False, operstate=OPER_DOWN, downs=1) + link(downs=1))
     assert heard.collapsed() == (CARRIER_LOST,)
     assert heard.changed
@@ -177,7 +177,7 @@ def test_a_flap_within_one_burst_is_a_loss(known: Known) -> None:
 
 
 def test_an_interface_that_comes_up_is_no_loss() -> None:
-    known = Known()
+    known = LinkState()
     steps = [
         link(up=False, carrier=False, operstate=OPER_DOWN, downs=1),
         link(carrier=False, operstate=OPER_DOWN, downs=1),
@@ -190,31 +190,31 @@ def test_an_interface_that_comes_up_is_no_loss() -> None:
         assert heard.changed
 
 
-def test_a_carrier_that_came_and_went_unheard_is_a_loss(known: Known) -> None:
+def test_a_carrier_that_came_and_went_unheard_is_a_loss(known: LinkState) -> None:
     hear(known, link(carrier=False, operstate=OPER_DOWN, downs=1))
     assert hear(known, link(carrier=False, operstate=OPER_DOWN, downs=2)).losses == [CARRIER_LOST]
 
 
-def test_a_message_that_leaves_out_the_state_changes_nothing(known: Known) -> None:
+def test_a_message_that_leaves_out_the_state_changes_nothing(known: LinkState) -> None:
     wireless = message(RTM_NEWLINK, LINK.pack(0, 1, INDEX, IFF_UP, 0) + attribute(IFLA_IFNAME, b"wlan0\0"))
     heard = hear(known, wireless)
     assert heard.losses == []
     assert not heard.changed
 
 
-def test_addresses_of_an_interface_that_is_lost_are_not_told_again(known: Known) -> None:
+def test_addresses_of_an_interface_that_is_lost_are_not_told_again(known: LinkState) -> None:
     heard = hear(known, link(up=False, operstate=OPER_DOWN), address(SIX, RTM_DELADDR), link(RTM_DELLINK))
     assert heard.collapsed() == (REMOVED,)
 
 
-def test_an_address_with_two_prefixes_is_lost_with_the_last(known: Known) -> None:
+def test_an_address_with_two_prefixes_is_lost_with_the_last(known: LinkState) -> None:
     hear(known, address(SIX, prefix=128))
     assert hear(known, address(SIX, RTM_DELADDR, prefix=64)).losses == []
     assert len(hear(known, address(SIX, RTM_DELADDR, prefix=128)).losses) == 1
 
 
 def test_the_far_end_of_a_point_to_point_link_is_not_ours() -> None:
-    known = Known()
+    known = LinkState()
     body = ADDRESS.pack(socket.AF_INET, 32, 0, 0, INDEX)
     body += attribute(IFA_ADDRESS, socket.inet_aton("10.9.9.9")) + attribute(IFA_LOCAL, socket.inet_aton(FOUR))
     hear(known, link(), message(RTM_NEWADDR, body))
@@ -222,19 +222,19 @@ def test_the_far_end_of_a_point_to_point_link_is_not_ours() -> None:
     assert heard.losses == [Loss("wlan0", FOUR, f"the address {FOUR} was removed")]
 
 
-def test_what_a_dump_does_not_mention_is_gone(known: Known) -> None:
+def test_what_a_dump_does_not_mention_is_gone(known: LinkState) -> None:
     known.begin_dump()
     heard = hear(known, link(), address(SIX), address("fd00::5"))
     known.end_dump(heard)
     assert heard.losses == [Loss("wlan0", FOUR, f"the address {FOUR} was removed")]
     known.begin_dump()
-    heard = Heard()
+    heard = LinkEvents()
     known.end_dump(heard)
     assert heard.collapsed() == (REMOVED,)
 
 
 @pytest.mark.parametrize("kind", [RTM_NEWLINK, RTM_NEWADDR, RTM_NEWROUTE])
-def test_a_message_that_is_cut_off_makes_everybody_look(known: Known, kind: int) -> None:
+def test_a_message_that_is_cut_off_makes_everybody_look(known: LinkState, kind: int) -> None:
     heard = hear(known, message(kind, b"\x02"))
     assert heard.changed
     assert heard.losses == []
@@ -245,7 +245,7 @@ REAL = [link(), link(carrier=False), address(FOUR), address(SIX, RTM_DELADDR), r
 
 @given(strategies.lists(strategies.one_of(strategies.binary(max_size=200), strategies.sampled_from(REAL)), max_size=8))
 def test_no_bytes_do_harm(pieces: list[bytes]) -> None:
-    known = Known()
+    known = LinkState()
     hear(known, link(), address(FOUR))
     hear(known, *pieces)
     hear(known, b"".join(pieces))
@@ -256,7 +256,7 @@ def test_no_damage_to_a_message_does_harm(whole: bytes, data: strategies.DataObj
     damaged = bytearray(whole)
     for _ in range(data.draw(strategies.integers(1, 4))):
         damaged[data.draw(strategies.integers(0, len(damaged) - 1))] = data.draw(strategies.integers(0, 255))
-    hear(Known(), link(), address(FOUR), bytes(damaged[: data.draw(strategies.integers(0, len(damaged)))]))
+    hear(LinkState(), link(), address(FOUR), bytes(damaged[: data.draw(strategies.integers(0, len(damaged)))]))
 
 
 # Two readings of the interfaces

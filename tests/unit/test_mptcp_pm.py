@@ -22,7 +22,7 @@ from multi.linux.mptcp_pm import (
     FLAG_SUBFLOW,
     Endpoint,
     Limits,
-    PathManager,
+    MptcpPathManager,
     Place,
     SubflowName,
     parse_endpoint,
@@ -51,7 +51,7 @@ ETH, WLAN = Place(2, "10.0.1.2"), Place(3, "10.0.2.2")
 
 
 class Kernel:
-    """A path manager as the kernel would be, in place of `PathManager`."""
+    """A path manager as the kernel would be, in place of `MptcpPathManager`."""
 
     def __init__(self, *endpoints: Endpoint, limit: int = 2, privileged: bool = True) -> None:
         self.present = list(endpoints)
@@ -108,7 +108,7 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def install(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> Kernel:
     for module in (mptcp_pm, mptcp_endpoints):
-        monkeypatch.setattr(module, "PathManager", lambda: kernel)
+        monkeypatch.setattr(module, "MptcpPathManager", lambda: kernel)
     return kernel
 
 
@@ -143,7 +143,7 @@ def test_attributes_survive_padding_and_stop_where_they_are_cut_short() -> None:
 
 
 def test_an_endpoint_is_added_with_family_address_flags_and_interface(wire: Recorded) -> None:
-    PathManager().add_endpoint("10.0.2.2", 3)
+    MptcpPathManager().add_endpoint("10.0.2.2", 3)
     ((command, body, _dump),) = wire.requests
     assert command == 1
     assert attributes(attributes(body)[1]) == {
@@ -155,7 +155,7 @@ def test_an_endpoint_is_added_with_family_address_flags_and_interface(wire: Reco
 
 
 def test_a_subflow_is_asked_for_by_token_from_an_address_to_an_address(wire: Recorded) -> None:
-    PathManager().create_subflow(0xABCD, Place(5, "fd00::2"), 9, "fd00::1", 7788)
+    MptcpPathManager().create_subflow(0xABCD, Place(5, "fd00::2"), 9, "fd00::1", 7788)
     ((command, body, _dump),) = wire.requests
     found = attributes(body)
     assert command == 10
@@ -170,7 +170,7 @@ def test_a_subflow_is_asked_for_by_token_from_an_address_to_an_address(wire: Rec
 
 
 def test_a_subflow_is_destroyed_by_both_ports(wire: Recorded) -> None:
-    PathManager().destroy_subflow(1, SubflowName("10.0.2.2", 4711, "10.0.0.1", 7788))
+    MptcpPathManager().destroy_subflow(1, SubflowName("10.0.2.2", 4711, "10.0.0.1", 7788))
     ((command, body, _dump),) = wire.requests
     found = attributes(body)
     assert command == 11
@@ -180,8 +180,8 @@ def test_a_subflow_is_destroyed_by_both_ports(wire: Recorded) -> None:
 
 def test_limits_are_raised_only_where_they_are_lower(wire: Recorded) -> None:
     wire.answers = [u32(2, 1) + u32(3, 2)]
-    assert PathManager().raise_limits(2) is None
-    assert PathManager().raise_limits(4) == Limits(2, 1)
+    assert MptcpPathManager().raise_limits(2) is None
+    assert MptcpPathManager().raise_limits(4) == Limits(2, 1)
     assert wire.requests[-1] == (5, u32(2, 1) + u32(3, 4), False)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies
 
-from multi.paths.history import MEMORIES, Outcomes
+from multi.paths.history import MEMORIES, ConnectionHistory
 from multi.types import Candidate, Family
 
 HOME, HOTEL = "wifi 02:00:00:00:00:01", "wifi 02:00:00:00:00:02"
@@ -17,22 +17,22 @@ DEFAULT = 0.25
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 
 
-def order(outcomes: Outcomes, now: float, network: str = HOME, chance: float = 0.5) -> list[Candidate]:
+def order(outcomes: ConnectionHistory, now: float, network: str = HOME, chance: float = 0.5) -> list[Candidate]:
     return outcomes.order([QUIC, TCP], lambda _candidate: network, now, chance)
 
 
-def demoted(outcomes: Outcomes, now: float, network: str = HOME) -> bool:
+def demoted(outcomes: ConnectionHistory, now: float, network: str = HOME) -> bool:
     return order(outcomes, now, network) == [TCP, QUIC]
 
 
 def test_nothing_known_changes_nothing() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     assert order(outcomes, 0.0) == [QUIC, TCP]
     assert outcomes.attempt_delay(HOME, QUIC, DEFAULT, 0.0) == DEFAULT
 
 
 def test_a_failed_candidate_comes_last_for_a_minute() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 100.0)
     assert demoted(outcomes, 100.0)
     assert demoted(outcomes, 159.9)
@@ -40,7 +40,7 @@ def test_a_failed_candidate_comes_last_for_a_minute() -> None:
 
 
 def test_each_further_failure_doubles_the_demotion_up_to_an_hour() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     now, lengths = 0.0, []
     for _ in range(9):
         outcomes.failed(HOME, QUIC, now)
@@ -53,14 +53,14 @@ def test_each_further_failure_doubles_the_demotion_up_to_an_hour() -> None:
 
 
 def test_failures_during_a_demotion_do_not_prolong_it() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     for second in range(60):
         outcomes.failed(HOME, QUIC, float(second))
     assert not demoted(outcomes, 60.0)
 
 
 def test_a_success_ends_a_demotion_and_its_history() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 0.0)
     outcomes.failed(HOME, QUIC, 60.0)
     outcomes.succeeded(HOME, QUIC, 0.1, 61.0)
@@ -71,14 +71,14 @@ def test_a_success_ends_a_demotion_and_its_history() -> None:
 
 
 def test_a_failure_long_after_the_last_one_is_a_first_one() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 0.0)
     outcomes.failed(HOME, QUIC, 2 * DAY)
     assert not demoted(outcomes, 2 * DAY + MINUTE)
 
 
 def test_what_failed_on_one_network_is_not_demoted_on_another() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOTEL, QUIC, 0.0)
     assert demoted(outcomes, 1.0, HOTEL)
     assert not demoted(outcomes, 1.0, HOME)
@@ -94,13 +94,13 @@ def test_what_failed_on_one_network_is_not_demoted_on_another() -> None:
     ],
 )
 def test_another_transport_family_or_server_is_another_memory(other: Candidate) -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 0.0)
     assert outcomes.order([QUIC, other], lambda _candidate: HOME, 1.0, 0.5) == [other, QUIC]
 
 
 def test_another_address_of_the_same_server_shares_the_memory() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 0.0)
     other = replace(QUIC, remote_address="2001:db8::2", interface="wlan1", weight=3.0)
     assert outcomes.order([other, TCP], lambda _candidate: HOME, 1.0, 0.5) == [TCP, other]
@@ -108,14 +108,14 @@ def test_another_address_of_the_same_server_shares_the_memory() -> None:
 
 @pytest.mark.parametrize(("chance", "ignored"), [(0.0, True), (0.049, True), (0.05, False), (0.999, False)])
 def test_one_race_in_twenty_ignores_what_is_remembered(chance: float, ignored: bool) -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 0.0)
     assert (order(outcomes, 1.0, chance=chance) == [QUIC, TCP]) is ignored
 
 
 @pytest.mark.parametrize(("setup", "delay"), [(0.001, 0.1), (0.1, 0.15), (1.0, 1.5), (1.4, 2.0), (30.0, 2.0)])
 def test_the_next_attempt_waits_half_as_long_again_as_the_last_setup_took(setup: float, delay: float) -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.succeeded(HOME, QUIC, setup, 0.0)
     assert outcomes.attempt_delay(HOME, QUIC, DEFAULT, 1.0) == pytest.approx(delay)
     assert outcomes.attempt_delay(HOTEL, QUIC, DEFAULT, 1.0) == DEFAULT
@@ -123,14 +123,14 @@ def test_the_next_attempt_waits_half_as_long_again_as_the_last_setup_took(setup:
 
 
 def test_a_setup_time_is_believed_for_a_day() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.succeeded(HOME, QUIC, 1.0, 0.0)
     assert outcomes.attempt_delay(HOME, QUIC, DEFAULT, DAY - 1) == 1.5
     assert outcomes.attempt_delay(HOME, QUIC, DEFAULT, DAY) == DEFAULT
 
 
 def test_the_longest_untouched_memory_goes_first() -> None:
-    outcomes = Outcomes()
+    outcomes = ConnectionHistory()
     outcomes.failed(HOME, QUIC, 0.0)
     outcomes.failed(HOME, TCP, 0.0)
     outcomes.failed(HOME, QUIC, 0.0)  # touched again
@@ -164,7 +164,7 @@ STEPS = strategies.lists(
 def test_whatever_happened_the_order_is_a_stable_partition_of_the_candidates(
     steps: list[tuple[str, Candidate, float | None, float]], offered: list[Candidate], chance: float, later: float
 ) -> None:
-    outcomes, now = Outcomes(), 0.0
+    outcomes, now = ConnectionHistory(), 0.0
     last_failed: dict[tuple[str, str, Family, str], float | None] = {}
     for network, candidate, setup, wait in steps:
         now += wait

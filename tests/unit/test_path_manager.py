@@ -7,7 +7,7 @@ from dataclasses import replace
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
-from multi.paths.slots import RETRY_LONGEST, SHORT_LIFE
+from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
 
 ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
@@ -143,7 +143,7 @@ def test_a_server_that_ends_what_it_has_just_accepted_is_dialled_ever_more_rarel
         while len(world.dials) == count:
             due = world.paths.next_timer()
             assert due is not None
-            assert due <= world.now + RETRY_LONGEST
+            assert due <= world.now + MAX_RETRY
             world.run(due - world.now)
     assert len(world.dials) < 15
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from multi.transports.half_open import Crowd, Strangers, Turns, place_of
+from multi.transports.half_open import FairQueue, HalfOpenConnections, SourceIndex, place_of
 
 
 def test_an_address_is_what_one_device_has() -> None:
@@ -15,7 +15,7 @@ def test_an_address_is_what_one_device_has() -> None:
 
 def test_one_address_does_not_crowd_out_its_neighbours() -> None:
     gone: list[str] = []
-    strangers = Strangers(1000, 4)
+    strangers = HalfOpenConnections(1000, 4)
 
     def come(name: str, host: str) -> None:
         strangers.add(name, host, lambda _reason: gone.append(name))
@@ -28,7 +28,7 @@ def test_one_address_does_not_crowd_out_its_neighbours() -> None:
 
 
 def test_the_busiest_source_gives_way_and_in_it_the_busiest_address() -> None:
-    crowd: Crowd[str] = Crowd()
+    crowd: SourceIndex[str] = SourceIndex()
     for member, host in (
         ("a1", "192.0.2.1"),
         ("b1", "198.51.100.1"),
@@ -47,7 +47,7 @@ def test_the_busiest_source_gives_way_and_in_it_the_busiest_address() -> None:
 
 def test_the_busiest_is_known_whatever_comes_and_goes() -> None:
     chance = random.Random(7)
-    crowd: Crowd[int] = Crowd()
+    crowd: SourceIndex[int] = SourceIndex()
     hosts: dict[int, str] = {}
     for step in range(5000):
         if hosts and chance.random() < 0.5:
@@ -71,7 +71,7 @@ def test_the_busiest_is_known_whatever_comes_and_goes() -> None:
 
 
 def test_who_comes_alone_waits_for_one_of_each_other_source() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(50):
         turns.add(f"x{number}", "192.0.2.1")
         turns.add(f"y{number}", "198.51.100.1")
@@ -81,7 +81,7 @@ def test_who_comes_alone_waits_for_one_of_each_other_source() -> None:
 
 
 def test_addresses_of_a_source_take_turns_too() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(50):
         turns.add(f"x{number}", "192.0.2.1")
     turns.add("neighbour", "192.0.2.2")
@@ -89,7 +89,7 @@ def test_addresses_of_a_source_take_turns_too() -> None:
 
 
 def test_who_has_left_has_no_turn_and_nobody_has_two() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for member in ("a", "b", "b", "c"):
         turns.add(member, "192.0.2.1")
     turns.discard("a")

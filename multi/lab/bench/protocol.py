@@ -25,10 +25,10 @@ PROTOCOL = 1
 LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of an hour in intervals of 0.1 s
 INTERVAL = 0.1  # seconds
 WRITE = 64 * 1024  # bytes given to `write` at a time
-LONGEST = 86_400  # seconds to be measured
-LARGEST = (1 << 63) - 1  # bytes
-LONGEST_REASON = 1000  # characters of a refusal that are shown
-LONGEST_VERSION = 20
+MAX_SECONDS = 86_400  # seconds to be measured
+MAX_SIZE = (1 << 63) - 1  # bytes
+MAX_REASON = 1000  # characters of a refusal that are shown
+MAX_VERSION = 20
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
 
 
@@ -105,7 +105,7 @@ async def read_answer(reader: LineReader) -> None:
             f"the server speaks version {_version(answer)} of the bench protocol, this client version {PROTOCOL}"
         )
     if "error" in answer:
-        raise BenchError(f"the server refuses: {printable(str(answer['error'])[:LONGEST_REASON])}")
+        raise BenchError(f"the server refuses: {printable(str(answer['error'])[:MAX_REASON])}")
 
 
 async def read_request(reader: LineReader) -> Request:
@@ -114,7 +114,7 @@ async def read_request(reader: LineReader) -> Request:
     if content.get("multi_bench") != PROTOCOL:
         raise BenchError(f"version {_version(content)} of the bench protocol, not {PROTOCOL}")
     reverse, seconds, size = content.get("reverse"), content.get("seconds"), content.get("bytes")
-    if not isinstance(reverse, bool) or not _is_count(size) or not _is_time(seconds, LONGEST):
+    if not isinstance(reverse, bool) or not _is_count(size) or not _is_time(seconds, MAX_SECONDS):
         raise BenchError("malformed request")
     return Request(reverse, float(seconds), size)
 
@@ -129,7 +129,7 @@ async def read_report(reader: LineReader) -> tuple[Report, int]:
         raise BenchError("malformed report") from None
     well_formed = (
         all(_is_count(count) for count in (report.bytes, retransmitted))
-        and all(_is_time(time, 2 * LONGEST) for time in (report.seconds, report.longest_gap))
+        and all(_is_time(time, 2 * MAX_SECONDS) for time in (report.seconds, report.longest_gap))
         and all(_is_table(table) for table in (report.intervals, report.connections))
         and all(_is_count(c.get("bytes")) and _is_count(c.get("id")) for c in report.connections)
         and all(isinstance(c.get("number", -1), int) for c in report.connections)
@@ -142,7 +142,7 @@ async def read_report(reader: LineReader) -> tuple[Report, int]:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
 
 
 def _is_time(value: object, longest: float) -> TypeGuard[float]:
@@ -157,14 +157,14 @@ def _is_table(value: object) -> bool:
 def _is_interval(interval: dict[str, object]) -> bool:
     times, rates = (interval.get("t"), interval.get("mbps")), interval.get("per_connection")
     return (
-        all(_is_time(figure, LARGEST) for figure in times)
+        all(_is_time(figure, MAX_SIZE) for figure in times)
         and isinstance(rates, dict)
-        and all(_is_time(rate, LARGEST) for rate in rates.values())
+        and all(_is_time(rate, MAX_SIZE) for rate in rates.values())
     )
 
 
 def _version(content: Mapping[str, object]) -> str:
-    return printable(str(content.get("multi_bench", "unknown"))[:LONGEST_VERSION])
+    return printable(str(content.get("multi_bench", "unknown"))[:MAX_VERSION])
 
 
 class Payload:

@@ -61,7 +61,7 @@ __all__ = [
 VERSION = 1
 LINE_LIMIT = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some of them as six characters
 BLOCK_LIMIT = 1 << 20  # bytes; large enough that lengths cost nothing, small enough to hold two in memory
-LARGEST = (1 << 63) - 1  # bytes; what a file system can address
+MAX_SIZE = (1 << 63) - 1  # bytes; what a file system can address
 HASH_LENGTH = 64  # hexadecimal digits of SHA-256
 
 _LENGTH = struct.Struct("!I")
@@ -214,7 +214,7 @@ def _checked(kind: type[Message], name: str, content: dict[str, object]) -> int 
         case "force":
             valid = isinstance(value, bool)
         case "offset" | "size" | "mode":
-            valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST
+            valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
         case "sha256" | "prefix_sha256":
             valid = isinstance(value, str) and len(value) == HASH_LENGTH and set(value) <= set(string.hexdigits)
         case _:

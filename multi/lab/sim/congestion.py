@@ -166,9 +166,9 @@ class Bbr:
     _RTT_WINDOW = 10.0
     _PROBE_RTT = 0.200
     _MARGIN = 0.99  # of the rate is paced, so that queues drain
-    _LEAST = 4 * SEGMENT
+    _MIN_WINDOW = 4 * SEGMENT
     _EXTRA_ROUNDS = 5
-    _EXTRA_MOST = 0.100  # seconds of the rate that aggregation may add
+    _MAX_EXTRA = 0.100  # seconds of the rate that aggregation may add
 
     def __init__(self, first_phase: int = 2) -> None:
         self.window = INITIAL_WINDOW
@@ -234,7 +234,7 @@ class Bbr:
     def _product(self, gain: float) -> float:
         if self._min_rtt == inf:
             return float(INITIAL_WINDOW)
-        return max(float(self._LEAST), gain * self._rate * self._min_rtt)
+        return max(float(self._MIN_WINDOW), gain * self._rate * self._min_rtt)
 
     def _cycle(self, ack: Acknowledged) -> None:
         if self._state != "probe rate":
@@ -285,7 +285,7 @@ class Bbr:
         if self._state != "probe rtt":
             return
         if self._probe_done is None:
-            if ack.in_flight <= self._LEAST:
+            if ack.in_flight <= self._MIN_WINDOW:
                 self._probe_done, self._probe_round = ack.now + self._PROBE_RTT, False
                 self._round_ends = ack.delivered
             return
@@ -313,7 +313,7 @@ class Bbr:
         if self._conserving:
             window = max(window, ack.in_flight + ack.size)
         else:
-            extra = min(self._extras[0][1] if self._extras else 0, self._rate * self._EXTRA_MOST) if self._full else 0
+            extra = min(self._extras[0][1] if self._extras else 0, self._rate * self._MAX_EXTRA) if self._full else 0
             burst = max(2 * SEGMENT, self.pacing * 0.001)
             target = int(self._product(self._window_gain) + extra + 3 * burst)
             if self._state == "probe rate" and self._phase == 0:
@@ -322,13 +322,13 @@ class Bbr:
                 window = min(window + ack.size, target)
             elif window < target or ack.delivered < INITIAL_WINDOW:
                 window += ack.size
-        window = max(window, self._LEAST)
-        self.window = min(window, self._LEAST) if self._state == "probe rtt" else window
+        window = max(window, self._MIN_WINDOW)
+        self.window = min(window, self._MIN_WINDOW) if self._state == "probe rtt" else window
 
     def recovery_begins(self, now: float, in_flight: int) -> None:
         self._save()
         self._conserving = True
-        self.window = max(in_flight + SEGMENT, self._LEAST)
+        self.window = max(in_flight + SEGMENT, self._MIN_WINDOW)
 
     def recovery_ends(self) -> None:
         self._conserving = False

@@ -30,7 +30,7 @@ from multi.lab.sim.trace import event_comment, event_words
 from multi.lab.sim.wire import Wire, World
 from multi.protocol.engine import Engine
 from multi.protocol.payloads import Policy
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
@@ -69,7 +69,7 @@ class End:
         self._credit_at: dict[ConnectionId, float] = {}
 
     @property
-    def session(self) -> Session:
+    def session(self) -> SessionCore:
         return self.engine.session
 
     @property

@@ -11,7 +11,7 @@ from typing import Protocol
 from multi.events import CloseConnection, ConnectionChanged, Effect, SessionClosed
 from multi.lab.sim.wire import Terminal, Wire
 from multi.protocol.segment import SegmentDecoder, SegmentType
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.types import ConnectionId, ConnectionState, StreamId
 
 TIMERS_PER_WINDOW = 400  # firings in TIMER_WINDOW seconds; a scheduler that waits makes 20, a spin more than 1000
@@ -55,7 +55,7 @@ class Watched(Terminal, Protocol):
     @property
     def now(self) -> float: ...
     @property
-    def session(self) -> Session: ...
+    def session(self) -> SessionCore: ...
     @property
     def transparent(self) -> bool: ...
     @property

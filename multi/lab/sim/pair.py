@@ -18,7 +18,7 @@ from multi.paths.racing import Connect
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.engine import Engine
 from multi.protocol.payloads import Policy
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
 from multi.schedulers import create_scheduler
 from multi.types import Candidate, ConnectionFacts, ConnectionId, Family, Role, SessionId, Side
@@ -71,7 +71,7 @@ class Pair:
         self.table: SessionTable[End] = SessionTable(TableLimits(), self._accept)
         self._strangers: SessionTable[End] = SessionTable(STRANGER_REPLY, self._accept)
         self.server: End | None = None
-        session = Session(
+        session = SessionCore(
             Side.CLIENT,
             self.session_id,
             self._client_settings,
@@ -236,7 +236,7 @@ class Pair:
             wire.client.lose(wire, "")
 
     def _accept(self, session_id: SessionId, source: str) -> End:
-        session = Session(
+        session = SessionCore(
             Side.SERVER,
             session_id,
             self._server_settings,

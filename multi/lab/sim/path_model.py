@@ -24,7 +24,7 @@ TICK = 0.001  # seconds between two wake-ups of a busy receiver
 BURST = 0.001  # seconds of the pacing rate that leave together (TSO autosizing)
 DUPLICATES = 3  # later packets that must have arrived before one counts as lost
 RTO_MIN = 0.200  # seconds
-PROBE_MIN = 0.008
+MIN_PROBE = 0.008
 SEND_BUFFER = 4 * 1024 * 1024  # bytes: tcp_wmem of Linux
 RATE_AFTER = 64 * 1024  # bytes acknowledged before a rate is told (`multi.transports.tcp.info`)
 # As in `multi.transports.tcp.channel`, which may not be imported here.
@@ -202,7 +202,7 @@ class PathDirection:
             rtt_variation=self._variation,
             min_rtt=self._min_rtt,
             rate=rate,
-            rate_is_lower_bound=self._rate_limited,
+            app_limited=self._rate_limited,
             congestion_window=self._congestion.window,
             bytes_acked=self._delivered,
             unacked=unacked + self._queued,
@@ -454,7 +454,7 @@ class PathDirection:
             return
         timeout = (self._rtt + max(RTO_MIN, 4 * self._variation) if self._rtt else 1.0) * self._backoff
         if not self._probed and not self._recovering and self._rtt:
-            probe = 2 * self._rtt + (RTO_MIN if self._in_flight <= SEGMENT else PROBE_MIN)
+            probe = 2 * self._rtt + (RTO_MIN if self._in_flight <= SEGMENT else MIN_PROBE)
             timeout = min(timeout, probe)
         self._deadline = now + timeout
         if self._timer_pending is None or self._timer_pending > self._deadline:

@@ -28,7 +28,7 @@ from multi.transports.sockets import words
 from multi.transports.tcp.info import TcpInfo
 from multi.types import Candidate, Source
 
-__all__ = ["SubflowKeeper", "lease_acceptance", "lease_subflows", "release_subflows"]
+__all__ = ["SubflowManager", "lease_acceptance", "lease_subflows", "release_subflows"]
 
 logger = logging.getLogger("multi.transports")
 
@@ -39,8 +39,8 @@ STUCK_RETRANSMITS = 2  # unanswered retransmissions in a row: the path is dead, 
 SYN_PATIENCE = 3.0  # seconds for a subflow to be answered before another attempt
 ACCEPTED_SUBFLOWS = 2  # besides the first: clients with three interfaces, and the default of Linux
 RETRY_FIRST = 0.5  # seconds until a subflow that could not be made or did not last is tried again
-RETRY_LONGEST = 2.0
-RENEW_LONGEST = 60.0  # of endpoints, whose renewal interrupts other connections
+MAX_RETRY = 2.0
+MAX_RENEW = 60.0  # of endpoints, whose renewal interrupts other connections
 
 
 @dataclass(slots=True)
@@ -120,7 +120,7 @@ def release_subflows(lease: EndpointLease) -> None:
         lease.release()
 
 
-class SubflowKeeper:
+class SubflowManager:
     """One per connection; made when it is connected. `stop` gives back what was borrowed from the host."""
 
     def __init__(
@@ -266,7 +266,7 @@ class SubflowKeeper:
             self._renew(lease, wanted, place, own, others, now)
             return
         wanted.try_at, wanted.asked_at = now + wanted.delay, now
-        wanted.delay = min(wanted.delay * 2, RETRY_LONGEST)
+        wanted.delay = min(wanted.delay * 2, MAX_RETRY)
         if others:
             self._withdraw(lease, place, kernel)
         # The connection must keep one that is established, if only to be found again by.
@@ -322,7 +322,7 @@ class SubflowKeeper:
             wanted.asked_at, wanted.try_at = now, now + RETRY_FIRST
             return
         wanted.try_at, wanted.asked_at = now + wanted.delay, now
-        wanted.delay = min(wanted.delay * 2, RENEW_LONGEST)
+        wanted.delay = min(wanted.delay * 2, MAX_RENEW)
         if not others:
             return  # the kernel goes on trying with what there is
         wanted.stale = frozenset()

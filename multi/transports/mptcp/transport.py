@@ -34,7 +34,7 @@ from multi.types import Candidate, TransportSample
 
 if sys.platform == "linux":
     from multi.linux.mptcp_endpoints import EndpointLease
-    from multi.transports.mptcp.subflows import SubflowKeeper, lease_acceptance, lease_subflows, release_subflows
+    from multi.transports.mptcp.subflows import SubflowManager, lease_acceptance, lease_subflows, release_subflows
 
 logger = logging.getLogger("multi.transports")
 
@@ -55,7 +55,7 @@ class MptcpChannel(StreamChannel):
         self._token = 0
         self._bytes_acked = self._subflows_acked = 0
         self._base = 0
-        self._keeper: SubflowKeeper | None = None
+        self._keeper: SubflowManager | None = None
         kernel = read_mptcp_info(sock)
         if kernel is not None:
             self._base = kernel.bytes_acked
@@ -79,7 +79,7 @@ class MptcpChannel(StreamChannel):
 
     def keep_subflows(self, candidate: Candidate, lease: EndpointLease | None, reason: str) -> None:
         """Make subflows over the candidate's further interfaces and keep them; takes over the lease."""
-        self._keeper = SubflowKeeper(candidate, lease, reason, self._read)
+        self._keeper = SubflowManager(candidate, lease, reason, self._read)
         self._read()
 
     def _read(self) -> MptcpInfo | None:
@@ -139,7 +139,7 @@ class MptcpChannel(StreamChannel):
             rtt_variation=rtt_of.rtt_variation,
             min_rtt=min(flow.min_rtt for flow in alive),
             rate=rate,
-            rate_is_lower_bound=any(flow.app_limited for flow in alive),
+            app_limited=any(flow.app_limited for flow in alive),
             congestion_window=sum(flow.congestion_window for flow in alive),
             not_sent=max(0, kernel.unacked - in_flight) + self._queued,
             retransmits=min(flow.retransmits for flow in flows),

@@ -50,7 +50,7 @@ from multi.transports.quic.engine import (
 logger = logging.getLogger("multi.transports")
 
 VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
-LARGEST_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
+MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
@@ -306,7 +306,7 @@ class AioquicEngine:
 
 
 def _of_one(configuration: QuicConfiguration, datagram_size: int, exporter: Exporter) -> QuicConfiguration:
-    size = min(datagram_size, LARGEST_DATAGRAM)
+    size = min(datagram_size, MAX_DATAGRAM)
     return replace(configuration, max_datagram_size=size, secrets_log_file=cast(TextIO, exporter))
 
 

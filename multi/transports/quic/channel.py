@@ -33,7 +33,7 @@ BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would
 BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
 BURST_MAX = 256 * 1024  # bytes; the congestion window of an idle or very fast path is no reason to commit more
 BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the interface, as with a kernel's TCP
-QUEUE_MOST = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
+MAX_QUEUE = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
 WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
@@ -165,10 +165,10 @@ class QuicChannel:
         if engine.rtt:
             paced = int(engine.congestion_window / engine.rtt * BURST_TIME)
             room = min(room, max(BURST_MIN, min(paced, BURST_MAX)))
-            if engine.rtt > engine.min_rtt + QUEUE_MOST and self._rate.rate:
+            if engine.rtt > engine.min_rtt + MAX_QUEUE and self._rate.rate:
                 # What waits in the network, or in the socket of a peer that is too busy to read it, cannot be taken
                 # back when the path dies, and holds up what is rescued from another.
-                enough = int(self._rate.rate * (engine.min_rtt + QUEUE_MOST))
+                enough = int(self._rate.rate * (engine.min_rtt + MAX_QUEUE))
                 self._held_back = True
                 room = min(room, max(0, enough - engine.bytes_in_flight))
         credit = room + SLACK - engine.unsent() - self._waiting_bytes
@@ -184,7 +184,7 @@ class QuicChannel:
             rtt_variation=engine.rtt_variation,
             min_rtt=engine.min_rtt,
             rate=self._rate.rate,
-            rate_is_lower_bound=self._rate.is_lower_bound,
+            app_limited=self._rate.is_lower_bound,
             congestion_window=engine.congestion_window,
             bytes_acked=self._acked,
             unacked=engine.buffered() + self._waiting_bytes,

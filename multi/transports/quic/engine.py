@@ -22,7 +22,7 @@ NetworkAddress: TypeAlias = Any
 
 ALPN = "multi/1"
 CONNECTION_ID_LENGTH = 8
-SMALLEST_DATAGRAM = 1200  # bytes (RFC 9000 section 14)
+MIN_DATAGRAM = 1200  # bytes (RFC 9000 section 14)
 
 # Session credit is the flow control; these only have to stay out of its way. Engines raise them when half used.
 RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes; also what an unauthenticated peer can make one stream buffer
@@ -205,8 +205,8 @@ def checked_settings(found: Implementation, quic: QuicSettings) -> None:
         raise TransportError(
             f"congestion control {quic.congestion!r} is not available; available: {names} (QUIC engine {quic.engine})"
         )
-    if quic.max_datagram_size < SMALLEST_DATAGRAM:
-        raise TransportError(f"QUIC datagrams of less than {SMALLEST_DATAGRAM} bytes are not allowed")
+    if quic.max_datagram_size < MIN_DATAGRAM:
+        raise TransportError(f"QUIC datagrams of less than {MIN_DATAGRAM} bytes are not allowed")
 
 
 class Certified(Protocol):

@@ -22,11 +22,11 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH, SMALLEST_DATAGRAM
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH, MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
-FIRST_ID_LEAST = 8  # bytes a client makes up for the server; fewer could be meant to be hit by others (section 7.2)
+MIN_FIRST_ID = 8  # bytes a client makes up for the server; fewer could be meant to be hit by others (section 7.2)
 
 
 def connection_of_all(data: bytes, segment: int) -> bytes | None:
@@ -55,9 +55,9 @@ class PacketHeader:
         self.source_id = header.source_cid
         self.token = header.token
         self.version = header.version
-        self._large = len(data) >= SMALLEST_DATAGRAM
+        self._large = len(data) >= MIN_DATAGRAM
         initial = header.packet_type is QuicPacketType.INITIAL
-        self.is_first = initial and self._large and len(header.destination_cid) >= FIRST_ID_LEAST
+        self.is_first = initial and self._large and len(header.destination_cid) >= MIN_FIRST_ID
         """An Initial that may begin a connection."""
 
     def needs_version_negotiation(self, versions: Sequence[int]) -> bool:
@@ -82,7 +82,7 @@ def refusal(header: PacketHeader, error_code: QuicErrorCode) -> bytes:
     builder = QuicPacketBuilder(
         host_cid=header.destination_id,
         is_client=False,
-        max_datagram_size=SMALLEST_DATAGRAM,
+        max_datagram_size=MIN_DATAGRAM,
         peer_cid=header.source_id,
         version=version,
     )

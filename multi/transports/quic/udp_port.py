@@ -21,17 +21,17 @@ from typing import NamedTuple, Protocol
 from multi.transports.sockets import SocketAddress, format_address, unmapped
 from multi.transports.tcp.channel import receive_buffer
 
-SMALLEST_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section 14)
+MIN_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section 14)
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
 MANY = 16  # connections on one socket: it serves more than all others of the event loop do
 READ_SHARE, READ_SHARE_OF_MANY = 0.25, 0.5  # of the time since the last reading, for the next
-READ_MOST = 0.025  # seconds
+MAX_READ = 0.025  # seconds
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 SEGMENTED_MAX = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
 RECEIVE_BUFFER = 1024 * 1024  # bytes; what waits here for a busy process looks like a slow network to the sender
 ANCILLARY_SIZE = 192  # bytes, room for a datagram's destination address, the size of its segments and its time
-LONGEST_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that was set
+MAX_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that was set
 WAITED_LATELY = 1.0  # seconds since the last datagram; what waited before tells nothing of now
 
 # include/uapi/linux/in.h, in6.h, udp.h
@@ -234,7 +234,7 @@ class UdpPort:
         received = 0
         began = time.monotonic()
         share = READ_SHARE_OF_MANY if self.connections > MANY else READ_SHARE
-        enough = began + min(share * (began - self._read_at), READ_MOST)
+        enough = began + min(share * (began - self._read_at), MAX_READ)
         while received < DATAGRAMS_PER_EVENT or time.monotonic() < enough:
             try:
                 size, segment, address, at = self._receive()
@@ -293,7 +293,7 @@ def largest_datagram(sock: socket.socket, wanted: int) -> int:
         mtu = sock.getsockopt(level, name)
     except OSError:
         return wanted
-    return max(SMALLEST_DATAGRAM, min(wanted, mtu - headers))
+    return max(MIN_DATAGRAM, min(wanted, mtu - headers))
 
 
 def largest_datagram_to(peer: SocketAddress, wanted: int) -> int:
@@ -350,7 +350,7 @@ def _waited(stamp: bytes) -> float:
     """Seconds since `stamp`, a time of day; 0 when the clock was set meanwhile."""
     seconds, nanoseconds = _TIMESPEC.unpack_from(stamp)
     waited = time.time() - (seconds + nanoseconds * 1e-9)
-    return waited if 0 < waited < LONGEST_WAIT else 0.0
+    return waited if 0 < waited < MAX_WAIT else 0.0
 
 
 def _ask_for_destination(sock: socket.socket, host: str) -> bool:

@@ -46,7 +46,7 @@ def channel_info(sock: socket.socket, transport: str, interface: str = "") -> Ch
 
 
 class StreamReception:
-    """Turns accepted sockets into channels; holds those that are still in their TLS handshake."""
+    """FairQueue accepted sockets into channels; holds those that are still in their TLS handshake."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class StreamReception:
             assert tls.cert is not None
             self._certificate = first_certificate(tls.cert)
             self._verifies = tls.client_ca is not None
-        self._pending: dict[_Greeting, None] = {}
+        self._pending: dict[_PendingHandshake, None] = {}
 
     def close(self) -> None:
         """Drop the connections that are still in their handshake."""
@@ -88,14 +88,14 @@ class StreamReception:
         if self._context is None:
             self.deliver(make(sock, info, None))
             return
-        greeting = _Greeting(self, sock, info, host, make, self._context)
+        greeting = _PendingHandshake(self, sock, info, host, make, self._context)
         self._pending[greeting] = None
         self.guard.strangers.add(greeting, host, greeting.give_up)
 
     def deliver(self, channel: StreamChannel) -> None:
         self._accept(channel)
 
-    def finished(self, greeting: _Greeting) -> None:
+    def finished(self, greeting: _PendingHandshake) -> None:
         self._pending.pop(greeting, None)
         self.guard.strangers.discard(greeting)
 
@@ -107,7 +107,7 @@ class StreamReception:
         return found
 
 
-class _Greeting:
+class _PendingHandshake:
     """One accepted connection until we know whether it speaks TLS, and until TLS is done."""
 
     def __init__(

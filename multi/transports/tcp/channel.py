@@ -360,7 +360,7 @@ class StreamChannel:
             rtt_variation=kernel.rtt_variation,
             min_rtt=kernel.min_rtt,
             rate=kernel.rate,
-            rate_is_lower_bound=kernel.app_limited,
+            app_limited=kernel.app_limited,
             congestion_window=kernel.congestion_window,
             bytes_acked=max(0, bytes_acked),
             unacked=in_flight + self._queued,
