@@ -14,7 +14,7 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
+.PHONY: help setup test test-fast lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -24,6 +24,10 @@ setup: $(STAMP)  ## create .venv and install everything, once
 
 test: $(STAMP)  ## run all tests
 	$(BIN)/python -m tests $(ARGS)
+
+# What one runs while working: under a minute, no network, no root.
+test-fast: $(STAMP)  ## run the unit tests and the simulator
+	$(BIN)/python -m tests --fast $(ARGS)
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(BIN)/ruff check

@@ -1,6 +1,7 @@
-"""All tests: `python -m tests [options of pytest]`.
+"""All tests: `python -m tests [--fast] [options of pytest]`.
 
-Most tests wait more than they compute and run side by side; those that measure run afterwards, one at a time.
+Most tests wait more than they compute and run side by side; those that measure run afterwards, one at a time. With
+`--fast` only what needs no network runs: unit tests and the simulator.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import sys
 NO_TESTS = 5  # exit code of pytest when nothing was selected
 SIDE_BY_SIDE = ["-m", "not alone", "-n", "auto", "--maxprocesses", "4", "--dist", "loadfile"]
 ALONE = ["-m", "alone"]
+FAST = ["tests/unit", "tests/sim", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-q"]
 
 
 def main(arguments: list[str]) -> int:
+    selections = [SIDE_BY_SIDE, ALONE]
+    if "--fast" in arguments:
+        arguments = [argument for argument in arguments if argument != "--fast"]
+        selections = [FAST]
     codes = [
-        subprocess.run([sys.executable, "-m", "pytest", *selection, *arguments]).returncode
-        for selection in (SIDE_BY_SIDE, ALONE)
+        subprocess.run([sys.executable, "-m", "pytest", *selection, *arguments]).returncode for selection in selections
     ]
     ran = [code for code in codes if code != NO_TESTS]
     return max(ran, default=NO_TESTS)

@@ -11,8 +11,8 @@ import pytest
 
 import multi
 from multi.types import ConnectionState, SessionId
-from tests.integration.aio_support import HOST, Relay, Way, run, serving, until
 from tests.integration.hostile import Stranger, join_segment
+from tests.integration.support import HOST, Relay, Way, run, serving, until
 
 WAY = Way(Path())  # sealed TCP: needs no certificates
 ANOTHER_NETWORK = "127.5.0.1"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.aio_support import Pair, Way, asyncio_pair, multi_pair, run
-from tests.integration.test_aio_conformity import outcome
+from tests.integration.support import Pair, Way, asyncio_pair, multi_pair, run
+from tests.integration.test_conformity import outcome
 
 WAY = Way(Path())  # sealed TCP: needs no certificates
 LIMIT = 1000

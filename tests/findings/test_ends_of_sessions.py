@@ -13,7 +13,7 @@ import pytest
 
 import multi
 from multi.lab.sim.pair import CLEAR
-from tests.integration.aio_support import Inbox, Relay, Way, multi_pair, run, serving, until
+from tests.integration.support import Inbox, Relay, Way, multi_pair, run, serving, until
 from tests.sim.worlds import FAST, data, opened, quiet
 
 WAY = Way(Path())  # sealed TCP: needs no certificates

@@ -10,7 +10,7 @@ import pytest
 import multi
 from multi.lab.sim.wire import route
 from multi.types import ConnectionState
-from tests.integration.aio_support import Way, run, serving, until
+from tests.integration.support import Way, run, serving, until
 from tests.sim.test_handover import hand_over
 from tests.sim.worlds import FAST, opened
 

@@ -12,7 +12,7 @@ import pytest
 import multi
 from multi.lab.sim.pair import CLEAR
 from multi.types import STREAM_ZERO
-from tests.integration.aio_support import Way, multi_pair, run, standstill, until
+from tests.integration.support import Way, multi_pair, run, standstill, until
 from tests.sim.worlds import FAST, opened
 
 KIB, MIB = 1024, 1024 * 1024

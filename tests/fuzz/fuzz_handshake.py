@@ -33,7 +33,7 @@ from multi.protocol.segment import (
 from multi.types import SessionId
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
-from tests.unit.core_wiring import CLEAR, QUIC, TLS, Ends
+from tests.unit.protocol.wiring import CLEAR, QUIC, TLS, Ends
 
 SESSION = SessionId(bytes(range(16, 32)))
 

@@ -49,7 +49,7 @@ from multi.types import ConnectionFacts, Role, SessionId, Side, StreamId
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
-from tests.unit.core_wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, Node
+from tests.unit.protocol.wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, Node
 
 STEPS = 60  # things that are done for one input
 SMALL = replace(CLEAR, max_streams=4, max_connections=4, max_stream_window=128 * 1024, max_session_window=256 * 1024)

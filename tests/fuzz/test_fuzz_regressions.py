@@ -7,7 +7,7 @@ import pytest
 from multi.protocol.segment import SegmentType
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.targets import TARGETS
-from tests.unit.core_wiring import CLEAR, Ends
+from tests.unit.protocol.wiring import CLEAR, Ends
 
 FOUND = {
     "a report whose count of repeated bytes is text": ("bench-answer", b'{"retransmitted": "x"}\n'),

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import multi
-from tests.integration.aio_support import pattern, run, until
 from tests.integration.cli_runner import Files
 from tests.integration.cli_runner import run as run_command
+from tests.integration.support import pattern, run, until
 
 ENGINES = ("aioquic", "qh3")
 SIZE = 1_000_000

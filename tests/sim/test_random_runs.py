@@ -11,6 +11,7 @@ from tests.sim.golden import SEEDS, stored
 pytestmark = pytest.mark.simulation
 
 CHUNK = 50
+FAST_SEEDS = 500  # of all, those of `make test-fast`
 
 FAILED_ONCE = {
     14: "the path manager gave a role to a connection that had just ended",
@@ -25,7 +26,13 @@ FAILED_ONCE = {
 }
 
 
-@pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, CHUNK))
+CHUNKS = [
+    pytest.param(start, marks=[pytest.mark.slow] if start >= FAST_SEEDS else [])
+    for start in range(SEEDS.start, SEEDS.stop, CHUNK)
+]
+
+
+@pytest.mark.parametrize("start", CHUNKS)
 def test_random_runs_lose_nothing_double_nothing_and_go_as_before(start: int) -> None:
     """See `tests.sim.golden` for what to do when a digest has changed."""
     expected, changed = stored(), []

@@ -402,5 +402,5 @@ def fork_while_somebody_reads() -> None:
 
 @linux_only
 def test_a_forked_child_does_not_wait_for_a_thread_it_does_not_have() -> None:
-    program = "from tests.unit.test_net_interfaces import fork_while_somebody_reads as f; f()"
+    program = "from tests.unit.discovery.test_interfaces import fork_while_somebody_reads as f; f()"
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=30, check=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multi.errors import StreamReset
 from multi.protocol.settings import SessionSettings
-from tests.unit.core_wiring import CLEAR, Ends
+from tests.unit.protocol.wiring import CLEAR, Ends
 
 
 def test_streams_that_nobody_takes_make_no_room_for_others_even_when_they_are_reset() -> None:

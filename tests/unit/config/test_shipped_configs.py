@@ -10,7 +10,7 @@ import pytest
 from multi.config import load_config
 from multi.types import Role
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIGS = sorted((ROOT / "configs").glob("*.json"))
 DOCUMENTATION = (ROOT / "docs" / "configuration.md").read_text()
 

@@ -570,7 +570,7 @@ def test_the_example_of_a_custom_scheduler_runs_and_can_be_chosen_by_name(
 ) -> None:
     if not hasattr(multi, "register_scheduler"):
         monkeypatch.setattr(multi, "register_scheduler", register_scheduler, raising=False)
-    example = Path(__file__).parents[2] / "examples" / "custom_scheduler.py"
+    example = Path(__file__).parents[3] / "examples" / "custom_scheduler.py"
     runpy.run_path(str(example), run_name="__main__")
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["wlan0", "wwan0"]
     views = [view(1, interface="wwan0", rtt=0.001), view(2, interface="wlan0")]

@@ -12,8 +12,8 @@ import pytest
 from multi.config import json_schema, load_config
 
 SCHEMA = json_schema()
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.json"))
-DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.json"))
+DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
 SECTIONS = {
     "Top level": SCHEMA,
     "Entries: `connection_priority`": SCHEMA["$defs"]["Entry"],

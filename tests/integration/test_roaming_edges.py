@@ -16,7 +16,7 @@ from multi.asyncio import roaming as networks
 from multi.asyncio.session import Session
 from multi.discovery import interfaces_async
 from multi.types import Family
-from tests.integration.aio_support import HOST, LOOPS, run
+from tests.integration.support import HOST, LOOPS, run
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -14,7 +14,7 @@ import pytest
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
 from multi.types import Family
-from tests.integration.aio_support import (
+from tests.integration.support import (
     HOST,
     LOOPS,
     Inbox,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.aio_support import Way, multi_pair, run
+from tests.integration.support import Way, multi_pair, run
 
 MIB = 1024 * 1024
 TOTAL = 512 * MIB

@@ -6,8 +6,8 @@ from multi.protocol.payloads import DrainStep, decode_drain, encode_drain
 from multi.protocol.segment import HEADER_LENGTH, SegmentType
 from multi.types import TransportSample
 
-from .core_wiring import Ends, Line
 from .test_core_hostile_peer import two_lines
+from .wiring import Ends, Line
 
 T = SegmentType
 RTT, VARIATION = 0.06, 0.08  # seconds, as a busy sender measures a path of 10 ms

@@ -29,7 +29,7 @@ from multi.discovery import interfaces_async
 from multi.discovery.link_state import Loss
 from multi.protocol.payloads import decode_addresses
 from multi.types import Family, Interface, InterfaceAddress, Kind
-from tests.integration.aio_support import (
+from tests.integration.support import (
     HOST,
     LOOPS,
     Inbox,
@@ -41,7 +41,7 @@ from tests.integration.aio_support import (
     sockets_open,
     until,
 )
-from tests.unit.test_monitor import netlink_sockets
+from tests.unit.discovery.test_monitor import netlink_sockets
 
 MIB = 1024 * 1024
 ACTIVE = ConnectionState.ACTIVE

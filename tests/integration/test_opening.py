@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multi
-from tests.integration.aio_support import HOST, WAYS, Inbox, Way, run, until
+from tests.integration.support import HOST, WAYS, Inbox, Way, run, until
 
 QUICK = 1.0  # seconds; "at once", on a busy machine
 

@@ -21,8 +21,8 @@ from multi.protocol.segment import SegmentType
 from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.types import STREAM_ZERO, Role
 
-from .core_wiring import CLEAR, QUIC, Ends
 from .test_core_hostile_peer import assert_answers, data, two_lines, unplug
+from .wiring import CLEAR, QUIC, Ends
 
 T = SegmentType
 

@@ -22,8 +22,8 @@ from multi.transports.quic.aioquic_engine import AioquicEngine
 from multi.transports.quic.channel import ALPN
 from multi.transports.quic.engine import CONNECTION_ID_LENGTH
 from multi.types import SessionId, StreamId
-from tests.integration.aio_support import Relay, Way, pattern, run, serving, until
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
+from tests.integration.support import Relay, Way, pattern, run, serving, until
 
 KIB, MIB = 1024, 1024 * 1024
 ELSEWHERE = "127.9.9.9"  # another /24 than the honest client's

@@ -54,7 +54,7 @@ from multi.protocol.segment import (
 from multi.types import Role, SessionId, StreamId
 
 SESSION = SessionId(bytes(range(0x10, 0x20)))
-DOCUMENT = Path(__file__).parents[2] / "docs" / "wire-format.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "wire-format.md"
 
 Decoded = tuple[int, bytes, int, int, bytes]
 

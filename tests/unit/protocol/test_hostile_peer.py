@@ -26,7 +26,7 @@ from multi.protocol.payloads import (
 from multi.protocol.segment import MAX_CONTROL_PAYLOAD, SegmentType, encode
 from multi.types import Role, SessionId, StreamId
 
-from .core_wiring import CLEAR, PLAIN, QUIC, STREAM_0, TLS, Ends, Line
+from .wiring import CLEAR, PLAIN, QUIC, STREAM_0, TLS, Ends, Line
 
 T = SegmentType
 WINDOW = CLEAR.initial_window

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from tests.integration.aio_support import (
+from tests.integration.support import (
     LOOPS,
     WAYS,
     Inbox,

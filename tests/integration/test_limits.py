@@ -12,7 +12,7 @@ import pytest
 
 import multi
 from multi.asyncio.server import source_of
-from tests.integration.aio_support import HOST, Way, pattern, run, serving, until
+from tests.integration.support import HOST, Way, pattern, run, serving, until
 
 MIB = 1024 * 1024
 

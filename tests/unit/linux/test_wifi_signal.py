@@ -17,7 +17,7 @@ import pytest
 
 from multi.linux.signal_predictor import Signal
 from multi.linux.wifi_signal import SignalWatch, read_signal
-from tests.unit.fake_nl80211 import FAMILY, GET_STATION, FakeKernel, attribute
+from tests.unit.linux.fake_nl80211 import FAMILY, GET_STATION, FakeKernel, attribute
 
 INTERFACE = "lo"  # exists everywhere; the kernel of these tests calls it WiFi
 SIGNAL, SIGNAL_AVERAGE, FLAGS, BEACON_AVERAGE = 7, 13, 17, 30

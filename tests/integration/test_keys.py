@@ -15,9 +15,9 @@ from multi.asyncio.keys import load_keys
 from multi.asyncio.settings import session_settings
 from multi.config import load_config
 from multi.transports.certificates import pin_of
-from tests.integration.aio_support import Inbox, Way, run
 from tests.integration.cli_runner import Files
 from tests.integration.cli_runner import run as run_command
+from tests.integration.support import Inbox, Way, run
 
 ALICE, BOB = "a1" * 16, "b2" * 24
 VARIABLE = "MULTI_TEST_KEYS"

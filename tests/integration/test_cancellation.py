@@ -19,7 +19,7 @@ import pytest
 import multi
 from multi.asyncio import dns as names
 from multi.types import Family
-from tests.integration.aio_support import (
+from tests.integration.support import (
     HOST,
     LOOPS,
     WAYS,

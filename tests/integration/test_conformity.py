@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.aio_support import LOOPS, WAYS, Pair, Way, asyncio_pair, multi_pair, run
+from tests.integration.support import LOOPS, WAYS, Pair, Way, asyncio_pair, multi_pair, run
 
 KINDS = (
     asyncio.IncompleteReadError,

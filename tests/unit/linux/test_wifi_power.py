@@ -13,7 +13,7 @@ import time
 import pytest
 
 from multi.linux.wifi_power import PowerControl, PowerSaving
-from tests.unit.fake_nl80211 import FAMILY, GET_POWER_SAVE, SET_POWER_SAVE, FakeKernel
+from tests.unit.linux.fake_nl80211 import FAMILY, GET_POWER_SAVE, SET_POWER_SAVE, FakeKernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nl80211 is Linux only")
 
@@ -198,7 +198,7 @@ def test_this_machine_gives_an_answer() -> None:
 PROGRAM = """
 import atexit, os, sys
 from multi.linux.wifi_power import PowerControl, PowerSaving
-from tests.unit.fake_nl80211 import FakeKernel
+from tests.unit.linux.fake_nl80211 import FakeKernel
 kernel = FakeKernel({{1: True}})
 parent = os.getpid()
 if {forks}:

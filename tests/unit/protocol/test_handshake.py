@@ -31,7 +31,7 @@ from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import STREAM_ZERO, ConnectionFacts, SessionId
 
-from .core_wiring import CLEAR, PLAIN, QUIC, TLS, Change, Ends, Line, Node, kinds
+from .wiring import CLEAR, PLAIN, QUIC, TLS, Change, Ends, Line, Node, kinds
 
 SECRET_TEXT = b"a secret of the application"
 ALWAYS = SessionSettings(protect=Protect.ALWAYS)
