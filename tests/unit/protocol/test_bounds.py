@@ -21,7 +21,7 @@ from multi.protocol.segment import SegmentType
 from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.types import STREAM_ZERO, Role
 
-from .test_core_hostile_peer import assert_answers, data, two_lines, unplug
+from .test_hostile_peer import assert_answers, data, two_lines, unplug
 from .wiring import CLEAR, QUIC, Ends
 
 T = SegmentType

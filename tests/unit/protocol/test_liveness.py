@@ -6,7 +6,7 @@ from multi.protocol.payloads import DrainStep, decode_drain, encode_drain
 from multi.protocol.segment import HEADER_LENGTH, SegmentType
 from multi.types import TransportSample
 
-from .test_core_hostile_peer import two_lines
+from .test_hostile_peer import two_lines
 from .wiring import Ends, Line
 
 T = SegmentType
