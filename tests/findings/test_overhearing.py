@@ -38,7 +38,7 @@ class TappedRelay(Relay):
 
 
 async def joined(way: Way, listening: bool) -> list[str]:
-    """Let a client join, and a listener repeat its JOIN; return the addresses the server then takes for the client's."""
+    """Let a client join, and a listener repeat its JOIN; return whose connections the server then has."""
     async with (
         echoing(way) as server,
         Strangers(server.port) as strangers,
@@ -102,8 +102,7 @@ async def say_a_secret(config: dict[str, object], heard: bytearray) -> None:
     """Open a session and write at once, as an application does that knows nothing of proofs."""
     async with aborted_at_end(await multi.connect(config)) as session:
         session.writer.write(SECRET * 1000)
-        while SECRET not in heard:
-            await asyncio.sleep(0.01)
+        await until(lambda: SECRET in heard, "it is read")
 
 
 @pytest.mark.xfail(
