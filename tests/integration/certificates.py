@@ -19,7 +19,10 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in one directory: an authority, a server for localhost, a client, and things gone wrong."""
+    """Files in one directory: an authority, a server for localhost, a client, and things gone wrong.
+
+    "posing" bears the server's names and is for clients.
+    """
 
     directory: Path
 
@@ -63,6 +66,7 @@ def certificates_in(directory: Path) -> Certificates:
             ("early-client", False, 1, 10),
         ]:
             _issue(files, name, authority, key, server, since, until)
+        _issue(files, "posing", authority, key, True, -5, 10, purpose=ExtendedKeyUsageOID.CLIENT_AUTH)
         _issue(files, "stranger", other, other_key, False, -5, 10)
     return files
 
@@ -86,10 +90,11 @@ def _issue(
     server: bool,
     since: int,
     until: int,
+    purpose: x509.ObjectIdentifier | None = None,
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
+    purpose = purpose or (ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH)
     builder = _builder(name, str(issuer), key.public_key(), since, until)
     builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)

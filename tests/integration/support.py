@@ -237,6 +237,8 @@ class Relay:
         """While clear, nothing is read."""
         self.flowing.set()
         self.port = 0
+        self.source = ""
+        """The address the server sees; empty = the system's choice."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -271,7 +273,8 @@ class Relay:
         task.add_done_callback(self._tasks.discard)
         self._writers.append(writer)
         try:
-            far_reader, far_writer = await asyncio.open_connection(HOST, self.target)
+            local = (self.source, 0) if self.source else None
+            far_reader, far_writer = await asyncio.open_connection(HOST, self.target, local_addr=local)
         except OSError:
             writer.transport.abort()
             return

@@ -1,0 +1,74 @@
+"""A certificate made for one purpose is not taken for the other, whatever the transport."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import multi
+from tests.findings.attacks import aborted_at_end, echoing, exchanged
+from tests.integration.aio_support import Way, run
+from tests.integration.certificates import Certificates, certificates_in
+
+
+@pytest.fixture
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates_in(tmp_path_factory.getbasetemp() / "certificates")
+
+
+async def talks(files: Certificates, way: str, engine: str, server: str, client: str | None) -> None:
+    """Exchange words with a server that shows one certificate, by a client that shows another or none."""
+    config: dict[str, Any] = {"cert": str(files.cert(server)), "key": str(files.key(server))}
+    mine: dict[str, Any] = {"ca": str(files.ca)}
+    if client is not None:
+        config["client_ca"] = str(files.ca)
+        mine |= {"cert": str(files.cert(client)), "key": str(files.key(client))}
+    described = Way(files.directory, way)
+    async with echoing(described, ssl_config=config) as listening:
+        opening = multi.connect(
+            described.client(
+                listening.port,
+                ssl_config=mine,
+                quic_config={"engine": engine},
+                multi_config={"open_timeout": 2.0},
+            )
+        )
+        async with aborted_at_end(await opening) as session:
+            await exchanged(session)
+
+
+fails_today = pytest.mark.xfail(
+    strict=True, raises=pytest.fail.Exception, reason="QUIC does not look at the purpose a certificate is made for"
+)
+WAYS = {"tls": ("tcp-tls", "aioquic"), "aioquic": ("quic", "aioquic"), "qh3": ("quic", "qh3")}
+
+
+def talk(files: Certificates, way: str, server: str, client: str | None = None) -> None:
+    name, engine = WAYS[way]
+    if engine == "qh3":
+        pytest.importorskip("qh3")
+    run(talks(files, name, engine, server, client))
+
+
+@pytest.mark.parametrize(
+    "way", ["tls", pytest.param("aioquic", marks=fails_today), pytest.param("qh3", marks=fails_today)]
+)
+def test_a_certificate_for_clients_is_not_taken_as_the_server_s(way: str, certificates: Certificates) -> None:
+    with pytest.raises(multi.MultiError):
+        talk(certificates, way, "posing")
+
+
+@pytest.mark.parametrize("way", ["tls", pytest.param("aioquic", marks=fails_today)])
+def test_a_certificate_for_servers_is_not_taken_as_a_client_s(way: str, certificates: Certificates) -> None:
+    with pytest.raises(multi.MultiError):
+        talk(certificates, way, "server", "server")
+
+
+@pytest.mark.parametrize("way", ["tls", "aioquic"])
+def test_certificates_made_for_both_ends_are_taken(way: str, certificates: Certificates) -> None:
+    talk(certificates, way, "server", "client")
+
+
+def test_a_certificate_made_for_the_server_is_taken_by_either_engine(certificates: Certificates) -> None:
+    talk(certificates, "qh3", "server")
