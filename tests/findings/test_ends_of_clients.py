@@ -69,13 +69,14 @@ def forks(port: int, leave: Callable[[int], object], says: bytes) -> None:
         heard, told = os.pipe()
         child = os.fork()
         if not child:
+            os.close(told)  # so that a parent that was killed does not leave it behind
             os.read(heard, 1)
             sys.stderr = open(os.devnull, "w")  # noqa: ASYNC230, SIM115 - this process is about to end
             leave(0)
         writer.write(says)
         await asyncio.sleep(0.1)
         os.write(told, b"x")
-        os.waitpid(child, 0)
+        os.waitpid(child, 0)  # noqa: ASYNC222 - the loop need not turn meanwhile
         print("left", flush=True)
         await asyncio.sleep(20)
 
@@ -215,11 +216,14 @@ async def tapped(port: int, heard: bytearray) -> AsyncIterator[int]:
 async def forked(leave: str, says: bytes, look: Callable[[multi.Server, bytes], Awaitable[T]]) -> T:
     """What can be seen when a child of the client's process, forked in the middle of a session, has ended."""
     heard = bytearray()
-    async with serving(Seen()) as server, tapped(server.port, heard) as port:
-        async with program(f"forks({port}, {leave}, {says!r})") as client:
-            assert client.stdout is not None
-            assert await client.stdout.readline() == b"left\n"
-            return await look(server, bytes(heard))
+    async with (
+        serving(Seen()) as server,
+        tapped(server.port, heard) as port,
+        program(f"forks({port}, {leave}, {says!r})") as client,
+    ):
+        assert client.stdout is not None
+        assert await client.stdout.readline() == b"left\n"
+        return await look(server, bytes(heard))
 
 
 async def lives_on(server: multi.Server, heard: bytes) -> bool:
