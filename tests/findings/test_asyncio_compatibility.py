@@ -6,24 +6,19 @@ import asyncio
 import gc
 import socket
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
 import multi
-from tests.integration.aio_support import HOST, Pair, Way, asyncio_pair, multi_pair, until
+from tests.findings.bounded import given, reached, run
+from tests.integration.aio_support import HOST, Pair, Way, asyncio_pair, multi_pair
 
-T = TypeVar("T")
 WAY = Way(Path())  # sealed TCP: no certificates
 DROPPED = 10  # sessions
-
-
-def run(scenario: Coroutine[Any, Any, T]) -> T:
-    """On a loop of its own; what takes too long raises TimeoutError, which no test here expects."""
-    return asyncio.run(asyncio.wait_for(scenario, 20))
 
 
 def unused_port() -> int:
@@ -48,9 +43,9 @@ async def bytes_pending(pair: Pair) -> bool:
     pair.server_writer.write(b"dirty")
     await pair.server_writer.drain()
     if isinstance(pair.reader, multi.SessionReader):
-        await until(lambda: "buffered=5" in repr(pair.reader), "five bytes wait to be read")
+        await reached(lambda: "buffered=5" in repr(pair.reader), "five bytes wait to be read")
     else:
-        await until(lambda: "5 bytes" in repr(pair.reader), "five bytes wait to be read")
+        await reached(lambda: "5 bytes" in repr(pair.reader), "five bytes wait to be read")
     # Without the attribute a library fails in the open; that is as good as a right answer.
     return not hasattr(pair.reader, "_buffer") or bool(pair.reader._buffer)
 
@@ -179,7 +174,7 @@ def test_writing_on_to_a_peer_that_has_gone_is_caught_as_with_asyncio() -> None:
 async def one_answer(reader: Any, writer: Any) -> None:
     """Hear that the server has the connection, and forget reader and writer."""
     writer.write(b"x")
-    assert await reader.readexactly(1) == b"x"
+    given(await reader.readexactly(1) == b"x")
 
 
 def test_asyncios_connections_end_when_nobody_holds_them_any_more() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from multi.testbed import paper_links
 from multi.testbed.pytest_plugin import MakeTestbed, make_testbed
+from tests.findings.bounded import given
 from tests.integration.cli_runner import Files, run
 
 __all__ = ["make_testbed"]
@@ -47,14 +48,14 @@ def test_without_a_command_all_commands_are_listed() -> None:
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="a mistyped command is answered with the whole list")
 def test_for_a_mistyped_command_the_right_one_is_suggested() -> None:
     done = run("chekc")
-    assert done.returncode == 2
+    given(done.returncode == 2, done.stderr)
     assert re.search(r"(did you|maybe you|perhaps you) mean\S*\W+check\b", done.stderr), done.stderr
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="`get -o -` writes to a file whose name is a minus sign")
 def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
     done = run("get", files.client_config(port), "letter", "-o", "-", cwd=files.here)
-    assert done.returncode == 0, done.stderr
+    given(done.returncode == 0, done.stderr)
     made = [path.name for path in files.here.iterdir()]
     for name in made:
         (files.here / name).unlink()
@@ -67,11 +68,10 @@ def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="a line of the QUIC engine stands before the error")
 def test_an_error_comes_without_lines_of_the_quic_engine(files: Files, port: int) -> None:
     other = run("cert", files.root / "other-certs")
-    assert other.returncode == 0
+    given(other.returncode == 0, other.stderr)
     trusts = {"ca": "other-certs/ca.pem", "server_name": "localhost"}
     done = run("get", files.client_config(port, "quic", name="other.json", ssl_config=trusts), "letter", cwd=files.here)
-    assert done.returncode == 1
-    assert "certificate verify failed" in done.stderr
+    given(done.returncode == 1 and "certificate verify failed" in done.stderr, done.stderr)
     assert done.stderr.startswith("multi: "), done.stderr
 
 
@@ -79,7 +79,7 @@ def test_an_error_comes_without_lines_of_the_quic_engine(files: Files, port: int
 def test_an_error_names_the_file_once(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{")
     done = run("check", "broken.json", cwd=tmp_path)
-    assert done.returncode == 2
+    given(done.returncode == 2, done.stderr)
     assert done.stderr.count("broken.json") == 1, done.stderr
 
 
@@ -90,9 +90,9 @@ def test_check_names_an_unknown_server_once_per_line(tmp_path: Path) -> None:
     config = {"remote_host": "no-such-host.invalid", "connection_priority": [["tcp", "ipv4", "any"]]}
     (tmp_path / "client.json").write_text(json.dumps(config))
     done = run("check", "client.json", cwd=tmp_path)
-    assert "NOT usable" in done.stdout
+    given("NOT usable" in done.stdout, done.stdout)
     rejections = [line for line in done.stdout.splitlines() if re.match(r" +no: ", line)]
-    assert rejections
+    given(rejections, done.stdout)
     assert [line for line in rejections if line.count("no-such-host.invalid") > 1] == []
 
 
@@ -145,7 +145,7 @@ def test_a_private_key_that_others_can_read_is_warned_of(tmp_path: Path) -> None
     files = Files(tmp_path)
     config = files.server_config()
     usable = run("check", config)
-    assert (usable.returncode, "warning" in usable.stdout) == (0, False), usable.stdout
+    given(usable.returncode == 0 and "warning" not in usable.stdout, usable.stdout)
     (files.root / "certs" / "server-key.pem").chmod(0o666)
     done = run("check", config)
     said = done.stdout + done.stderr
@@ -172,7 +172,7 @@ def test_the_list_of_testbeds_shows_a_blackhole(tmp_path: Path, make_testbed: Ma
         )
         return done.stdout
 
-    assert "wifi" in testbed("up", "--name", "shown")
+    given("wifi" in testbed("up", "--name", "shown"))
     try:
         testbed("set", "shown", "wifi", "blackhole=on")
         assert "blackhole" in testbed("list")

@@ -11,6 +11,7 @@ import pytest
 import multi
 from multi.cli.cert import write_development_certificates
 from multi.core.segment import HEADER_LENGTH
+from tests.findings.bounded import run
 from tests.integration.aio_support import HOST, Way, serving
 
 ANSWER = "nosuch: no such file"
@@ -32,7 +33,7 @@ def test_a_client_without_tls_is_told_which_setting_is_missing(secure: Way) -> N
                 await multi.open_connection(Way(Path()).client(server.port))
             return str(caught.value)
 
-    assert "ssl_config" in asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert "ssl_config" in run(scenario())
 
 
 @pytest.mark.xfail(
@@ -64,4 +65,4 @@ def test_an_attempt_under_way_does_not_fail_for_what_ends_the_session() -> None:
         never_answers.close()
         return failed
 
-    assert ANSWER not in asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert ANSWER not in run(scenario())

@@ -12,10 +12,9 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import pytest
 from aioquic.quic.configuration import QuicConfiguration
@@ -36,18 +35,13 @@ from multi.core.payloads import Policy
 from multi.core.segment import HEADER_LENGTH, SegmentType, encode
 from multi.core.session import Session
 from multi.core.settings import Protect, SessionSettings
+from tests.findings.bounded import run
 from tests.integration.aio_support import HOST, Way, serving
 from tests.integration.hostile import HandMade
 
-T = TypeVar("T")
 WAY = Way(Path())  # sealed TCP: no certificates
 MIB = 1 << 20
 TWO_WAYS = [["tcp", "ipv4", "127.0.0.2"], ["tcp", "ipv4", "127.0.0.3"]]
-
-
-def run(scenario: Coroutine[Any, Any, T]) -> T:
-    """On a loop of its own; what takes too long raises TimeoutError, which no test here expects."""
-    return asyncio.run(asyncio.wait_for(scenario, 20))
 
 
 @pytest.fixture(scope="module")
