@@ -15,7 +15,7 @@ import pytest
 
 import multi
 from tests.findings.bounded import given, reached, run
-from tests.integration.aio_support import HOST, Pair, Way, asyncio_pair, multi_pair
+from tests.integration.support import HOST, Pair, Way, asyncio_pair, multi_pair
 
 WAY = Way(Path())  # sealed TCP: no certificates
 DROPPED = 10  # sessions

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from multi.testbed import paper_links
-from multi.testbed.pytest_plugin import MakeTestbed, make_testbed
+from multi.lab.testbed import paper_links
+from multi.lab.testbed.pytest_plugin import MakeTestbed, make_testbed
 from tests.findings.bounded import given
 from tests.integration.cli_runner import Files, run
 

@@ -18,9 +18,9 @@ from typing import TypeVar
 import pytest
 
 import multi
-from multi.core.segment import TAG_LENGTH
+from multi.protocol.segment import TAG_LENGTH
 from tests.findings.bounded import given, run, within
-from tests.integration.aio_support import HOST, Way
+from tests.integration.support import HOST, Way
 
 T = TypeVar("T")
 WAY = Way(Path())  # sealed TCP: no certificates

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.cli.cert import write_development_certificates
-from multi.core.segment import HEADER_LENGTH
+from multi.lab.cert import write_development_certificates
+from multi.protocol.segment import HEADER_LENGTH
 from tests.findings.bounded import run
-from tests.integration.aio_support import HOST, Way, serving
+from tests.integration.support import HOST, Way, serving
 
 ANSWER = "nosuch: no such file"
 

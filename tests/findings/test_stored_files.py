@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import multi
-from multi.cli.file_client import put_file
-from multi.cli.file_protocol import (
+from multi.lab.files.client import put_file
+from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
     FileRefused,
@@ -22,11 +22,11 @@ from multi.cli.file_protocol import (
     pack_length,
     read_message,
 )
-from multi.cli.file_protocol import encode as line_of
-from multi.cli.file_service import FileService
-from multi.cli.file_tree import FileTree
+from multi.lab.files.protocol import encode as line_of
+from multi.lab.files.service import FileService
+from multi.lab.files.tree import FileTree
 from tests.findings.bounded import given, reached, run
-from tests.integration.aio_support import Way
+from tests.integration.support import Way
 
 WAY = Way(Path())  # sealed TCP: no certificates
 NAME = "report"

@@ -21,23 +21,22 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 import multi
-from multi.aio.settings import peer_scheduler
-from multi.cli.cert import write_development_certificates
-from multi.cli.file_protocol import LINE_LIMIT, Get
-from multi.cli.file_protocol import encode as line_of
-from multi.cli.file_service import FileService
-from multi.cli.file_tree import FileTree
-from multi.core.events import SendBytes
-from multi.core.facts import ConnectionFacts
-from multi.core.handshake import Accept, ConnectionTerms, Hello, KeyPair, SessionKeys
-from multi.core.ids import STREAM_ZERO, ConnectionId, SessionId, Side
-from multi.core.payloads import Policy
-from multi.core.segment import HEADER_LENGTH, SegmentType, encode
-from multi.core.session import Session
-from multi.core.settings import Protect, SessionSettings
+from multi.asyncio.settings import peer_scheduler
+from multi.events import SendBytes
+from multi.lab.cert import write_development_certificates
+from multi.lab.files.protocol import LINE_LIMIT, Get
+from multi.lab.files.protocol import encode as line_of
+from multi.lab.files.service import FileService
+from multi.lab.files.tree import FileTree
+from multi.protocol.handshake import Accept, ConnectionTerms, Hello, KeyPair, SessionKeys
+from multi.protocol.payloads import Policy
+from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
+from multi.protocol.session import Session
+from multi.protocol.settings import Protect, SessionSettings
+from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, SessionId, Side
 from tests.findings.bounded import run
-from tests.integration.aio_support import HOST, Way, serving
 from tests.integration.hostile import HandMade
+from tests.integration.support import HOST, Way, serving
 
 WAY = Way(Path())  # sealed TCP: no certificates
 MIB = 1 << 20
