@@ -13,6 +13,7 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from multi.lab.testbed.errors import TestbedError
 
@@ -55,7 +56,7 @@ def outcome(packed: bytes, status: int) -> object:
 
 def environment() -> dict[str, str]:
     """Ours, with the directory this library is imported from on the path."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = str(Path(__file__).resolve().parents[3])
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
