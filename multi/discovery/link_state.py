@@ -13,16 +13,27 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
-from multi.discovery.rtnetlink import HEADER, NLMSG_DONE, NLMSG_ERROR, attributes
+from multi.discovery.netlink import (
+    ADDRESS,
+    LINK,
+    NLM_F_DUMP_INTR,
+    NLMSG_DONE,
+    NLMSG_ERROR,
+    NUMBER,
+    ROUTE,
+    RTM_DELADDR,
+    RTM_DELLINK,
+    RTM_DELROUTE,
+    RTM_NEWADDR,
+    RTM_NEWLINK,
+    RTM_NEWROUTE,
+    attributes,
+    messages,
+    text,
+)
 from multi.types import Interface, InterfaceAddress
 
-__all__ = ["DumpAnswer", "LinkEvents", "LinkState", "Loss", "compare"]
-
-# include/uapi/linux/netlink.h, rtnetlink.h, if.h, if_link.h, if_addr.h
-NLM_F_DUMP_INTR = 0x10
-RTM_NEWLINK, RTM_DELLINK = 16, 17
-RTM_NEWADDR, RTM_DELADDR = 20, 21
-RTM_NEWROUTE, RTM_DELROUTE = 24, 25
+# include/uapi/linux/if.h, if_link.h, if_addr.h, rtnetlink.h
 IFF_UP = 0x1
 IFLA_IFNAME, IFLA_OPERSTATE, IFLA_CARRIER, IFLA_CARRIER_DOWN_COUNT = 3, 16, 33, 48
 IF_OPER_UNKNOWN, IF_OPER_UP = 0, 6
@@ -32,11 +43,6 @@ RT_TABLE_LOCAL = 255
 RTM_F_CLONED = 0x200
 ROUTE_TYPES = frozenset({1, 6, 7, 8})  # unicast, blackhole, unreachable, prohibit: what decides where packets leave
 ADDRESS_LENGTHS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 16}
-
-LINK = struct.Struct("=BxHiII")
-ADDRESS = struct.Struct("=BBBBI")
-ROUTE = struct.Struct("=BBBBBBBBI")
-NUMBER = struct.Struct("=I")
 CREATED_OFFSET = 8  # of ifa_cacheinfo.cstamp
 NO_COUNT = -1
 
@@ -138,7 +144,7 @@ class LinkState:
 
     def hear(self, data: bytes | memoryview, heard: LinkEvents) -> None:
         """Take in one datagram. What cannot be understood is passed over."""
-        for kind, flags, sequence, body in _messages(data):
+        for kind, flags, sequence, body in messages(memoryview(data)):
             try:
                 if kind in (RTM_NEWROUTE, RTM_DELROUTE):
                     heard.routes += 1
@@ -280,7 +286,7 @@ def _matters(route: memoryview) -> bool:
 
 def _link(flags: int, found: Mapping[int, memoryview], before: _Link | None) -> _Link | None:
     """What a message says; what it leaves out, as those about wireless events do, is as it was before."""
-    name = bytes(found.get(IFLA_IFNAME, b"")).partition(b"\0")[0].decode(errors="replace")
+    name = text(found.get(IFLA_IFNAME, b""))
     if before is None:
         if not name:
             return None
@@ -308,15 +314,3 @@ def _number(found: Mapping[int, memoryview], kind: int, otherwise: int) -> int:
     value = found.get(kind)
     number: int = NUMBER.unpack_from(value)[0] if value is not None else otherwise
     return number
-
-
-def _messages(data: bytes | memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
-    """(type, flags, sequence, body) of each message of a datagram, up to the first that cannot be one."""
-    view = memoryview(data)
-    offset = 0
-    while offset + HEADER.size <= len(view):
-        length, kind, flags, sequence, _port = HEADER.unpack_from(view, offset)
-        if length < HEADER.size or offset + length > len(view):
-            return
-        yield kind, flags, sequence, view[offset + HEADER.size : offset + length]
-        offset += (length + 3) & ~3

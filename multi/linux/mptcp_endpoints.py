@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 
 from multi.discovery.namespace import namespace
-from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, Limits, MptcpPathManager, Place, fits
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, MptcpAddress, MptcpLimits, MptcpPathManager, fits
 
 __all__ = ["EndpointLease", "lease_endpoints"]
 
@@ -33,7 +33,7 @@ log = logging.getLogger("multi.linux")
 RENEWED_RECENTLY = 1.0  # seconds
 
 _numbers = count(1)
-_renewed: dict[tuple[Path, Place], float] = {}
+_renewed: dict[tuple[Path, MptcpAddress], float] = {}
 _leases: set[EndpointLease] = set()
 
 
@@ -63,7 +63,7 @@ class _Book:
     limits: list[_Raised] = field(default_factory=list)
 
 
-def lease_endpoints(places: Sequence[Place], subflows: int = 0) -> EndpointLease:
+def lease_endpoints(places: Sequence[MptcpAddress], subflows: int = 0) -> EndpointLease:
     """See that the kernel makes subflows from these places, and allows `subflows` or as many as there are endpoints.
 
     Call it before the socket is made: the kernel decides then whether a connection will ever have subflows. Takes a
@@ -88,12 +88,12 @@ class EndpointLease:
         """Whether this process may change anything."""
         self._process = os.getpid()
         self._user = f"{_process_name(self._process)}:{next(_numbers)}"
-        self._own: set[Place] = set()
+        self._own: set[MptcpAddress] = set()
         self._file = _book_file()
         self._wrote = False
         _leases.add(self)
 
-    def extend(self, places: Sequence[Place], subflows: int = 0) -> None:
+    def extend(self, places: Sequence[MptcpAddress], subflows: int = 0) -> None:
         """Use these places too. Raises OSError."""
         if not places and not subflows:
             return
@@ -108,7 +108,7 @@ class EndpointLease:
             able = sum(endpoint.makes_subflows for endpoint in self.manager.endpoints())
             self._allow(book, min(max(subflows, able if places else 0), MAX_SUBFLOWS))
 
-    def renew(self, place: Place) -> None:
+    def renew(self, place: MptcpAddress) -> None:
         """Take the endpoint away and add it again: the kernel then makes the subflows from there anew.
 
         It never does so by itself when a subflow has ended. Subflows of other connections end and begin too, so what
@@ -123,7 +123,7 @@ class EndpointLease:
             self.manager.add_endpoint(place.address, place.index)
             _renewed[self._file, place] = time.monotonic()
 
-    def suspend(self, place: Place) -> None:
+    def suspend(self, place: MptcpAddress) -> None:
         """Take the endpoint away until it is renewed, so that the kernel at once gives up the subflows from there.
 
         What they had in flight goes over the others then, not only when the kernel finds out. Raises OSError.
@@ -152,7 +152,7 @@ class EndpointLease:
         finally:
             self.manager.close()
 
-    def _rely_on(self, places: Sequence[Place], subflows: int) -> None:
+    def _rely_on(self, places: Sequence[MptcpAddress], subflows: int) -> None:
         endpoints = self.manager.endpoints()
         for place in places:
             if not any(fits(endpoint, place) for endpoint in endpoints):
@@ -160,12 +160,12 @@ class EndpointLease:
         if self.manager.limits().subflows < max(subflows, len(places)):
             raise PermissionError(errno.EPERM, "raising the limit of MPTCP subflows needs CAP_NET_ADMIN")
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: MptcpAddress) -> None:
         for endpoint in self.manager.endpoints():
             if fits(endpoint, place):
                 _quietly_remove(self.manager, endpoint)
 
-    def _use(self, book: _Book, place: Place) -> None:
+    def _use(self, book: _Book, place: MptcpAddress) -> None:
         known = [added for added in book.endpoints if added.address == place.address]
         present = [endpoint for endpoint in self.manager.endpoints() if endpoint.address == place.address]
         if known and known[0].index != place.index:
@@ -228,7 +228,7 @@ def _sweep(manager: MptcpPathManager, book: _Book) -> None:
         book.limits.remove(raised)
         now = manager.limits()
         if now.subflows == raised.set:  # else somebody else has changed it meanwhile
-            manager.set_limits(Limits(raised.before, now.add_addr_accepted))
+            manager.set_limits(MptcpLimits(raised.before, now.add_addr_accepted))
 
 
 def _quietly_remove(manager: MptcpPathManager, endpoint: Endpoint) -> None:

@@ -18,8 +18,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from multi.discovery.netlink import NESTED, attribute, attributes, u32
 from multi.discovery.resources import is_exhaustion
-from multi.discovery.rtnetlink import NESTED, attribute, attributes, s32, u8, u16, u32
 from multi.linux.genetlink import GenericNetlink
 from multi.types import Candidate, Family, Source
 
@@ -29,12 +29,12 @@ if sys.platform == "linux":
 __all__ = [
     "MAX_SUBFLOWS",
     "Endpoint",
-    "Limits",
+    "MptcpLimits",
     "MptcpPathManager",
-    "Place",
+    "MptcpAddress",
     "SubflowName",
     "path_manager_type",
-    "place_of",
+    "address_of",
     "sources_of",
     "why_no_subflows",
 ]
@@ -73,7 +73,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MptcpLimits:
     """Of every connection of the host."""
 
     subflows: int
@@ -91,7 +91,7 @@ class SubflowName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MptcpAddress:
     """Where a subflow would leave from now."""
 
     index: int
@@ -136,24 +136,24 @@ class MptcpPathManager:
         """Closes the subflows from there, of all connections."""
         self._netlink.request(_DEL_ADDR, _address(_ADDR, endpoint.address, id=endpoint.id))
 
-    def limits(self) -> Limits:
+    def limits(self) -> MptcpLimits:
         answers = self._netlink.request(_GET_LIMITS)
         found = attributes(answers[0]) if answers else {}
-        return Limits(_unsigned(found.get(_SUBFLOWS)), _unsigned(found.get(_RCV_ADD_ADDRS)))
+        return MptcpLimits(_unsigned(found.get(_SUBFLOWS)), _unsigned(found.get(_RCV_ADD_ADDRS)))
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: MptcpLimits) -> None:
         body = u32(_RCV_ADD_ADDRS, limits.add_addr_accepted) + u32(_SUBFLOWS, limits.subflows)
         self._netlink.request(_SET_LIMITS, body)
 
-    def raise_limits(self, subflows: int) -> Limits | None:
+    def raise_limits(self, subflows: int) -> MptcpLimits | None:
         """Allow at least so many; the limits before, None if nothing had to change."""
         before, wanted = self.limits(), min(subflows, MAX_SUBFLOWS)
         if before.subflows >= wanted:
             return None
-        self.set_limits(Limits(wanted, before.add_addr_accepted))
+        self.set_limits(MptcpLimits(wanted, before.add_addr_accepted))
         return before
 
-    def create_subflow(self, token: int, local: Place, id: int, remote: str, port: int) -> None:
+    def create_subflow(self, token: int, local: MptcpAddress, id: int, remote: str, port: int) -> None:
         """One more for a connection under a userspace path manager; `id` names the local address to the peer.
 
         ENOTCONN: the peer has not acknowledged data yet; ESRCH: no such connection. Does not wait for the peer.
@@ -170,11 +170,11 @@ class MptcpPathManager:
 
         Without that, ends that no longer reach us count against the peer's limit until it gives up on them.
         """
-        self._netlink.request(_REMOVE, u32(_TOKEN, token) + u8(_LOC_ID, id))
+        self._netlink.request(_REMOVE, u32(_TOKEN, token) + attribute(_LOC_ID, bytes((id,))))
 
     def accept_subflows(self) -> None:
         """Under a userspace path manager the kernel takes a peer's subflows only while somebody hears its events."""
-        self._netlink.join(EVENTS)
+        self._netlink.join_group(EVENTS)
 
 
 def parse_endpoint(answer: bytes) -> Endpoint | None:
@@ -191,17 +191,21 @@ def parse_endpoint(answer: bytes) -> Endpoint | None:
 def _address(kind: int, address: str, *, id: int = 0, port: int = 0, flags: int = 0, index: int = 0) -> bytes:
     parsed = ip_address(address.partition("%")[0])
     six = parsed.version == 6
-    body = u16(_FAMILY, socket.AF_INET6 if six else socket.AF_INET)
+    body = _u16(_FAMILY, socket.AF_INET6 if six else socket.AF_INET)
     body += attribute(_ADDR6 if six else _ADDR4, parsed.packed)
     if id:
-        body += u8(_ID, id)
+        body += attribute(_ID, bytes((id,)))
     if port:
-        body += u16(_PORT, port)
+        body += _u16(_PORT, port)
     if flags:
         body += u32(_FLAGS, flags)
     if index:
-        body += s32(_INDEX, index)
+        body += u32(_INDEX, index)
     return attribute(NESTED | kind, body)
+
+
+def _u16(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=H", value))
 
 
 def _unsigned(value: bytes | None) -> int:
@@ -228,7 +232,7 @@ def sources_of(candidate: Candidate) -> tuple[Source, ...]:
     return candidate.more_sources or tuple(Source(name) for name in candidate.more_interfaces)
 
 
-def place_of(source: Source, family: Family) -> Place | str:
+def address_of(source: Source, family: Family) -> MptcpAddress | str:
     """Where a subflow of this source would leave from now, or why it cannot: `wlan0: no carrier`.
 
     Some system calls, no netlink: it is asked several times a second for every subflow. Raises OSError in a shortage of
@@ -250,7 +254,7 @@ def place_of(source: Source, family: Family) -> Place | str:
         if is_exhaustion(error):
             raise
         return f"{name}: no such interface"
-    return Place(index, address) if address else f"{name}: no {family.value} address"
+    return MptcpAddress(index, address) if address else f"{name}: no {family.value} address"
 
 
 def _ipv4_address(sock: socket.socket, name: str, wanted: str) -> str:
@@ -340,7 +344,7 @@ def _what_is_missing(manager: MptcpPathManager, candidate: Candidate | None) -> 
     needed = max(1, len(sources))
     for source in sources:
         assert candidate is not None
-        place = place_of(source, candidate.family)
+        place = address_of(source, candidate.family)
         if isinstance(place, str):
             return place
         if not any(fits(endpoint, place) for endpoint in able):
@@ -357,6 +361,6 @@ def _what_is_missing(manager: MptcpPathManager, candidate: Candidate | None) -> 
     return ""
 
 
-def fits(endpoint: Endpoint, place: Place) -> bool:
+def fits(endpoint: Endpoint, place: MptcpAddress) -> bool:
     """Whether the kernel makes a subflow from this place because of this endpoint."""
     return endpoint.makes_subflows and endpoint.address == place.address and endpoint.index in (0, place.index)

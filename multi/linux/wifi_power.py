@@ -17,7 +17,9 @@ import time
 from dataclasses import dataclass, field
 
 from multi.discovery.namespace import namespace
-from multi.linux.nl80211 import ANSWER_TIMEOUT, Nl80211, OpenSocket, open_generic_netlink
+from multi.discovery.netlink import ANSWER_TIMEOUT, OpenSocket
+from multi.linux.genetlink import open_generic_netlink
+from multi.linux.nl80211 import Nl80211
 
 __all__ = ["PowerControl", "PowerSaving"]
 

@@ -12,8 +12,10 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from multi.discovery.netlink import OpenSocket
 from multi.discovery.resources import start_in_thread
-from multi.linux.nl80211 import Nl80211, OpenSocket, open_generic_netlink
+from multi.linux.genetlink import open_generic_netlink
+from multi.linux.nl80211 import Nl80211
 from multi.linux.signal_predictor import Signal, SignalPredictor
 
 __all__ = ["ReadSignal", "SignalWatch", "read_signal"]

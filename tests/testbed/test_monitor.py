@@ -17,7 +17,7 @@ from multi.discovery.monitor import Loss, NetworkMonitor, monitor
 from multi.discovery.networks import network_id
 from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import started
-from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 from multi.types import Interface
 
 pytestmark = pytest.mark.timeout(60)

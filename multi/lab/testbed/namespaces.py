@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from multi.lab.testbed.errors import TestbedNotAllowed
-from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 
 __all__ = [
     "enter_user_namespace",

@@ -22,7 +22,15 @@ from itertools import cycle
 
 from multi.discovery.resources import in_thread, start_in_thread
 from multi.linux.mptcp_endpoints import EndpointLease, lease_endpoints
-from multi.linux.mptcp_pm import USERSPACE, Place, SubflowName, path_manager_type, place_of, sources_of, why_no_subflows
+from multi.linux.mptcp_pm import (
+    USERSPACE,
+    MptcpAddress,
+    SubflowName,
+    address_of,
+    path_manager_type,
+    sources_of,
+    why_no_subflows,
+)
 from multi.transports.mptcp.info import ESTABLISHED, SYN_SENT, MptcpInfo, subflow_names
 from multi.transports.sockets import words
 from multi.transports.tcp.info import TcpInfo
@@ -48,7 +56,7 @@ class _Wanted:
     """An interface that should have a subflow."""
 
     source: Source
-    place: Place | None = None
+    place: MptcpAddress | None = None
     """Where its subflow was last seen or made."""
     absent: str = ""
     """Why it cannot have one now."""
@@ -78,10 +86,10 @@ def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
     reason = why_no_subflows(candidate)
     if reason:
         return None, reason
-    places: list[Place] = []
+    places: list[MptcpAddress] = []
     if path_manager_type() != USERSPACE:
-        found = [place_of(source, candidate.family) for source in sources_of(candidate)]
-        places = [place for place in found if isinstance(place, Place)]
+        found = [address_of(source, candidate.family) for source in sources_of(candidate)]
+        places = [place for place in found if isinstance(place, MptcpAddress)]
     return lease_endpoints(places, len(places)), ""
 
 
@@ -148,10 +156,10 @@ class SubflowManager:
         self._interval = CHECK_FIRST
         for wanted in self._wanted:
             try:
-                place = place_of(wanted.source, candidate.family)
+                place = address_of(wanted.source, candidate.family)
             except OSError as error:
                 place = f"{wanted.source.interface}: {words(error)}"
-            if isinstance(place, Place):
+            if isinstance(place, MptcpAddress):
                 wanted.place = place
                 self._names[place.address] = wanted.source.interface
             else:
@@ -209,7 +217,7 @@ class SubflowManager:
     def _check(self, kernel: MptcpInfo, now: float) -> None:
         flows = _flows(kernel)
         for wanted in self._wanted:
-            place = place_of(wanted.source, self._candidate.family)
+            place = address_of(wanted.source, self._candidate.family)
             if isinstance(place, str):
                 if not wanted.absent:
                     logger.info("MPTCP subflow given up: %s", place)
@@ -235,7 +243,7 @@ class SubflowManager:
             if now >= (max(wanted.try_at, wanted.asked_at + SYN_PATIENCE) if fresh else wanted.try_at):
                 self._make(wanted, place, own, others, kernel, now)
 
-    def _give_up(self, place: Place | None, flows: list[tuple[SubflowName, TcpInfo]], kernel: MptcpInfo) -> None:
+    def _give_up(self, place: MptcpAddress | None, flows: list[tuple[SubflowName, TcpInfo]], kernel: MptcpInfo) -> None:
         """The interface cannot carry anything: have what is in flight there sent over the others now."""
         lease = self._lease
         if lease is None or not lease.permitted or place is None:
@@ -252,7 +260,7 @@ class SubflowManager:
     def _make(
         self,
         wanted: _Wanted,
-        place: Place,
+        place: MptcpAddress,
         own: dict[SubflowName, TcpInfo],
         others: bool,
         kernel: MptcpInfo,
@@ -274,7 +282,7 @@ class SubflowManager:
         wanted.stale = frozenset(own)
         self._create(lease, wanted, place, kernel)
 
-    def _withdraw(self, lease: EndpointLease, place: Place, kernel: MptcpInfo) -> None:
+    def _withdraw(self, lease: EndpointLease, place: MptcpAddress, kernel: MptcpInfo) -> None:
         """The peer forgets what it has from this place; what comes next has another number."""
         id = self._ids.pop(place.address, None)
         if id is None:
@@ -284,7 +292,7 @@ class SubflowManager:
         except OSError as error:
             logger.debug("MPTCP address %s not withdrawn: %s", place.address, words(error))
 
-    def _create(self, lease: EndpointLease, wanted: _Wanted, place: Place, kernel: MptcpInfo) -> None:
+    def _create(self, lease: EndpointLease, wanted: _Wanted, place: MptcpAddress, kernel: MptcpInfo) -> None:
         candidate, name = self._candidate, wanted.source.interface
         id = self._ids.get(place.address, 0)
         if not id:
@@ -312,7 +320,7 @@ class SubflowManager:
         self,
         lease: EndpointLease,
         wanted: _Wanted,
-        place: Place,
+        place: MptcpAddress,
         own: dict[SubflowName, TcpInfo],
         others: bool,
         now: float,
@@ -329,7 +337,7 @@ class SubflowManager:
         logger.info("MPTCP endpoint of %s is added anew", wanted.source.interface)
         self._in_thread(lease.renew, place)
 
-    def _in_thread(self, change: Callable[[Place], None], place: Place) -> None:
+    def _in_thread(self, change: Callable[[MptcpAddress], None], place: MptcpAddress) -> None:
         # Other processes may hold the lock, and the kernel takes some milliseconds.
         try:
             changing = start_in_thread(self._loop, partial(change, place))
