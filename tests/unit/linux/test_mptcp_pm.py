@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from multi.discovery.netlink import attribute, attributes, u32
+from multi.discovery.snapshot import snapshots
 from multi.linux import mptcp_endpoints, mptcp_pm
 from multi.linux.mptcp_endpoints import EndpointLease, lease_endpoints
 from multi.linux.mptcp_pm import (
@@ -131,7 +132,10 @@ class Recorded:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded()
-    monkeypatch.setattr(mptcp_pm, "GenericNetlink", lambda _family: recorded)
+    monkeypatch.setattr(MptcpPathManager, "__init__", lambda _self: None)
+    monkeypatch.setattr(
+        MptcpPathManager, "request", lambda _self, *arguments, **how: recorded.request(*arguments, **how)
+    )
     return recorded
 
 
@@ -267,7 +271,8 @@ def test_a_shortage_tells_nothing_of_an_interface(monkeypatch: pytest.MonkeyPatc
     def full(*_arguments: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(mptcp_pm.socket, "socket", full)
+    snapshots.close()
+    monkeypatch.setattr(socket, "socket", full)
     with pytest.raises(OSError, match="Too many open files"):
         address_of(Source("lo"), Family.IPV4)
 
