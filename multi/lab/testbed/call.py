@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import multi
 from multi.lab.testbed.errors import TestbedError
 
 __all__ = ["Call", "COMMAND", "environment", "outcome"]
@@ -57,7 +56,7 @@ def outcome(packed: bytes, status: int) -> object:
 
 def environment() -> dict[str, str]:
     """Ours, with the directory this library is imported from on the path."""
-    root = str(Path(multi.__file__).parents[1])
+    root = str(Path(__file__).resolve().parents[3])
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 
