@@ -18,28 +18,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 
+from multi.discovery import netlink
 from multi.discovery.interfaces import interfaces
 from multi.discovery.link_state import LinkEvents, LinkState, Loss, compare
 from multi.discovery.namespace import namespace_if_told
-from multi.discovery.netlink import (
-    DUMP_ATTEMPTS,
-    NETLINK_ADD_MEMBERSHIP,
-    NETLINK_DROP_MEMBERSHIP,
-    NETLINK_NO_ENOBUFS,
-    NETLINK_ROUTE,
-    NLM_F_DUMP,
-    NLM_F_REQUEST,
-    RTM_GETADDR,
-    RTM_GETLINK,
-    RTNLGRP_IPV4_IFADDR,
-    RTNLGRP_IPV4_ROUTE,
-    RTNLGRP_IPV6_IFADDR,
-    RTNLGRP_IPV6_ROUTE,
-    RTNLGRP_LINK,
-    SOL_NETLINK,
-    message,
-    open_netlink,
-)
+from multi.discovery.netlink import message, open_netlink
 from multi.discovery.resources import start_in_thread
 from multi.types import Interface
 
@@ -59,8 +42,8 @@ RECEIVE_BUFFER = 4 << 20  # bytes; what the kernel may keep while the event loop
 DATAGRAM = 1 << 16  # bytes; the kernel fills 32 KiB at once
 DATAGRAMS_AT_ONCE = 256  # then others on the event loop get their turn
 
-ROUTE_GROUPS = (RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE)
-GROUPS = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
+ROUTE_GROUPS = (netlink.RTNLGRP_IPV4_ROUTE, netlink.RTNLGRP_IPV6_ROUTE)
+GROUPS = (netlink.RTNLGRP_LINK, netlink.RTNLGRP_IPV4_IFADDR, netlink.RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
 SO_RCVBUFFORCE, SO_MEMINFO = 33, 55  # include/uapi/asm-generic/socket.h
 SK_MEMINFO = struct.Struct("=9I")  # the last one: SK_MEMINFO_DROPS, messages that found the buffer full
 # struct ifinfomsg and IFLA_EXT_MASK: RTEXT_FILTER_SKIP_STATS; struct ifaddrmsg
@@ -294,7 +277,7 @@ class _Events:
         self._routes = 0
         self._counts_drops = False
         self._dropped = 0
-        self._socket = open_netlink(NETLINK_ROUTE)
+        self._socket = open_netlink(netlink.NETLINK_ROUTE)
         try:
             self._socket.setblocking(False)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -303,9 +286,9 @@ class _Events:
             with contextlib.suppress(OSError, struct.error):
                 # An error on the socket would make libuv, and uvloop with it, stop listening for good.
                 self._dropped = self._drops()
-                self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
+                self._socket.setsockopt(netlink.SOL_NETLINK, netlink.NETLINK_NO_ENOBUFS, 1)
                 self._counts_drops = True
-            self._membership(NETLINK_ADD_MEMBERSHIP, GROUPS)
+            self._membership(netlink.NETLINK_ADD_MEMBERSHIP, GROUPS)
         except OSError:
             self._socket.close()
             raise
@@ -330,7 +313,7 @@ class _Events:
         self._routes += heard.routes
         # Messages that were lost were most likely about routes: while they come, the rest would be lost as well.
         if (self._routes > STORM or self.overflowed) and not self.deaf_to_routes:
-            self._membership(NETLINK_DROP_MEMBERSHIP, ROUTE_GROUPS)
+            self._membership(netlink.NETLINK_DROP_MEMBERSHIP, ROUTE_GROUPS)
             self.deaf_to_routes = True
             heard.changed = True  # so that they are heard again
 
@@ -338,17 +321,18 @@ class _Events:
         """Hear the routes again, if there were too many."""
         self._routes = 0
         if self.deaf_to_routes:
-            self._membership(NETLINK_ADD_MEMBERSHIP, ROUTE_GROUPS)
+            self._membership(netlink.NETLINK_ADD_MEMBERSHIP, ROUTE_GROUPS)
             self.deaf_to_routes = False
 
     def resync(self, heard: LinkEvents) -> None:
         """Learn all links and addresses. If this does not succeed, `overflowed` stays, or becomes, true."""
-        for _attempt in range(DUMP_ATTEMPTS):
+        for _attempt in range(netlink.DUMP_ATTEMPTS):
             heard.interrupted = False
             self._look_for_drops()  # what was lost until now the answers will tell
             self.overflowed = False
             self._known.begin_dump()
-            answered = self._ask(RTM_GETLINK, LINK_REQUEST, heard) and self._ask(RTM_GETADDR, ADDRESS_REQUEST, heard)
+            answered = self._ask(netlink.RTM_GETLINK, LINK_REQUEST, heard)
+            answered = answered and self._ask(netlink.RTM_GETADDR, ADDRESS_REQUEST, heard)
             self._look_for_drops()
             if answered and not (self.overflowed or heard.interrupted):
                 self._known.end_dump(heard)
@@ -361,7 +345,7 @@ class _Events:
         The kernel prepares the next part of an answer whenever one is read, so this does not wait either.
         """
         self._sequence += 1
-        self._socket.send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, self._sequence, body))
+        self._socket.send(message(kind, netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP, self._sequence, body))
         while self._receive(heard):
             for answer in heard.answers:
                 if answer.sequence == self._sequence:
@@ -393,7 +377,7 @@ class _Events:
 
     def _membership(self, change: int, groups: tuple[int, ...]) -> None:
         for group in groups:
-            self._socket.setsockopt(SOL_NETLINK, change, group)
+            self._socket.setsockopt(netlink.SOL_NETLINK, change, group)
 
 
 class _Poller:

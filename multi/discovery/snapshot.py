@@ -17,33 +17,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TypeVar
 
+from multi.discovery import netlink
 from multi.discovery.namespace import Namespace, namespace_if_told
-from multi.discovery.netlink import (
-    ADDRESS,
-    LINK,
-    NETLINK_ADD_MEMBERSHIP,
-    NETLINK_ROUTE,
-    NUMBER,
-    ROUTE,
-    RTM_GETADDR,
-    RTM_GETLINK,
-    RTM_GETNEIGH,
-    RTM_GETROUTE,
-    RTNLGRP_IPV4_IFADDR,
-    RTNLGRP_IPV4_ROUTE,
-    RTNLGRP_IPV4_RULE,
-    RTNLGRP_IPV6_IFADDR,
-    RTNLGRP_IPV6_ROUTE,
-    RTNLGRP_IPV6_RULE,
-    RTNLGRP_LINK,
-    SOL_NETLINK,
-    NetlinkSocket,
-    attribute,
-    attributes,
-    open_netlink,
-    text,
-    u32,
-)
+from multi.discovery.netlink import NetlinkSocket, attribute, attributes, open_netlink, text, u32
 from multi.types import Family
 
 log = logging.getLogger("multi.discovery")
@@ -68,9 +44,9 @@ FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}
 RECEIVE_BUFFER = 16 * 1024  # bytes; more announcements than fit are one: something has changed
 TAKEN_AT_ONCE = 64  # announcements; what is left will be found the next time
 GROUPS = (
-    RTNLGRP_LINK,
-    *(RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE),
-    *(RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE),
+    netlink.RTNLGRP_LINK,
+    *(netlink.RTNLGRP_IPV4_IFADDR, netlink.RTNLGRP_IPV4_ROUTE, netlink.RTNLGRP_IPV4_RULE),
+    *(netlink.RTNLGRP_IPV6_IFADDR, netlink.RTNLGRP_IPV6_ROUTE, netlink.RTNLGRP_IPV6_RULE),
 )
 
 Record = TypeVar("Record")
@@ -125,10 +101,10 @@ class Snapshot:
 def snapshot() -> Snapshot:
     """Read everything once. Raises OSError when netlink is not available."""
     with NetlinkSocket() as kernel:
-        links = kernel.dump(RTM_GETLINK, bytes(LINK.size))
-        addresses = kernel.dump(RTM_GETADDR, bytes(ADDRESS.size))
+        links = kernel.dump(netlink.RTM_GETLINK, bytes(netlink.LINK.size))
+        addresses = kernel.dump(netlink.RTM_GETADDR, bytes(netlink.ADDRESS.size))
         # A full routing table is long, and most of it says nothing of where the rest goes.
-        defaults = (body for body in kernel.dump(RTM_GETROUTE, bytes(ROUTE.size)) if body[1:2] == b"\0")
+        defaults = (body for body in kernel.dump(netlink.RTM_GETROUTE, bytes(netlink.ROUTE.size)) if body[1:2] == b"\0")
         return Snapshot(
             tuple(readable(_link, links)),
             tuple(readable(_address, addresses)),
@@ -146,13 +122,15 @@ def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0)
     family = socket.AF_INET6 if ":" in remote else socket.AF_INET
     destination = socket.inet_pton(family, remote.partition("%")[0])
     bits, flags = len(destination) * 8, RTM_F_FIB_MATCH if index else 0
-    body = ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, flags) + attribute(RTA_DST, destination)
+    body = netlink.ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, flags) + attribute(
+        RTA_DST, destination
+    )
     if index:
         body += u32(RTA_OIF, index)
     if source:
         body += attribute(RTA_SRC, socket.inet_pton(family, source))
     try:
-        answers = kernel.exchange(RTM_GETROUTE, body)
+        answers = kernel.exchange(netlink.RTM_GETROUTE, body)
     except TimeoutError:
         raise
     except OSError:
@@ -163,7 +141,7 @@ def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0)
 def neighbours(indices: set[int]) -> dict[tuple[int, str], str]:
     """Index of the interface and IP address -> hardware address, of those known on these interfaces."""
     with NetlinkSocket() as kernel:
-        found = kernel.dump(RTM_GETNEIGH, bytes(NEIGHBOUR.size))
+        found = kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))
     return {key: mac for key, mac in readable(_neighbour, found) if key[0] in indices}
 
 
@@ -181,11 +159,11 @@ def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) ->
 
 def routes(body: bytes) -> list[Route]:
     """The ways out of a route; none for one that leads nowhere."""
-    number, length, _, _, table, protocol, _, kind, flags = ROUTE.unpack_from(body)
+    number, length, _, _, table, protocol, _, kind, flags = netlink.ROUTE.unpack_from(body)
     family = FAMILIES.get(number)
     if family is None or kind != RTN_UNICAST:
         return []
-    found = attributes(body, ROUTE.size)
+    found = attributes(body, netlink.ROUTE.size)
     network = f"{_literal(found.get(RTA_DST))}/{length}" if length else ""
     table, metric = _number(found.get(RTA_TABLE)) or table, _number(found.get(RTA_PRIORITY))
     source = _literal(found.get(RTA_PREFSRC))
@@ -211,8 +189,8 @@ def routes(body: bytes) -> list[Route]:
 
 
 def _link(body: bytes) -> LinkRecord | None:
-    _family, hardware_type, index, flags, _change = LINK.unpack_from(body)
-    found = attributes(body, LINK.size)
+    _family, hardware_type, index, flags, _change = netlink.LINK.unpack_from(body)
+    found = attributes(body, netlink.LINK.size)
     name = text(found.get(IFLA_IFNAME, b""))
     if not name:
         return None
@@ -229,15 +207,15 @@ def _link(body: bytes) -> LinkRecord | None:
 
 
 def _address(body: bytes) -> AddressRecord | None:
-    number, prefix_length, flags, _scope, index = ADDRESS.unpack_from(body)
+    number, prefix_length, flags, _scope, index = netlink.ADDRESS.unpack_from(body)
     family = FAMILIES.get(number)
-    found = attributes(body, ADDRESS.size)
+    found = attributes(body, netlink.ADDRESS.size)
     # On a point-to-point link IFA_ADDRESS is the other end and IFA_LOCAL ours.
     packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
     if family is None or packed is None:
         return None
     if IFA_FLAGS in found:
-        (flags,) = NUMBER.unpack_from(found[IFA_FLAGS])
+        (flags,) = netlink.NUMBER.unpack_from(found[IFA_FLAGS])
     return AddressRecord(index, family, socket.inet_ntop(number, packed), prefix_length, flags)
 
 
@@ -255,7 +233,7 @@ def _literal(packed: bytes | None) -> str:
 
 
 def _number(packed: bytes | None) -> int:
-    return int(NUMBER.unpack(packed)[0]) if packed and len(packed) == NUMBER.size else 0
+    return int(netlink.NUMBER.unpack(packed)[0]) if packed and len(packed) == netlink.NUMBER.size else 0
 
 
 class SnapshotCache:
@@ -313,13 +291,13 @@ class SnapshotCache:
             self._socket.close()
         self._socket, self._of = None, here
         try:
-            listening = open_netlink(NETLINK_ROUTE)
+            listening = open_netlink(netlink.NETLINK_ROUTE)
         except OSError:
             return
         listening.setblocking(False)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
         for group in GROUPS:
-            listening.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+            listening.setsockopt(netlink.SOL_NETLINK, netlink.NETLINK_ADD_MEMBERSHIP, group)
         self._socket = listening
 
     def _changed(self) -> bool:

@@ -11,17 +11,8 @@ import struct
 import sys
 from functools import partial
 
-from multi.discovery.netlink import (
-    NETLINK_GENERIC,
-    NLM_F_ACK,
-    NLM_F_DUMP,
-    NetlinkSocket,
-    OpenSocket,
-    attribute,
-    attributes,
-    open_netlink,
-    text,
-)
+from multi.discovery import netlink
+from multi.discovery.netlink import NetlinkSocket, OpenSocket, attribute, attributes, open_netlink, text
 
 # include/uapi/linux/genetlink.h
 GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CONTROL_VERSION = 16, 3, 1
@@ -29,7 +20,7 @@ CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_ATTR_MCAST_GROUPS = 1, 2, 7
 CTRL_ATTR_MCAST_GRP_NAME, CTRL_ATTR_MCAST_GRP_ID = 1, 2
 GENERIC_HEADER = struct.Struct("=BBH")  # command, version, reserved
 
-open_generic_netlink: OpenSocket = partial(open_netlink, NETLINK_GENERIC)
+open_generic_netlink: OpenSocket = partial(open_netlink, netlink.NETLINK_GENERIC)
 
 
 class GenericNetlink(NetlinkSocket):
@@ -47,7 +38,7 @@ class GenericNetlink(NetlinkSocket):
     def request(self, command: int, body: bytes = b"", *, dump: bool = False) -> list[bytes]:
         """The attributes of each answer; none where there is nothing but the acknowledgement."""
         header = GENERIC_HEADER.pack(command, self._version, 0)
-        answers, _ = self._exchange(self._family, NLM_F_DUMP if dump else NLM_F_ACK, header + body)
+        answers, _ = self._exchange(self._family, netlink.NLM_F_DUMP if dump else netlink.NLM_F_ACK, header + body)
         return [answer[GENERIC_HEADER.size :] for answer in answers]
 
     def join_group(self, name: str) -> None:

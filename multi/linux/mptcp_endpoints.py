@@ -26,8 +26,6 @@ from pathlib import Path
 from multi.discovery.namespace import namespace
 from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, MptcpAddress, MptcpLimits, MptcpPathManager, fits
 
-__all__ = ["EndpointLease", "lease_endpoints"]
-
 log = logging.getLogger("multi.linux")
 
 RENEWED_RECENTLY = 1.0  # seconds

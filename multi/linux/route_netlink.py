@@ -15,21 +15,8 @@ from collections.abc import Iterator, Mapping
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from multi.discovery.netlink import (
-    NLM_F_CREATE,
-    NLM_F_EXCL,
-    NLM_F_REPLACE,
-    RTM_DELADDR,
-    RTM_DELLINK,
-    RTM_DELROUTE,
-    RTM_DELRULE,
-    RTM_NEWADDR,
-    RTM_NEWLINK,
-    RTM_NEWNEIGH,
-    RTM_NEWROUTE,
-    RTM_NEWRULE,
-    NetlinkSocket,
-)
+from multi.discovery import netlink
+from multi.discovery.netlink import NetlinkSocket
 
 # include/uapi/linux/rtnetlink.h, if.h, if_addr.h, neighbour.h, fib_rules.h
 RT_TABLE_MAIN = 254
@@ -39,7 +26,8 @@ IFF_UP = 1
 IFA_F_NODAD, IFA_F_NOPREFIXROUTE = 0x02, 0x200
 NUD_PERMANENT = 0x80
 FR_ACT_TO_TBL = 1
-REPLACE = NLM_F_CREATE | NLM_F_REPLACE
+CREATE = netlink.NLM_F_CREATE | netlink.NLM_F_EXCL
+REPLACE = netlink.NLM_F_CREATE | netlink.NLM_F_REPLACE
 
 Attributes = Mapping[str, object]
 """Name of an attribute -> value, as pyroute2 wants it. Those that are empty are left out."""
@@ -53,54 +41,54 @@ class RouteNetlink(NetlinkSocket):
         other = _nested(IFLA_IFNAME=peer, IFLA_NET_NS_FD=peer_namespace)
         pair = _nested(IFLA_INFO_KIND="veth", IFLA_INFO_DATA=_nested(VETH_INFO_PEER=other))
         body = _link(0, IFLA_IFNAME=name, IFLA_LINKINFO=pair)
-        self.exchange(RTM_NEWLINK, body, NLM_F_CREATE | NLM_F_EXCL)
+        self.exchange(netlink.RTM_NEWLINK, body, CREATE)
 
     def delete_link(self, index: int) -> None:
-        self.exchange(RTM_DELLINK, _link(index))
+        self.exchange(netlink.RTM_DELLINK, _link(index))
 
     def set_up(self, index: int, up: bool) -> None:
-        self.exchange(RTM_NEWLINK, _link(index, flags=IFF_UP if up else 0, change=IFF_UP))
+        self.exchange(netlink.RTM_NEWLINK, _link(index, flags=IFF_UP if up else 0, change=IFF_UP))
 
     def configure_link(self, index: int, *, mac: str, mtu: int, queue: int) -> None:
-        self.exchange(RTM_NEWLINK, _link(index, IFLA_ADDRESS=mac, IFLA_MTU=mtu, IFLA_TXQLEN=queue))
+        self.exchange(netlink.RTM_NEWLINK, _link(index, IFLA_ADDRESS=mac, IFLA_MTU=mtu, IFLA_TXQLEN=queue))
 
     def limit_offload(self, index: int, segments: int) -> None:
         """At most so many packets of a connection leave this interface in one piece."""
-        self.exchange(RTM_NEWLINK, _link(index, IFLA_GSO_MAX_SEGS=segments))
+        self.exchange(netlink.RTM_NEWLINK, _link(index, IFLA_GSO_MAX_SEGS=segments))
 
     def add_address(self, index: int, address: str, prefix: int, *, detect_duplicates: bool) -> None:
         """Without the route to its network, which a caller makes as it wants it."""
         flags = IFA_F_NOPREFIXROUTE | (0 if detect_duplicates else IFA_F_NODAD)
-        self.exchange(RTM_NEWADDR, _address(index, address, prefix, flags), REPLACE)
+        self.exchange(netlink.RTM_NEWADDR, _address(index, address, prefix, flags), REPLACE)
 
     def delete_address(self, index: int, address: str, prefix: int) -> None:
-        self.exchange(RTM_DELADDR, _address(index, address, prefix, 0))
+        self.exchange(netlink.RTM_DELADDR, _address(index, address, prefix, 0))
 
     def add_route(self, index: int, network: str, **options: Any) -> None:
         """A route to the same network in the same table is replaced. The options are those of `_route`."""
-        self.exchange(RTM_NEWROUTE, _route(index, network, **options), REPLACE)
+        self.exchange(netlink.RTM_NEWROUTE, _route(index, network, **options), REPLACE)
 
     def delete_route(self, index: int, network: str, **options: Any) -> None:
         """A route that is not there is no error."""
         with _suppressed(errno.ESRCH, errno.ENODEV):
-            self.exchange(RTM_DELROUTE, _route(index, network, **options))
+            self.exchange(netlink.RTM_DELROUTE, _route(index, network, **options))
 
     def add_rule(self, source: str, table: int, protocol: int = 0) -> None:
         """Packets from this address are routed by this table, whose number is the rule's priority too."""
         with _suppressed(errno.EEXIST):
-            self.exchange(RTM_NEWRULE, _rule(source, table, protocol), NLM_F_CREATE | NLM_F_EXCL)
+            self.exchange(netlink.RTM_NEWRULE, _rule(source, table, protocol), CREATE)
 
     def delete_rule(self, source: str, table: int, protocol: int = 0) -> None:
         """A rule that is not there is no error."""
         with _suppressed(errno.ENOENT, errno.ESRCH):
-            self.exchange(RTM_DELRULE, _rule(source, table, protocol))
+            self.exchange(netlink.RTM_DELRULE, _rule(source, table, protocol))
 
     def add_neighbour(self, index: int, address: str, mac: str) -> None:
         """For good, so that nothing has to be asked and a silent link does not answer "no route to host"."""
         from pyroute2.netlink.rtnl.ndmsg import ndmsg
 
         header = {"family": _family(address), "ifindex": index, "state": NUD_PERMANENT}
-        self.exchange(RTM_NEWNEIGH, _body(ndmsg, header, {"NDA_DST": address, "NDA_LLADDR": mac}), REPLACE)
+        self.exchange(netlink.RTM_NEWNEIGH, _body(ndmsg, header, {"NDA_DST": address, "NDA_LLADDR": mac}), REPLACE)
 
 
 def _link(index: int, *, flags: int = 0, change: int = 0, **attributes: object) -> bytes:

@@ -17,8 +17,6 @@ from pathlib import Path
 
 from multi.lab.testbed.errors import TestbedError
 
-__all__ = ["Call", "COMMAND", "environment", "outcome"]
-
 COMMAND = (sys.executable, "-c", "from multi.lab.testbed.call import main; main()")
 
 

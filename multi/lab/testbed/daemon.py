@@ -31,8 +31,6 @@ from multi.lab.testbed.namespaces import enterer
 from multi.lab.testbed.specs import DIRECTIONS, LinkSpec
 from multi.lab.testbed.testbed import Link, Testbed
 
-__all__ = ["Options", "change", "enter", "names", "status", "take_down", "up"]
-
 MESSAGE_SIZE = 1 << 16
 ANSWER_TIMEOUT = 15.0  # seconds
 MAX_NAME = 32  # characters; a socket's path has 108

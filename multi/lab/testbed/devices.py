@@ -17,8 +17,6 @@ from typing import Protocol
 from multi.lab.testbed.namespaces import inside
 from multi.linux.route_netlink import RouteNetlink
 
-__all__ = ["READ_SIZE", "Device", "Namespace", "TapDevice", "VethDevice", "tap_allowed", "wire_size"]
-
 # include/uapi/linux/if_tun.h
 TUNSETIFF = 0x400454CA
 TUNSETOFFLOAD = 0x400454D0

@@ -15,16 +15,6 @@ from pathlib import Path
 from multi.lab.testbed.errors import TestbedNotAllowed
 from multi.linux.route_netlink import RouteNetlink
 
-__all__ = [
-    "enter_user_namespace",
-    "enterer",
-    "exact_timers",
-    "inside",
-    "new_network_namespace",
-    "own_network_namespace",
-    "processes_inside",
-]
-
 # include/uapi/linux/sched.h, prctl.h
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWNET = 0x40000000

@@ -28,8 +28,6 @@ from multi.lab.testbed.pipe import Pipe
 from multi.lab.testbed.specs import DIRECTIONS, Direction, Way
 from multi.lab.testbed.wiring import Hosts, LinkEnds, open_socket
 
-__all__ = ["main"]
-
 BATCH = 32  # frames read from one end before the others get their turn
 PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of the links
 HOST_LATENCY = 0.080e-3  # seconds a frame takes besides, mostly waking up: part of a link's delay, not on top of it

@@ -29,8 +29,6 @@ from multi.lab.testbed.namespaces import enterer, inside
 from multi.lab.testbed.relay import Relay
 from multi.lab.testbed.specs import DIRECTIONS, LinkSpec, Way, check_links
 
-__all__ = ["Host", "Link", "Testbed"]
-
 log = logging.getLogger("multi.lab.testbed")
 
 ANSWER_TIMEOUT = 10.0  # seconds; the relay answers within milliseconds unless the machine is overloaded

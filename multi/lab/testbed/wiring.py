@@ -18,8 +18,6 @@ from multi.lab.testbed.specs import LinkSpec, Way
 from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpLimits, MptcpPathManager
 from multi.linux.route_netlink import RT_TABLE_MAIN, RouteNetlink
 
-__all__ = ["Hosts", "LinkEnds", "open_socket"]
-
 log = logging.getLogger("multi.lab.testbed")
 
 SYSCTL = Path("/proc/sys/net")

@@ -37,8 +37,6 @@ from multi.transports.sockets import words
 from multi.transports.tcp.info import TcpInfo
 from multi.types import Candidate, Source
 
-__all__ = ["SubflowManager", "lease_acceptance", "lease_subflows", "release_subflows"]
-
 logger = logging.getLogger("multi.transports")
 
 CHECK_FIRST = 0.005  # seconds; a connection that was just opened is established within a round trip or so
