@@ -19,7 +19,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
@@ -36,29 +36,19 @@ _leases: set[EndpointLease] = set()
 
 
 @dataclass(slots=True)
-class _Added:
-    """An endpoint that was added, and by whom it is used."""
+class _Change:
+    """Something this host would not have without us, and who uses it: an endpoint, or a limit that was raised."""
 
-    address: str
-    index: int
     users: list[str]
+    address: str = ""
+    """Of an endpoint, with the index of its interface; empty = the limit of subflows."""
+    index: int = 0
+    before: int = 0
+    set: int = 0
 
 
-@dataclass(slots=True)
-class _Raised:
-    """A limit that was raised: what it was, what it became, for whom."""
-
-    before: int
-    set: int
-    users: list[str]
-
-
-@dataclass(slots=True)
-class _Book:
-    """What all processes together have changed on this host."""
-
-    endpoints: list[_Added] = field(default_factory=list)
-    limits: list[_Raised] = field(default_factory=list)
+_Book = list[_Change]
+"""What all processes together have changed on this host."""
 
 
 def lease_endpoints(places: Sequence[MptcpAddress], subflows: int = 0) -> EndpointLease:
@@ -141,8 +131,7 @@ class EndpointLease:
         try:
             if self._wrote and self._process == os.getpid():
                 with _opened(self._file) as book:
-                    changes: list[_Added | _Raised] = [*book.endpoints, *book.limits]
-                    for change in changes:
+                    for change in book:
                         change.users = [user for user in change.users if user != self._user]
                     _sweep(self.manager, book)
         except OSError as error:
@@ -164,41 +153,39 @@ class EndpointLease:
                 _quietly_remove(self.manager, endpoint)
 
     def _use(self, book: _Book, place: MptcpAddress) -> None:
-        known = [added for added in book.endpoints if added.address == place.address]
+        known = next((change for change in book if change.address == place.address), None)
         present = [endpoint for endpoint in self.manager.endpoints() if endpoint.address == place.address]
-        if known and known[0].index != place.index:
+        if known is None and any(fits(endpoint, place) for endpoint in present):
+            return  # an administrator's
+        if known is None and present:
+            # Subflows are not what it is for, or it is tied to another interface: not ours to change.
+            raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
+        if known is not None and known.index != place.index:
             # The interface has vanished and come back with another number: the endpoint would never fit again.
             for endpoint in present:
                 _quietly_remove(self.manager, endpoint)
-            known[0].index, present = place.index, []
-        if present and not known:
-            if any(fits(endpoint, place) for endpoint in present):
-                return
-            # Subflows are not what it is for, or it is tied to another interface: not ours to change.
-            raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
+            known.index, present = place.index, []
         if not present:
             self.manager.add_endpoint(place.address, place.index)
             log.info("MPTCP endpoint %s added", place.address)
-        if not known:
-            known = [_Added(place.address, place.index, [])]
-            book.endpoints += known
-        if self._user not in known[0].users:
-            known[0].users.append(self._user)
+        if known is None:
+            known = _Change([], place.address, place.index)
+            book.append(known)
+        if self._user not in known.users:
+            known.users.append(self._user)
         self._own.add(place)
 
     def _allow(self, book: _Book, subflows: int) -> None:
+        raised = next((change for change in book if not change.address), None)
         before = self.manager.raise_limits(subflows)
-        if before is None:
-            for raised in book.limits:  # we need what another has raised
-                if raised.before < subflows and self._user not in raised.users:
-                    raised.users.append(self._user)
-            return
-        log.info("limit of MPTCP subflows raised from %d to %d", before.subflows, subflows)
-        for raised in book.limits:
+        if before is not None:
+            log.info("limit of MPTCP subflows raised from %d to %d", before.subflows, subflows)
+            if raised is None:
+                raised = _Change([], before=before.subflows)
+                book.append(raised)
             raised.set = subflows
-            raised.users.append(self._user)
-            return
-        book.limits.append(_Raised(before.subflows, subflows, [self._user]))
+        if raised is not None and raised.before < subflows and self._user not in raised.users:
+            raised.users.append(self._user)  # perhaps of what another one has raised
 
 
 @atexit.register
@@ -209,24 +196,17 @@ def _release_all() -> None:
 
 def _sweep(manager: MptcpPathManager, book: _Book) -> None:
     """Take away what nobody uses any more; those who were killed use nothing."""
-    present: tuple[Endpoint, ...] | None = None
-    for added in list(book.endpoints):
-        added.users = [user for user in added.users if _lives(user)]
-        if added.users:
+    for change in list(book):
+        change.users = [user for user in change.users if _lives(user)]
+        if change.users:
             continue
-        book.endpoints.remove(added)
-        present = manager.endpoints() if present is None else present
-        for endpoint in present:
-            if (endpoint.address, endpoint.index) == (added.address, added.index):
-                _quietly_remove(manager, endpoint)
-    for raised in list(book.limits):
-        raised.users = [user for user in raised.users if _lives(user)]
-        if raised.users:
-            continue
-        book.limits.remove(raised)
-        now = manager.limits()
-        if now.subflows == raised.set:  # else somebody else has changed it meanwhile
-            manager.set_limits(MptcpLimits(raised.before, now.add_addr_accepted))
+        book.remove(change)
+        if change.address:
+            for endpoint in manager.endpoints():
+                if (endpoint.address, endpoint.index) == (change.address, change.index):
+                    _quietly_remove(manager, endpoint)
+        elif (now := manager.limits()).subflows == change.set:  # else somebody else has changed it meanwhile
+            manager.set_limits(MptcpLimits(change.before, now.add_addr_accepted))
 
 
 def _quietly_remove(manager: MptcpPathManager, endpoint: Endpoint) -> None:
@@ -247,8 +227,8 @@ def _opened(path: Path) -> Iterator[_Book]:
         try:
             yield book
         finally:
-            if book.endpoints or book.limits:
-                written = json.dumps(asdict(book)).encode()
+            if book:
+                written = json.dumps([asdict(change) for change in book]).encode()
                 os.pwrite(descriptor, written, 0)
                 os.ftruncate(descriptor, len(written))
             else:
@@ -274,14 +254,10 @@ def _locked(path: Path) -> int:
 
 def _parsed(data: bytes) -> _Book:
     try:
-        read = json.loads(data) if data else {}
-        return _Book(
-            [_Added(str(e["address"]), int(e["index"]), list(map(str, e["users"]))) for e in read.get("endpoints", ())],
-            [_Raised(int(e["before"]), int(e["set"]), list(map(str, e["users"]))) for e in read.get("limits", ())],
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return [_Change(list(map(str, change.pop("users"))), **change) for change in json.loads(data or b"[]")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         log.warning("the record of MPTCP endpoints was damaged; some may stay behind")
-        return _Book()
+        return []
 
 
 def _book_file() -> Path:

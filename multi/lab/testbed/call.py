@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import multi
 from multi.lab.testbed.errors import TestbedError
 
 COMMAND = (sys.executable, "-c", "from multi.lab.testbed.call import main; main()")
@@ -54,7 +55,7 @@ def outcome(packed: bytes, status: int) -> object:
 
 def environment() -> dict[str, str]:
     """Ours, with the directory this library is imported from on the path."""
-    root = str(Path(__file__).resolve().parents[3])
+    root = str(Path(multi.__file__).parents[1])
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 

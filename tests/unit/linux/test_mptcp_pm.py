@@ -336,7 +336,7 @@ def test_the_next_one_takes_away_what_a_killed_process_left(book: Path, monkeypa
     lease_endpoints([WLAN], 1)
     content = json.loads(book.read_text())
     dead = f"{os.getpid()}:1:1"  # this process id, started at another time
-    for change in (*content["endpoints"], *content["limits"]):
+    for change in content:
         change["users"] = [dead]
     book.write_text(json.dumps(content))
     lease = lease_endpoints([ETH], 0)
@@ -355,7 +355,7 @@ def test_a_limit_that_somebody_else_changed_meanwhile_stays(book: Path, monkeypa
     assert kernel.limit.subflows == 5
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"endpoints": [{}]}', b'{"limits": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[{}]", b'{"limits": 3}', b"3", b"\xff\xfe"])
 def test_a_damaged_record_stops_nobody(book: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = install(Kernel(), monkeypatch)
     book.write_bytes(content)
