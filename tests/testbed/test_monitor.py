@@ -433,7 +433,11 @@ def test_without_netlink_the_same_is_told_later(testbed: Testbed, new_loop: NewL
         await heard.until(lambda: bool(heard.calls))
         assert heard.losses == []
 
-    on_client(testbed, new_loop, story, netlink=False, poll_interval=0.05)
+    def read() -> tuple[Interface, ...]:
+        with testbed.client.entered():  # the threads of this process are elsewhere
+            return interfaces()
+
+    on_client(testbed, new_loop, story, netlink=False, poll_interval=0.05, read=read)
 
 
 def test_each_network_namespace_has_a_monitor_of_its_own(testbed: Testbed, new_loop: NewLoop) -> None:
