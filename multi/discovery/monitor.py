@@ -128,7 +128,7 @@ class NetworkMonitor:
                 if self._events.overflowed:
                     self._changed(loop)
                 return
-        self._poll(loop)
+        self._poller = _Poller(loop, self, self._read, self._poll_interval)
 
     def _learn(self) -> None:
         """Read what there is, late. Whatever was told before that is a change."""
@@ -143,9 +143,6 @@ class NetworkMonitor:
             events.learn()
         if heard.changed or heard.losses or events.overflowed:
             self._changed(loop)
-
-    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._poller = _Poller(loop, self, self._read, self._poll_interval)
 
     def _stop(self) -> None:
         loop = self._loop()
@@ -180,16 +177,13 @@ class NetworkMonitor:
         except OSError as error:
             log.warning("no longer hearing of network changes (%s), looking every %g s", error, self._poll_interval)
             self._stop()
-            self._poll(loop)
+            self._poller = _Poller(loop, self, self._read, self._poll_interval)
             heard.changed = True
         if heard.carrier and self._events is not None:
             self._carrier_until = loop.time() + CARRIER_PAUSE
             if self._carrier_timer is None:
                 self._carrier_timer = loop.call_later(CARRIER_INTERVAL, self._look_for_carriers)
-        if heard.changed or events.overflowed:
-            self._changed(loop)
-        if heard.losses:
-            self._tell(heard.collapsed())
+        self._report(heard, events, loop)
 
     def _look_for_carriers(self) -> None:
         """The kernel tells of carriers once a second at most, so one lost soon after it came is asked for."""
@@ -202,6 +196,9 @@ class NetworkMonitor:
             events.resync(heard)
         if loop.time() < self._carrier_until:
             self._carrier_timer = loop.call_later(CARRIER_INTERVAL, self._look_for_carriers)
+        self._report(heard, events, loop)
+
+    def _report(self, heard: LinkEvents, events: _Events, loop: asyncio.AbstractEventLoop) -> None:
         if heard.changed or events.overflowed:
             self._changed(loop)
         if heard.losses:
