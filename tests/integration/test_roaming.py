@@ -943,7 +943,6 @@ def test_where_netlink_is_refused_a_session_opens_and_the_interfaces_are_read_ag
             monkeypatch.setattr(socket, "socket", Refusing)
             async with multi.connect(way.client(server.port)) as session:
                 await session.confirmed()
-                assert threads() == {"multi-network-monitor"}
                 reader, writer = await inbox.next()
                 echoing = asyncio.ensure_future(echo(reader, writer))
                 await round_trip(session, pattern(MIB))
