@@ -16,12 +16,12 @@ from functools import partial
 from math import inf
 
 from multi.asyncio.driver import SessionDriver
-from multi.config.sections import Limits
+from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
-from multi.transports.base import ListenGuard
 from multi.transports.half_open import HalfOpenConnections, SourceIndex, source_of
+from multi.transports.settings import ListenGuard
 from multi.types import ConnectionId, ConnectionState
 
 logger = logging.getLogger("multi.server")

@@ -20,15 +20,16 @@ from multi.transports.base import (
     Channel,
     ChannelInfo,
     Listener,
-    TransportSettings,
-    register_transport,
 )
 from multi.transports.mptcp.info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
+from multi.transports.mptcp.settings import MptcpSettings
+from multi.transports.settings import TransportSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
 from multi.transports.tcp.accepting import MakeChannel, StreamReception
 from multi.transports.tcp.channel import StreamChannel, StreamIo
 from multi.transports.tcp.info import TcpInfo
 from multi.transports.tcp.listener import StreamListener
+from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import dial_stream
 from multi.types import Candidate, TransportSample
 
@@ -164,7 +165,6 @@ def _rtt(flow: TcpInfo) -> float:
     return flow.rtt
 
 
-@register_transport("mptcp")
 class Mptcp:
     """Multipath TCP in the kernel. Its listener takes plain TCP too; `info.transport` says which it was."""
 
@@ -193,23 +193,26 @@ class Mptcp:
 
     async def _connect(self, candidate: Candidate, settings: TransportSettings) -> StreamChannel:
         try:
-            return await dial_stream(candidate, settings.mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
+            mptcp = settings.section("mptcp", MptcpSettings)
+            return await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
         except TransportError as error:
             if error.errno in _NOT_SUPPORTED and not mptcp_available():
                 raise TransportError(error.errno, NO_MPTCP) from error
             raise
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
+        tcp, mptcp = settings.section("tcp", TcpSettings), settings.section("mptcp", MptcpSettings)
+
         def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
             remote = sock.getpeername()[0]
             if read_mptcp_info(sock) is None:
-                tune_stream(sock, settings.tcp, remote)
+                tune_stream(sock, tcp, remote)
                 return "tcp", StreamChannel
-            tune_stream(sock, settings.mptcp, remote)
+            tune_stream(sock, mptcp, remote)
             return "mptcp", MptcpChannel
 
-        check_congestion(settings.tcp, "tcp_config")
-        check_congestion(settings.mptcp, "mptcp_config")
+        check_congestion(tcp, "tcp_config")
+        check_congestion(mptcp, "mptcp_config")
         reception = StreamReception(settings.tls, settings.guard, accept, prepare)
         return _MptcpListener(listening_socket(host, port, _open_listener), reception)
 

@@ -31,7 +31,7 @@ from aioquic.tls import Alert, Group, verify_certificate
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, QuicSettings, TlsSettings
+from multi.transports.base import Buffer
 from multi.transports.certificates import aioquic_cause, refused
 from multi.transports.quic.engine import (
     ALPN,
@@ -46,6 +46,8 @@ from multi.transports.quic.engine import (
     NetworkAddress,
     load_certificate,
 )
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.settings import TlsSettings
 
 logger = logging.getLogger("multi.transports")
 
@@ -92,7 +94,7 @@ def server(quic: QuicSettings, tls: TlsSettings) -> Accept:
 def _configuration(quic: QuicSettings, is_client: bool) -> QuicConfiguration:
     return QuicConfiguration(
         alpn_protocols=[ALPN],
-        congestion_control_algorithm=quic.congestion or "cubic",
+        congestion_control_algorithm=quic.congestion,
         connection_id_length=CONNECTION_ID_LENGTH,
         idle_timeout=quic.idle_timeout,
         is_client=is_client,

@@ -13,8 +13,10 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, QuicSettings, TlsSettings
+from multi.transports.base import Buffer
 from multi.transports.certificates import check_own
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.settings import TlsSettings
 from multi.transports.sockets import transport_error
 
 NetworkAddress: TypeAlias = Any
@@ -205,8 +207,6 @@ def checked_settings(found: Implementation, quic: QuicSettings) -> None:
         raise TransportError(
             f"congestion control {quic.congestion!r} is not available; available: {names} (QUIC engine {quic.engine})"
         )
-    if quic.max_datagram_size < MIN_DATAGRAM:
-        raise TransportError(f"QUIC datagrams of less than {MIN_DATAGRAM} bytes are not allowed")
 
 
 class Certified(Protocol):

@@ -28,7 +28,7 @@ from qh3.quic.events import ConnectionTerminated, HandshakeCompleted
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, QuicSettings, TlsSettings
+from multi.transports.base import Buffer
 from multi.transports.quic.engine import (
     ALPN,
     CONNECTION_ID_LENGTH,
@@ -43,6 +43,8 @@ from multi.transports.quic.engine import (
     NetworkAddress,
     load_certificate,
 )
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.settings import TlsSettings
 
 logger = logging.getLogger("multi.transports")
 
