@@ -31,7 +31,7 @@ from multi.lab.files.tree import FileTree
 from multi.protocol.handshake import Accept, ConnectionTerms, Hello, KeyPair, SessionKeys
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
-from multi.protocol.session import Session
+from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, SessionId, Side
 from tests.findings.bounded import run
@@ -222,7 +222,7 @@ def quic_stranger(port: int, *, greets: bool) -> None:
 
 def first_words() -> bytes:
     """HELLO as a client says it over QUIC."""
-    core = Session(
+    core = SessionCore(
         Side.CLIENT,
         SessionId(os.urandom(16)),
         SessionSettings(protect=Protect.AUTO),
