@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -14,14 +15,19 @@ from pathlib import Path
 import pytest
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
+from multi.config import load_config
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, Listener
 from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic.aioquic_engine import check
+from multi.transports.quic.engine import ALPN
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import largest_datagram_to
 from multi.transports.settings import TlsSettings, TransportSettings
@@ -288,6 +294,26 @@ async def test_retry_validates_the_address_first(files: Certificates) -> None:
     assert await peer_sink.until_received(100_000, 1) == pattern(100_000)
     channel.abort()
     peer.abort()
+    server.listener.close()
+
+
+@pytest.mark.parametrize(("configured", "answer"), [({"retry": True}, "RETRY"), ({}, "INITIAL")])
+async def test_a_client_is_asked_for_its_address_first_where_the_configuration_says_so(
+    configured: dict[str, bool], answer: str, files: Certificates
+) -> None:
+    certificate = {"cert": str(files.cert("server")), "key": str(files.key("server"))}
+    config = load_config({"listen": {"transports": ["quic"]}, "ssl_config": certificate, "quic_config": configured})
+    server = QuicServer()
+    port = await server.listen(config.transport_settings())
+    engine = QuicConnection(configuration=QuicConfiguration(alpn_protocols=[ALPN]))
+    engine.connect(("127.0.0.1", port), now=0.0)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.connect(("127.0.0.1", port))
+        await loop.sock_sendall(sock, engine.datagrams_to_send(now=0.0)[0][0])
+        received = await asyncio.wait_for(loop.sock_recv(sock, 2048), 5)
+    assert pull_quic_header(Buffer(data=received), host_cid_length=8).packet_type is QuicPacketType[answer]
     server.listener.close()
 
 
