@@ -102,7 +102,7 @@ def main() -> int:
         rounds = asyncio.run(measure(connections))
         median = sorted(rounds, key=lambda calls: len(calls.names))[len(rounds) // 2]
         print(
-            f"{connections} connection(s): {len(median.names)} calls, {median.files} files, {median.functions} functions,"
+            f"{connections} connection(s): {len(median.names)} calls, {median.files} files,"
             f" {median.changes} changes of file; then {median.after} calls (calls in {len(rounds)} rounds:"
             f" {', '.join(str(len(calls.names)) for calls in rounds)})"
         )

@@ -82,6 +82,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     ),
     "multi": (*VALUES, "multi.events", "multi.schedulers", "multi.transports", "multi.config", "multi.asyncio"),
     "multi.lab": (
+        "multi",
         "multi.reasons",
         *VALUES,
         "multi.events",
