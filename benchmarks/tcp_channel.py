@@ -19,8 +19,7 @@ from typing import Any
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel
-from multi.transports.settings import TransportSettings
+from multi.transports.base import Channel, TransportSettings
 from multi.types import Candidate, Family
 
 HOST = "127.0.0.1"

@@ -21,8 +21,8 @@ from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDeta
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
 from multi.reasons import Cause, Reason
+from multi.transports.base import ListenGuard
 from multi.transports.half_open import HalfOpenConnections, SourceIndex, source_of
-from multi.transports.settings import ListenGuard
 from multi.types import ConnectionId, ConnectionState
 
 logger = logging.getLogger("multi.server")

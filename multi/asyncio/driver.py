@@ -41,8 +41,7 @@ from multi.events import (
 from multi.protocol.connection import Connection
 from multi.protocol.engine import Engine
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, ChannelInfo, transport
-from multi.transports.settings import TransportSettings
+from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId
 
 logger = logging.getLogger("multi.session")

@@ -18,11 +18,11 @@ from multi.config.keys import key_of, key_warnings, load_keys
 from multi.errors import ConfigError, TransportError
 from multi.lab.files.protocol import printable
 from multi.linux.permission import may_administer
+from multi.transports.base import TlsSettings
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
 from multi.transports.mptcp.transport import NO_MPTCP, host_scheduler, mptcp_available, scheduler_doubt
 from multi.transports.quic.engine import checked_settings, implementation
 from multi.transports.quic.transport import trusted_authorities
-from multi.transports.settings import TlsSettings
 from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
 from multi.transports.tls import client_context, server_context
 from multi.types import Candidate, Kind

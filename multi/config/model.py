@@ -35,10 +35,10 @@ from pydantic import (
 from multi.config.errors import TRIPLE, not_one_of, secret, shown
 from multi.schedulers import scheduler_names
 from multi.transports import TransportSection, TransportSettings, transport_names
-from multi.transports.base import transport_type
+from multi.transports.base import TlsSettings, transport_type
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import DAY, Range, Section, TlsSettings
+from multi.transports.settings import DAY, Range, Section
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import SESSION_ID_LENGTH, Family, Role, SessionId, Side
 

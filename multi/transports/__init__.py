@@ -3,8 +3,8 @@
 import importlib
 import pkgutil
 
-from multi.transports.base import register_transport, transport, transport_names
-from multi.transports.settings import TransportSection, TransportSettings
+from multi.transports.base import TransportSettings, register_transport, transport, transport_names
+from multi.transports.settings import TransportSection
 
 __all__ = ["TransportSection", "TransportSettings", "register_transport", "transport", "transport_names"]
 

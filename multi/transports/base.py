@@ -15,18 +15,68 @@ Rules every channel keeps
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, TransportError
-from multi.transports.settings import TransportSection, TransportSettings
+from multi.transports.half_open import HalfOpenConnections
+from multi.transports.settings import TransportSection
 from multi.types import Candidate, Family, TransportSample
+
+S = TypeVar("S", bound=TransportSection)
 
 PACKAGE = "multi.transports."
 
 Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """`ssl_config`, with file names already resolved against the config file's directory."""
+
+    cert: Path | None = None
+    key: Path | None = None
+    ca: Path | None = None
+    verify: bool = True
+    server_name: str = ""
+    client_ca: Path | None = None
+    pins: tuple[str, ...] = ()
+    """`sha256/BASE64`; the peer's certificate must have one of these keys (`multi.transports.certificates`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenGuard:
+    """What listeners bound, and whom they tell when a bound is reached."""
+
+    handshake_timeout: float = 10.0
+    """Seconds from accepting a connection until TLS or QUIC must be done."""
+    strangers: HalfOpenConnections = field(default_factory=HalfOpenConnections)
+    """Every connection whose peer has not proved anything yet."""
+    report: Callable[[str, str], None] = lambda limit, source: None
+    """Called with the name of a limit and the source that reached it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """Everything a transport may be told by the configuration."""
+
+    sections: Mapping[str, TransportSection] = field(default_factory=dict)
+    """By name of the transport; see `section`."""
+    tls: TlsSettings | None = None
+    guard: ListenGuard = field(default_factory=ListenGuard, compare=False)
+    """Listeners only; those of one server share it."""
+
+    def section(self, name: str, kind: type[S]) -> S:
+        """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""
+        given = self.sections.get(name)
+        if given is None:
+            return kind()
+        if not isinstance(given, kind):
+            raise TypeError(f"found {type(given).__name__} for the transport {name!r}; allowed: {kind.__name__}")
+        return given
 
 
 class ChannelSink(Protocol):

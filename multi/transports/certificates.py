@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
 from multi.errors import TransportError
-from multi.transports.settings import TlsSettings
+from multi.transports.base import TlsSettings
 from multi.transports.sockets import transport_error
 
 logger = logging.getLogger("multi.transports")

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, ChannelInfo
+from multi.transports.base import Buffer, ChannelInfo, TlsSettings
 from multi.transports.certificates import check_own, openssl_cause, refused, stamp
-from multi.transports.settings import TlsSettings
 from multi.transports.sockets import transport_error
 
 ALPN = "multi/1"

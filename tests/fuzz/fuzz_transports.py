@@ -17,6 +17,7 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 
+from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic import packets as quic_packets
@@ -25,7 +26,6 @@ from multi.transports.quic.packets import PacketHeader, RetryTokens, connection_
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, QuicListener, client_side
 from multi.transports.quic.udp_port import PeerAddress
-from multi.transports.settings import TlsSettings, TransportSettings
 from multi.transports.tcp import accepting as stream_reception
 from multi.transports.tcp import listener as stream_listener
 from multi.transports.tcp.transport import Tcp

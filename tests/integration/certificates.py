@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from multi.transports.settings import TlsSettings, TransportSettings
+from multi.transports.base import TlsSettings, TransportSettings
 
 DAY = datetime.timedelta(days=1)
 

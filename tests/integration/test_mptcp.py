@@ -10,11 +10,10 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel
+from multi.transports.base import Channel, TransportSettings
 from multi.transports.mptcp import transport as mptcp
 from multi.transports.mptcp.info import IPPROTO_MPTCP
 from multi.transports.mptcp.transport import MptcpChannel
-from multi.transports.settings import TransportSettings
 from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
 from tests.integration.test_transport_contract import Recorder

@@ -23,14 +23,13 @@ from aioquic.quic.packet import QuicPacketType, pull_quic_header
 from multi.config import load_config
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel, Listener
+from multi.transports.base import Channel, Listener, TlsSettings, TransportSettings
 from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic.aioquic_engine import check
 from multi.transports.quic.engine import ALPN
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import largest_datagram_to
-from multi.transports.settings import TlsSettings, TransportSettings
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import Recorder, ipv6_works, pattern, until, write_all

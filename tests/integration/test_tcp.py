@@ -16,9 +16,8 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel
+from multi.transports.base import Channel, ListenGuard, TlsSettings, TransportSettings
 from multi.transports.half_open import HalfOpenConnections
-from multi.transports.settings import ListenGuard, TlsSettings, TransportSettings
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
 from multi.transports.tcp.channel import (
     LOWAT_MAX,

@@ -17,9 +17,8 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport, transport_names
-from multi.transports.base import Channel, Listener, transport_type
+from multi.transports.base import Channel, Listener, TransportSettings, transport_type
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import TransportSettings
 from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
 

@@ -119,7 +119,7 @@ def tell(what: object) -> None:
 
 async def serve(address: str, kind: str) -> None:
     from multi.transports import transport
-    from multi.transports.settings import TransportSettings
+    from multi.transports.base import TransportSettings
 
     receiver = Receiver()
 
@@ -136,7 +136,7 @@ async def serve(address: str, kind: str) -> None:
 
 async def send(address: str, interfaces: list[str]) -> None:
     from multi.transports import transport
-    from multi.transports.settings import TransportSettings
+    from multi.transports.base import TransportSettings
 
     family = Family.IPV6 if ":" in address else Family.IPV4
     first, *more = interfaces

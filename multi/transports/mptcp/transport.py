@@ -15,15 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from multi.errors import TransportError
-from multi.transports.base import (
-    AcceptCallback,
-    Channel,
-    ChannelInfo,
-    Listener,
-)
+from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, TransportSettings
 from multi.transports.mptcp.info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
-from multi.transports.settings import TransportSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
 from multi.transports.tcp.accepting import MakeChannel, StreamReception
 from multi.transports.tcp.channel import StreamChannel, StreamIo

@@ -31,7 +31,7 @@ from aioquic.tls import Alert, Group, verify_certificate
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer
+from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import aioquic_cause, refused
 from multi.transports.quic.engine import (
     ALPN,
@@ -47,7 +47,6 @@ from multi.transports.quic.engine import (
     load_certificate,
 )
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import TlsSettings
 
 logger = logging.getLogger("multi.transports")
 

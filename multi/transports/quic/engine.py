@@ -13,10 +13,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer
+from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import TlsSettings
 from multi.transports.sockets import transport_error
 
 NetworkAddress: TypeAlias = Any

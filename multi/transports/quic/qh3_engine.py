@@ -28,7 +28,7 @@ from qh3.quic.events import ConnectionTerminated, HandshakeCompleted
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer
+from multi.transports.base import Buffer, TlsSettings
 from multi.transports.quic.engine import (
     ALPN,
     CONNECTION_ID_LENGTH,
@@ -44,7 +44,6 @@ from multi.transports.quic.engine import (
     load_certificate,
 )
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import TlsSettings
 
 logger = logging.getLogger("multi.transports")
 

@@ -22,6 +22,9 @@ from multi.transports.base import (
     Channel,
     ChannelInfo,
     Listener,
+    ListenGuard,
+    TlsSettings,
+    TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.half_open import source_of
@@ -36,7 +39,6 @@ from multi.transports.quic.packets import (
 )
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress, UdpPort, largest_datagram, largest_datagram_to
-from multi.transports.settings import ListenGuard, TlsSettings, TransportSettings
 from multi.transports.sockets import (
     bound_socket,
     family_of,

@@ -14,10 +14,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from multi.errors import TransportError
-from multi.transports.base import AcceptCallback, ChannelInfo
+from multi.transports.base import AcceptCallback, ChannelInfo, ListenGuard, TlsSettings
 from multi.transports.certificates import check_pin, first_certificate
 from multi.transports.half_open import source_of
-from multi.transports.settings import ListenGuard, TlsSettings
 from multi.transports.sockets import family_of, format_address, unmapped
 from multi.transports.tcp.channel import StreamChannel, StreamIo
 from multi.transports.tls import (

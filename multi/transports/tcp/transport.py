@@ -6,13 +6,8 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 
-from multi.transports.base import (
-    AcceptCallback,
-    Channel,
-    Listener,
-)
+from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, TransportSettings
 from multi.transports.certificates import check_pin
-from multi.transports.settings import TlsSettings, TransportSettings
 from multi.transports.sockets import (
     bound_socket,
     check_congestion,

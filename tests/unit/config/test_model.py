@@ -18,7 +18,7 @@ from multi.schedulers.base import Scheduler
 from multi.transports import TransportSection, base, transport_names
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import Range, TlsSettings
+from multi.transports.settings import Range
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Role
 
@@ -679,7 +679,7 @@ def test_a_pin_makes_up_for_a_missing_verification() -> None:
 # Certificates
 
 
-def tls(config: Config) -> TlsSettings:
+def tls(config: Config) -> base.TlsSettings:
     settings = config.located_in(Path("/conf")).transport_settings().tls
     assert settings is not None
     return settings

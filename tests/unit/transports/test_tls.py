@@ -8,7 +8,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
-from multi.transports.settings import TlsSettings
+from multi.transports.base import TlsSettings
 from multi.transports.tls import CONTEXTS_KEPT, client_context
 
 
