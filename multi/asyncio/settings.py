@@ -14,7 +14,6 @@ from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
 from multi.transports import transport, transport_names
-from multi.transports.mptcp.transport import scheduler_doubt
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
 CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
@@ -67,10 +66,12 @@ def session_settings(config: Config) -> SessionSettings:
 
 def host_warnings(config: Config) -> tuple[str, ...]:
     """What this host does not do as the configuration wants, or where it keeps keys too openly."""
-    listen = config.listen
-    transports = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
-    doubt = scheduler_doubt(config.mptcp_config.scheduler) if "mptcp" in transports else ""
-    return (*key_warnings(config), *([doubt] if doubt else []))
+    listen, settings = config.listen, config.transport_settings()
+    used = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
+    return (
+        *key_warnings(config),
+        *(text for name in dict.fromkeys(used) for text in transport(name).warnings(settings)),
+    )
 
 
 @cache

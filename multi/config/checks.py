@@ -70,7 +70,7 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
     if ssl is None:
         for name in listen.transports:
             if transport_type(name).needs_certificate:
-                message = f"missing; allowed: an object with cert and key, {name} cannot listen without them"
+                message = f"missing; allowed: an object with cert and key, {name.upper()} cannot listen without them"
                 yield Finding(("ssl_config",), message)
         return
     for key in ("cert", "key"):
@@ -169,6 +169,6 @@ def _client_tls(config: ConfigModel) -> Iterator[Finding]:
         if transport_type(entry.transport).needs_certificate:
             yield Finding(
                 ("connection_priority", position),
-                f"{entry.transport} needs ssl_config with ca (or verify: false), unless an authority this system "
+                f"{entry.transport.upper()} needs ssl_config with ca (or verify: false), unless an authority this system "
                 "trusts signed the server's certificate",
             )

@@ -174,7 +174,7 @@ AcceptCallback = Callable[[Channel], None]
 
 
 class Transport(Protocol):
-    """A protocol family. Stateless: settings come with each call."""
+    """A protocol family. Stateless: settings come with each call. Subclasses need no `obstacle` and no `warnings`."""
 
     name: str
 
@@ -190,6 +190,14 @@ class Transport(Protocol):
         Raises TransportError (port in use, no certificate).
         """
 
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        """Why no connection can be opened or accepted here, whatever the network; empty when nothing is in the way."""
+        return ""
+
+    def warnings(self, settings: TransportSettings) -> list[str]:
+        """What this host does not do as the settings want it."""
+        return []
+
 
 Factory = TypeVar("Factory", bound=Callable[[], Transport])
 
@@ -202,6 +210,8 @@ class TransportType:
     make: Callable[[], Transport]
     settings: type[TransportSection] = TransportSection
     """Its section of the configuration, `<name>_config`."""
+    over_udp: bool = False
+    """It listens on the UDP port; otherwise on the TCP port."""
     spans_interfaces: bool = False
     """One connection uses all interfaces of an entry."""
     needs_certificate: bool = False
@@ -220,6 +230,7 @@ def register_transport(
     name: str,
     *,
     settings: type[TransportSection] = TransportSection,
+    over_udp: bool = False,
     spans_interfaces: bool = False,
     needs_certificate: bool = False,
     also_accepts: tuple[str, ...] = (),
@@ -238,7 +249,9 @@ def register_transport(
         if name in _types and _types[name].shipped and not shipped:
             raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
         made = cache(factory)
-        _types[name] = TransportType(name, made, settings, spans_interfaces, needs_certificate, also_accepts, shipped)
+        _types[name] = TransportType(
+            name, made, settings, over_udp, spans_interfaces, needs_certificate, also_accepts, shipped
+        )
         return factory
 
     return register

@@ -220,14 +220,14 @@ def reset_on_close(sock: socket.socket) -> None:
     _try_option_bytes(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def check_congestion(settings: TcpSettings, section: str) -> None:
-    """Raise TransportError naming the key in `section` when connections cannot have the congestion control wanted."""
+def check_congestion(settings: TcpSettings, place: str = "") -> None:
+    """Raise TransportError that begins with `place` when connections cannot have the congestion control wanted."""
     if settings.congestion:
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 _set_congestion(probe, settings.congestion)
         except OSError as error:
-            raise TransportError(error.errno or errno.ENOENT, f"{section}.congestion: {error}") from error
+            raise TransportError(error.errno or errno.ENOENT, f"{place}{error}") from error
 
 
 def _set_congestion(sock: socket.socket, name: str) -> None:

@@ -24,6 +24,7 @@ from multi.transports.base import (
     Listener,
     ListenGuard,
     TlsSettings,
+    Transport,
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
@@ -47,6 +48,7 @@ from multi.transports.sockets import (
     socket_address,
     transport_error,
 )
+from multi.transports.tls import client_context, server_context
 from multi.types import Candidate
 
 logger = logging.getLogger("multi.transports")
@@ -56,7 +58,7 @@ GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
-class Quic:
+class Quic(Transport):
     """QUIC through aioquic or qh3. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
 
     name = "quic"
@@ -86,6 +88,20 @@ class Quic:
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
         return QuicListener(sock, answer, found.VERSIONS, certificate, issuers, settings, accept)
+
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        quic, tls = settings.section("quic", QuicSettings), settings.tls or TlsSettings()
+        try:
+            checked_settings(implementation(quic.engine), quic)
+            if listening:
+                server_context(tls)
+            else:
+                client_context(tls)
+                if tls.verify:
+                    trusted_authorities(tls)
+        except TransportError as error:
+            return str(error)
+        return ""
 
 
 def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:

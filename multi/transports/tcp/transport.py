@@ -6,7 +6,8 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 
-from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, TransportSettings
+from multi.errors import TransportError
+from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, Transport, TransportSettings
 from multi.transports.certificates import check_pin
 from multi.transports.sockets import (
     bound_socket,
@@ -19,11 +20,11 @@ from multi.transports.tcp.accepting import MakeChannel, StreamReception, channel
 from multi.transports.tcp.channel import StreamChannel, StreamIo
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
-from multi.transports.tls import TlsStream, client_context, handshake, secured_info, wrap
+from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
 from multi.types import Candidate
 
 
-class Tcp:
+class Tcp(Transport):
     """TCP (RFC 9293), bound to an interface without root."""
 
     name = "tcp"
@@ -38,10 +39,24 @@ class Tcp:
             tune_stream(sock, tcp, sock.getpeername()[0])
             return "tcp", StreamChannel
 
-        check_congestion(tcp, "tcp_config")
+        check_congestion(tcp, "tcp_config.congestion: ")
         reception = StreamReception(settings.tls, settings.guard, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
         return StreamListener(sock, reception)
+
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        return stream_obstacle(settings.section("tcp", TcpSettings), settings.tls, listening=listening)
+
+
+def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: bool) -> str:
+    """Why TLS or TCP cannot be set up as the settings want it; empty when they can."""
+    try:
+        if tls is not None:
+            (server_context if listening else client_context)(tls)
+        check_congestion(tcp)
+    except TransportError as error:
+        return str(error)
+    return ""
 
 
 async def dial_stream(
