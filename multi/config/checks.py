@@ -169,6 +169,6 @@ def _client_tls(config: ConfigModel) -> Iterator[Finding]:
         if transport_type(entry.transport).needs_certificate:
             yield Finding(
                 ("connection_priority", position),
-                f"{entry.transport.upper()} needs ssl_config with ca (or verify: false), unless an authority this system "
-                "trusts signed the server's certificate",
+                f"{entry.transport.upper()} needs ssl_config with ca (or verify: false), unless an authority this "
+                "system trusts signed the server's certificate",
             )
