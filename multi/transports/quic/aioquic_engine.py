@@ -329,13 +329,6 @@ def check() -> None:
                 )
 
 
-def congestion_controls() -> list[str]:
-    """See `Implementation`."""
-    from aioquic.quic.congestion import base
-
-    return sorted(base._factories)
-
-
 @contextmanager
 def _third_party() -> Iterator[None]:
     # The one place where bare exceptions are caught: what a stranger's packet makes aioquic raise is not known.

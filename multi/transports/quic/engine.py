@@ -166,8 +166,6 @@ class Implementation(Protocol):
     def check(self) -> None:
         """Raise TransportError if the installed version lacks what the adapter reads."""
 
-    def congestion_controls(self) -> list[str]: ...
-
     def client(self, quic: QuicSettings, tls: TlsSettings, authorities: bytes, server_name: str) -> Connect:
         """How to dial. `authorities` (PEM) is empty when nobody is asked. Raises TransportError."""
 
@@ -196,16 +194,6 @@ def implementation(name: str) -> Implementation:
         found.check()
         _checked.add(name)
     return found
-
-
-def checked_settings(found: Implementation, quic: QuicSettings) -> None:
-    """Raise TransportError for a setting this engine cannot keep."""
-    available = found.congestion_controls()
-    if quic.congestion and quic.congestion not in available:
-        names = ", ".join(available)
-        raise TransportError(
-            f"congestion control {quic.congestion!r} is not available; available: {names} (QUIC engine {quic.engine})"
-        )
 
 
 class Certified(Protocol):

@@ -503,11 +503,6 @@ def check() -> None:
                 raise TransportError(f"qh3 {qh3.__version__} is not supported: {type(holder).__name__} has no {name}")
 
 
-def congestion_controls() -> list[str]:
-    """See `Implementation`: qh3 offers no choice."""
-    return ["cubic"]
-
-
 @contextmanager
 def _third_party() -> Iterator[None]:
     # As in `quic_aioquic`; a panic in Rust is a BaseException.

@@ -30,7 +30,7 @@ from multi.transports.base import (
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.half_open import source_of
 from multi.transports.quic.channel import LANE_STREAMS, QuicChannel
-from multi.transports.quic.engine import Accept, Connect, QuicEngine, checked_settings, implementation
+from multi.transports.quic.engine import Accept, Connect, QuicEngine, implementation
 from multi.transports.quic.packets import (
     PacketHeader,
     RetryTokens,
@@ -82,7 +82,6 @@ class Quic(Transport):
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
         quic = settings.section("quic", QuicSettings)
         found = implementation(quic.engine)
-        checked_settings(found, quic)
         answer = found.server(quic, settings.tls)
         certificate = first_certificate(settings.tls.cert)
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
@@ -92,7 +91,7 @@ class Quic(Transport):
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         quic, tls = settings.section("quic", QuicSettings), settings.tls or TlsSettings()
         try:
-            checked_settings(implementation(quic.engine), quic)
+            implementation(quic.engine)
             if listening:
                 server_context(tls)
             else:
@@ -109,7 +108,6 @@ def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:
     tls = settings.tls or TlsSettings()  # there is no QUIC without
     quic = settings.section("quic", QuicSettings)
     found = implementation(quic.engine)
-    checked_settings(found, quic)
     authorities = trusted_authorities(tls) if tls.verify else b""
     return found.client(quic, tls, authorities, _server_name(tls, candidate))
 
