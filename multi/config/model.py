@@ -200,6 +200,7 @@ RoleName = Annotated[
 ]
 
 # --- sections ---
+# Defaults are constructed, not validated: importing this would take a tenth longer with a validator for each section.
 # `Side.CLIENT` and `Side.SERVER` beside a type: the key means nothing on the other side, which is warned of it.
 
 
@@ -502,21 +503,21 @@ class ConfigModel(Section):
     session_id: Annotated[Text, Side.CLIENT] = "random"
     """Client: `random`, 32 hexadecimal digits, or any text, of whose SHA-256 the first 16 bytes are used.
     Default `random`: sessions of several clients never collide."""
-    multi_config: MultiConfig = MultiConfig()
+    multi_config: MultiConfig = MultiConfig.model_construct()
     """How connections are opened and data is divided among them. On a server: what it sets is used instead of
     what clients ask for. Default: see its fields."""
-    tcp_config: TcpSettings = TcpSettings()
+    tcp_config: TcpSettings = TcpSettings.model_construct()
     """TCP connections. Default: see its fields."""
-    mptcp_config: MptcpSettings = MptcpSettings()
+    mptcp_config: MptcpSettings = MptcpSettings.model_construct()
     """MPTCP connections. Default: see its fields."""
-    quic_config: QuicSettings = QuicSettings()
+    quic_config: QuicSettings = QuicSettings.model_construct()
     """QUIC connections. Default: see its fields."""
     ssl_config: SslConfig | None = None
     """TLS on TCP and MPTCP, certificates for QUIC. Default null: TCP and MPTCP are sealed by the session
     itself, a server offers no QUIC."""
-    wifi_config: Annotated[WifiConfig, Side.CLIENT] = WifiConfig()
+    wifi_config: Annotated[WifiConfig, Side.CLIENT] = WifiConfig.model_construct()
     """Client: the WiFi link. Default: see its fields."""
-    interfaces: Annotated[InterfaceKinds, Side.CLIENT] = InterfaceKinds()
+    interfaces: Annotated[InterfaceKinds, Side.CLIENT] = InterfaceKinds.model_construct()
     """Client: which interfaces are `eth`, `wifi` and `cellular`. Default: recognised automatically."""
     protect: Literal["auto", "always", "never"] = "auto"
     """Sealing of segments by the session: `auto` where the transport does not encrypt, `always` also inside
@@ -527,7 +528,7 @@ class ConfigModel(Section):
     """Client: whether rules and routes by source address may be installed for interfaces whose packets would
     leave through another one; they go with the last session. Linux; needs CAP_NET_ADMIN, otherwise there is a
     warning. Default false: the network of the machine is not changed."""
-    limits: Limits = Limits()
+    limits: Limits = Limits.model_construct()
     """Bounds on what peers can make grow. Default: see its fields."""
 
     _base_directory: Path = PrivateAttr(default_factory=_current_directory)
