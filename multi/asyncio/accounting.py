@@ -16,7 +16,7 @@ from functools import partial
 from math import inf
 
 from multi.asyncio.driver import SessionDriver
-from multi.config.sections import Limits
+from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window

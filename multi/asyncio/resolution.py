@@ -18,6 +18,7 @@ from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
+from multi.transports.base import transport_type
 from multi.types import Candidate, Interface, Kind
 
 LOOKED_CLOSER = 5.0  # seconds; then a router that did not answer before may have told its hardware address
@@ -258,6 +259,7 @@ class Resolver:
             transport=entry.transport,
             ip=entry.ip,
             interfaces=entry.interfaces,
+            spans_interfaces=transport_type(entry.transport).spans_interfaces,
             role=entry.role,
             weight=entry.weight,
             cost=entry.cost,

@@ -14,12 +14,12 @@ from weakref import WeakSet
 from multi.asyncio.accounting import Guard
 from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.keys import check_certificate_files, load_keys
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session, split_address
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
+from multi.config.keys import check_certificate_files, load_keys
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.dispatch import HELD_LIMIT
@@ -27,7 +27,7 @@ from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.protocol.segment import SegmentType, encode, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, Listener, transport
+from multi.transports.base import Channel, Listener, transport, transport_type
 from multi.transports.half_open import FairQueue, source_of
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
 
@@ -191,9 +191,8 @@ class Server:
         """Bind. One port serves all transports; an MPTCP listener also takes plain TCP."""
         listen = self._config.listen
         assert listen is not None
-        wanted = list(listen.transports)
-        if "mptcp" in wanted and "tcp" in wanted:
-            wanted.remove("tcp")
+        covered = {other for name in listen.transports for other in transport_type(name).also_accepts}
+        wanted = [name for name in listen.transports if name not in covered]
         settings = replace(self._config.transport_settings(), guard=self.guard.for_listeners())
         port = listen.port
         try:

@@ -27,11 +27,10 @@ from ipaddress import (
     ip_network,
 )
 from itertools import chain, zip_longest
-from typing import Protocol
 
-from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
+from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Preferences, Source
 
-__all__ = ["ANY", "Entry", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
+__all__ = ["ANY", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
@@ -41,48 +40,17 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 
-class Entry(Protocol):
-    """An element of `connection_priority`; the configuration's own entries fit."""
-
-    @property
-    def transport(self) -> str: ...
-    @property
-    def ip(self) -> str:
-        """`ipv4`, `ipv6` or `any`."""
-
-    @property
-    def interfaces(self) -> Sequence[str]:
-        """Each a kind, `any`, an interface name or a local IP address; none at all is the same as `any`."""
-
-    @property
-    def role(self) -> Role: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def cost(self) -> float: ...
-    @property
-    def max_rate(self) -> float:
-        """Bytes per second, 0 = no cap."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def remote_host(self) -> str: ...
-    @property
-    def remote_port(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
-class EntrySpec:
-    """The plainest `Entry`."""
+class EntrySpec(Preferences):
+    """An element of `connection_priority`, with the remote it leads to."""
 
     transport: str
     ip: str = ANY
+    """`ipv4`, `ipv6` or `any`."""
     interfaces: tuple[str, ...] = (ANY,)
-    role: Role = Role.ACTIVE
-    weight: float = 1.0
-    cost: float = 0.0
-    max_rate: float = 0.0
+    """Each a kind, `any`, an interface name or a local IP address; none at all is the same as `any`."""
+    spans_interfaces: bool = False
+    """One connection uses all of them; otherwise each has its own."""
     group: str = ""
     remote_host: str = ""
     remote_port: int = 0
@@ -133,7 +101,7 @@ _Slot = tuple[str, str, str, str, int]
 
 
 def candidates(
-    entries: Sequence[Entry],
+    entries: Sequence[EntrySpec],
     interfaces: Sequence[Interface],
     addresses: Mapping[tuple[str, int], Sequence[str]],
     routed: Collection[tuple[str, str]] = (),
@@ -198,7 +166,7 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
 
 def _expand(
     index: int,
-    entry: Entry,
+    entry: EntrySpec,
     machine: _Machine,
     addresses: Mapping[tuple[str, int], Sequence[str]],
     groups: Collection[str],
@@ -223,12 +191,12 @@ def _expand(
     for source, reasons in unusable:
         if not (usable and source.quiet):
             rejected += [Rejection(index, source.listed, reason) for reason in reasons]
-    make = _one_over_all if entry.transport == "mptcp" else _one_each
+    make = _one_over_all if entry.spans_interfaces else _one_each
     return make(index, entry, usable, groups), list(dict.fromkeys(rejected))
 
 
 def _one_each(
-    index: int, entry: Entry, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
+    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection per source: the remote addresses are alternatives of each other, the sources are not."""
     found: list[Candidate] = []
@@ -240,7 +208,7 @@ def _one_each(
 
 
 def _one_over_all(
-    index: int, entry: Entry, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
+    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection over all sources that reach a remote: the first opens it, the rest add subflows."""
     primary: dict[_Address, tuple[_Source, _Binding]] = {}
@@ -252,7 +220,7 @@ def _one_over_all(
             if binding.interface not in ("", first.interface, *(known.interface for known in further)):
                 kind = source.interface.kind.value if source.interface else ""
                 further.append(Source(binding.interface, binding.address, kind))
-    group = _group(index, entry, "mptcp", groups)
+    group = _group(index, entry, entry.transport, groups)
     return [
         _candidate(index, entry, *primary[remote], remote, group, tuple(more[remote]))
         for remote in _interleaved(list(primary))
@@ -261,7 +229,7 @@ def _one_over_all(
 
 def _candidate(
     index: int,
-    entry: Entry,
+    entry: EntrySpec,
     source: _Source,
     binding: _Binding,
     remote: _Address,
@@ -299,7 +267,7 @@ def _slot(candidate: Candidate) -> _Slot:
     )
 
 
-def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
+def _group(index: int, entry: EntrySpec, name: str, groups: Collection[str]) -> str:
     """The entry's group, or one that no entry uses."""
     group = entry.group or f"entry {index}, {name}"
     while not entry.group and group in groups:
@@ -307,7 +275,7 @@ def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
     return group
 
 
-def _remotes(entry: Entry, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
+def _remotes(entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
     """The remote addresses of the entry's IP version in the order to try them, or why there are none."""
     known = [_parse(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
     wanted = [a for a in dict.fromkeys(known) if entry.ip in (ANY, _family(a).value)]

@@ -521,7 +521,7 @@ def test_a_token_bucket_allows_a_burst_and_then_the_rate() -> None:
 
 
 def test_every_configured_limit_is_counted_under_its_name() -> None:
-    from multi.config.sections import Limits
+    from multi.config.model import Limits
 
     not_counted = {"max_stream_window", "max_session_window", "max_send_buffer", "max_join_burst"}
     assert set(Limits.model_fields) - not_counted <= set(LIMITS)

@@ -16,7 +16,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel, ListenGuard, TcpSettings, TlsSettings, TransportSettings
+from multi.transports.base import Channel, ListenGuard, TlsSettings, TransportSettings
 from multi.transports.half_open import HalfOpenConnections
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
 from multi.transports.tcp.channel import (
@@ -27,6 +27,7 @@ from multi.transports.tcp.channel import (
     StreamChannel,
     unsent_limit,
 )
+from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import (
@@ -187,7 +188,7 @@ async def test_close_reads_and_forgets_so_that_nothing_is_reset() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 async def test_every_option_of_the_configuration_is_taken_by_the_kernel() -> None:
     congestion = available_congestion_controls()[0]
-    settings = replace(PLAIN, tcp=TcpSettings(nagle=True, idle_timeout=20, congestion=congestion, fast_open=True))
+    settings = replace(PLAIN, sections={"tcp": TcpSettings(nagle=True, idle_timeout=20, congestion=congestion)})
     server = TcpServer()
     port = await server.listen(settings)
     channel, _ = await dial(port, settings)
@@ -212,8 +213,8 @@ async def test_inside_this_machine_nothing_is_paced(host: str) -> None:
         if configured and configured not in available_congestion_controls():
             continue
         server = TcpServer()
-        port = await server.listen(replace(PLAIN, tcp=TcpSettings(congestion=configured)), host)
-        channel, _ = await dial(port, replace(PLAIN, tcp=TcpSettings(congestion=configured)))
+        port = await server.listen(replace(PLAIN, sections={"tcp": TcpSettings(congestion=configured)}), host)
+        channel, _ = await dial(port, replace(PLAIN, sections={"tcp": TcpSettings(congestion=configured)}))
         accepted, _ = await server.channels.get()
         expected = (configured or "reno").encode()
         assert (control_of(channel), control_of(accepted)) == (expected, expected)

@@ -17,12 +17,13 @@ from multi.protocol.segment import SegmentType
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
 from multi.reasons import Reason
+from multi.schedulers import scheduler_names
 from multi.types import ConnectionId, ConnectionState, Role, StreamId
 from tests.sim.worlds import FAST, SLOW, clear_pair, close_both, data, of_type, opened, quiet, reasons, transfer
 
 pytestmark = pytest.mark.simulation
 
-SCHEDULERS = ["adaptive", "RR", "WRR", "lowest_latency", "top_latency", "top_throughput", "BLEST", "ECF", "redundant"]
+SCHEDULERS = scheduler_names()
 
 
 # --- carrying  ---

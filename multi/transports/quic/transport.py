@@ -24,13 +24,13 @@ from multi.transports.base import (
     Listener,
     ListenGuard,
     TlsSettings,
+    Transport,
     TransportSettings,
-    register_transport,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.half_open import source_of
 from multi.transports.quic.channel import LANE_STREAMS, QuicChannel
-from multi.transports.quic.engine import Accept, Connect, QuicEngine, checked_settings, implementation
+from multi.transports.quic.engine import Accept, Connect, QuicEngine, implementation
 from multi.transports.quic.packets import (
     PacketHeader,
     RetryTokens,
@@ -38,6 +38,7 @@ from multi.transports.quic.packets import (
     refusal,
     version_negotiation,
 )
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress, UdpPort, largest_datagram, largest_datagram_to
 from multi.transports.sockets import (
     bound_socket,
@@ -47,6 +48,7 @@ from multi.transports.sockets import (
     socket_address,
     transport_error,
 )
+from multi.transports.tls import client_context, server_context
 from multi.types import Candidate
 
 logger = logging.getLogger("multi.transports")
@@ -56,8 +58,7 @@ GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
-@register_transport("quic")
-class Quic:
+class Quic(Transport):
     """QUIC through aioquic or qh3. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
 
     name = "quic"
@@ -79,22 +80,36 @@ class Quic:
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
-        found = implementation(settings.quic.engine)
-        checked_settings(found, settings.quic)
-        answer = found.server(settings.quic, settings.tls)
+        quic = settings.section("quic", QuicSettings)
+        found = implementation(quic.engine)
+        answer = found.server(quic, settings.tls)
         certificate = first_certificate(settings.tls.cert)
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
         return QuicListener(sock, answer, found.VERSIONS, certificate, issuers, settings, accept)
 
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        quic, tls = settings.section("quic", QuicSettings), settings.tls or TlsSettings()
+        try:
+            implementation(quic.engine)
+            if listening:
+                server_context(tls)
+            else:
+                client_context(tls)
+                if tls.verify:
+                    trusted_authorities(tls)
+        except TransportError as error:
+            return str(error)
+        return ""
+
 
 def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:
     """Raises TransportError if a file cannot be read, or the engine is not installed or cannot do what is asked."""
     tls = settings.tls or TlsSettings()  # there is no QUIC without
-    found = implementation(settings.quic.engine)
-    checked_settings(found, settings.quic)
+    quic = settings.section("quic", QuicSettings)
+    found = implementation(quic.engine)
     authorities = trusted_authorities(tls) if tls.verify else b""
-    return found.client(settings.quic, tls, authorities, _server_name(tls, candidate))
+    return found.client(quic, tls, authorities, _server_name(tls, candidate))
 
 
 def trusted_authorities(tls: TlsSettings) -> bytes:
@@ -133,7 +148,7 @@ class _Client:
         self._tls = settings.tls or TlsSettings()
         self._host = _server_name(self._tls, candidate)
         self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
-        size = largest_datagram(sock, settings.quic.max_datagram_size)
+        size = largest_datagram(sock, settings.section("quic", QuicSettings).max_datagram_size)
         self._port = UdpPort(sock, self, peer)
         engine = connect(size, peer, time.monotonic())
         self._channel = QuicChannel(engine, self._port, self, info, is_client=True, peer=self._host)
@@ -226,8 +241,9 @@ class QuicListener:
         self._issuers = issuers
         assert settings.tls is not None
         self._tls = settings.tls
-        self._retry = settings.quic.retry
-        self._largest = settings.quic.max_datagram_size
+        quic = settings.section("quic", QuicSettings)
+        self._retry = quic.retry
+        self._largest = quic.max_datagram_size
         self._guard: ListenGuard = settings.guard
         self._accept = accept
         self._tokens = RetryTokens()

@@ -10,14 +10,14 @@ import re
 import stat
 from pathlib import Path
 
-from multi.config import Config
+from multi.config.model import ConfigModel
 from multi.errors import ConfigError
 
 MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
 MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
 
 
-def load_keys(config: Config) -> dict[bytes, bytes]:
+def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
     """Return {id: key}, empty without `auth`. Raises ConfigError naming the place, never its content."""
     auth = config.auth
     if auth is None:
@@ -37,7 +37,7 @@ def load_keys(config: Config) -> dict[bytes, bytes]:
     return _parse(text.splitlines(), f"{path} line", str(path), "auth.psk_file")
 
 
-def key_of(config: Config) -> tuple[bytes, bytes]:
+def key_of(config: ConfigModel) -> tuple[bytes, bytes]:
     """A client's (id, key); empty without `auth`. Raises ConfigError."""
     keys = load_keys(config)
     if config.auth is None:
@@ -51,7 +51,7 @@ def key_of(config: Config) -> tuple[bytes, bytes]:
     return wanted.encode(), keys[wanted.encode()]
 
 
-def check_certificate_files(config: Config) -> None:
+def check_certificate_files(config: ConfigModel) -> None:
     """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
     for key, path in _needed_files(config).items():
         try:
@@ -64,7 +64,7 @@ def check_certificate_files(config: Config) -> None:
             raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}")
 
 
-def _needed_files(config: Config) -> dict[str, Path]:
+def _needed_files(config: ConfigModel) -> dict[str, Path]:
     """By key of `ssl_config`; what `warnings` says is not used may be missing."""
     ssl = config.ssl_config
     if ssl is None:
@@ -79,7 +79,7 @@ def _needed_files(config: Config) -> dict[str, Path]:
     return {key: config.resolve(name) for key, name in named.items() if name is not None}
 
 
-def key_warnings(config: Config) -> tuple[str, ...]:
+def key_warnings(config: ConfigModel) -> tuple[str, ...]:
     """What is doubtful about where the keys are kept."""
     path = config.psk_path
     if path is not None and _others_can_read(path):

@@ -6,15 +6,20 @@ import hashlib
 import math
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import Field
 
-from multi.config import Config, load_config
+from multi.config import Config, json_schema, load_config
 from multi.errors import ConfigError
-from multi.schedulers import create_scheduler, register_scheduler
+from multi.schedulers import create_scheduler, register_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
-from multi.transports import base
+from multi.transports import TransportSection, base, transport_names
+from multi.transports.mptcp.settings import MptcpSettings
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.settings import Range
+from multi.transports.tcp.settings import TcpSettings
 from multi.types import Role
 
 CLIENT: dict[str, Any] = {"connection_priority": [["tcp", "ipv4", "eth0"]], "remote_host": "server.example"}
@@ -145,15 +150,83 @@ def test_a_local_address_must_fit_the_ip_version() -> None:
 def test_an_unknown_transport_is_refused_with_a_suggestion() -> None:
     error = refused_client(connection_priority=[["tpc", "ipv4", "eth0"]])
     assert error.key_path == "connection_priority[0][0]"
-    assert 'found "tpc"; allowed: "tcp", "quic", "mptcp"' in str(error)
+    assert 'found "tpc"; allowed: "tcp", "mptcp", "quic"' in str(error)
     assert 'did you mean "tcp"?' in str(error)
 
 
-def test_a_registered_transport_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "transport_names", lambda: ["pigeon", "tcp"])
-    assert client(connection_priority=[["pigeon", "any", "any"]]).connection_priority[0].transport == "pigeon"
-    load_config({"listen": {"transports": ["tcp", "pigeon"]}})
+class PigeonSettings(TransportSection):
+    """Birds."""
+
+    altitude: Annotated[int, Range(1, 6000)] = 100
+    """Metres above the ground. Default 100: above the trees."""
+    loft: str = Field(default="", max_length=8)
+    """Where they return to. Default empty: here."""
+
+
+@pytest.fixture
+def pigeon(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A transport registered by an application; it is forgotten after the test."""
+    monkeypatch.setattr(base, "_types", dict(base._types))
+
+    @base.register_transport("pigeon", settings=PigeonSettings)
+    def factory() -> base.Transport:
+        raise NotImplementedError
+
+    return "pigeon"
+
+
+def test_a_registered_transport_is_accepted(pigeon: str) -> None:
+    assert client(connection_priority=[[pigeon, "any", "any"]]).connection_priority[0].transport == pigeon
+    load_config({"listen": {"transports": ["tcp", pigeon]}})
     assert 'did you mean "pigeon"?' in str(refused_client(connection_priority=[["pidgeon", "any", "any"]]))
+
+
+def test_a_registered_transport_has_its_own_section(pigeon: str) -> None:
+    config = client(pigeon_config={"altitude": 300, "idle_timeout": 5})
+    assert config.section_of(pigeon) == PigeonSettings(altitude=300, idle_timeout=5)
+    assert config.transport_settings().section(pigeon, PigeonSettings).altitude == 300
+    assert client().section_of(pigeon).idle_timeout == 60.0
+    dumped = config.model_dump(mode="json", exclude_unset=True)
+    assert dumped["pigeon_config"] == {"altitude": 300, "idle_timeout": 5}
+    assert load_config(dumped) == config
+    section = json_schema()["$defs"]["PigeonSettings"]["properties"]
+    assert (section["altitude"]["minimum"], section["altitude"]["maximum"]) == (1, 6000)
+    assert json_schema()["properties"]["pigeon_config"]["$ref"] == "#/$defs/PigeonSettings"
+
+
+@pytest.mark.parametrize(
+    ("section", "key_path", "allowed"),
+    [
+        ({"altitude": 0}, "pigeon_config.altitude", "a whole number from 1 to 6000"),
+        ({"altitud": 1}, "pigeon_config.altitud", 'did you mean "altitude"?'),
+        ({"loft": "far too long"}, "pigeon_config.loft", "text of at most 8 characters"),
+        ([], "pigeon_config", "an object with the keys idle_timeout, altitude, loft"),
+    ],
+)
+def test_the_section_of_a_registered_transport_is_checked_like_the_others(
+    pigeon: str, section: object, key_path: str, allowed: str
+) -> None:
+    error = refused_client(pigeon_config=section)
+    assert error.key_path == key_path
+    assert allowed in str(error)
+
+
+def test_a_configuration_loaded_before_a_transport_was_registered_has_its_defaults(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    earlier = client()
+    pigeon = request.getfixturevalue("pigeon")
+    assert earlier.section_of(pigeon) == PigeonSettings()
+    assert earlier.located_in(Path("/conf")).transport_settings().section(pigeon, PigeonSettings) == PigeonSettings()
+
+
+@pytest.mark.parametrize("name", ["", "Pigeon", "_pigeon", "a-b", "p" * 33, "tcp", "quic"])
+def test_a_name_that_no_transport_may_have_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
+
+        @base.register_transport(name)
+        def factory() -> base.Transport:
+            raise NotImplementedError
 
 
 @pytest.mark.parametrize(
@@ -404,23 +477,8 @@ def test_a_scheduler_may_be_a_name_or_an_object_with_parameters() -> None:
     assert (scheduler.name, scheduler.parameters) == ("top_throughput", {"n": 2.0})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adaptive",
-        "RR",
-        "WRR",
-        "lowest_latency",
-        "LL",
-        "top_latency",
-        "top_throughput",
-        "BLEST",
-        "ECF",
-        "redundant",
-        "cost",
-    ],
-)
-def test_every_documented_scheduler_is_accepted_and_exists(name: str) -> None:
+@pytest.mark.parametrize("name", scheduler_names(aliases=True))
+def test_every_scheduler_is_accepted_and_exists(name: str) -> None:
     assert client(multi_config={"scheduler": name}).multi_config.scheduler.name == name
     assert create_scheduler(name, {})
 
@@ -506,18 +564,26 @@ def test_transport_settings_carry_the_sections() -> None:
         mptcp_config={"idle_timeout": 7, "scheduler": "RR"},
         quic_config={"idle_timeout": 5, "congestion": "reno", "max_datagram_size": 1200, "engine": "aioquic"},
     ).transport_settings()
-    assert (settings.tcp.nagle, settings.tcp.idle_timeout, settings.tcp.congestion) == (True, 10.0, "cubic")
-    assert (settings.mptcp.nagle, settings.mptcp.idle_timeout) == (False, 7.0)
-    assert (settings.quic.idle_timeout, settings.quic.congestion) == (5.0, "reno")
-    assert settings.quic.max_datagram_size == 1200
-    assert settings.quic.engine == "aioquic"
-    assert client(quic_config={"engine": "qh3"}).transport_settings().quic.engine == "qh3"
+    tcp, mptcp = settings.section("tcp", TcpSettings), settings.section("mptcp", MptcpSettings)
+    quic = settings.section("quic", QuicSettings)
+    assert (tcp.nagle, tcp.idle_timeout, tcp.congestion) == (True, 10.0, "cubic")
+    assert (mptcp.nagle, mptcp.idle_timeout, mptcp.scheduler) == (False, 7.0, "RR")
+    assert (quic.idle_timeout, quic.congestion, quic.max_datagram_size) == (5.0, "reno", 1200)
+    assert (quic.engine, quic.retry) == ("aioquic", False)
+    other = client(quic_config={"engine": "qh3", "retry": True}).transport_settings().section("quic", QuicSettings)
+    assert (other.engine, other.retry) == ("qh3", True)
     assert settings.tls is None
+
+
+def test_every_shipped_transport_has_its_section() -> None:
+    for name in transport_names():
+        assert type(client().section_of(name)) is base.transport_type(name).settings
+        assert f"{name}_config" in Config.model_fields
 
 
 def test_idle_timeouts_can_be_looked_up_by_transport() -> None:
     config = client(tcp_config={"idle_timeout": 0}, quic_config={"idle_timeout": 5})
-    assert [config.idle_timeout(name) for name in ("tcp", "quic", "mptcp", "pigeon")] == [0.0, 5.0, 60.0, 0.0]
+    assert [config.section_of(name).idle_timeout for name in ("tcp", "quic", "mptcp")] == [0.0, 5.0, 60.0]
 
 
 @pytest.mark.parametrize(
@@ -534,6 +600,7 @@ def test_idle_timeouts_can_be_looked_up_by_transport() -> None:
         ("quic_config", {"max_datagram_size": 1000}, "quic_config.max_datagram_size"),
         ("quic_config", {"max_datagram_size": 1400.0}, "quic_config.max_datagram_size"),
         ("quic_config", {"engine": "quiche"}, "quic_config.engine"),
+        ("quic_config", {"retry": 1}, "quic_config.retry"),
         ("quic_config", {"engine": "qh3", "congestion": "reno"}, "quic_config.congestion"),
         ("wifi_config", {"power_savings": "off"}, "wifi_config.power_savings"),
         ("auth", {}, "auth.psk_file"),
@@ -684,6 +751,9 @@ def test_a_plain_client_gives_no_warning() -> None:
         ({**CLIENT, "ssl_config": {"client_ca": "ca.pem"}}, "ssl_config.client_ca"),
         ({**CLIENT, "ssl_config": {"verify": False}}, "ssl_config.verify"),
         ({**CLIENT, "limits": {"max_sessions": 5}}, "limits.max_sessions"),
+        ({**CLIENT, "quic_config": {"retry": True}}, "quic_config.retry"),
+        ({**SERVER, "wifi_config": {}}, "wifi_config"),
+        ({**SERVER, "multi_config": {"connect": "par"}}, "multi_config.connect"),
         ({**CLIENT, "connection_priority": [["quic", "any", "any"]]}, "connection_priority[0]"),
     ],
 )
