@@ -14,13 +14,12 @@ Rules every channel keeps
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, TransportError
-from multi.transports.half_open import HalfOpenConnections
 from multi.types import Candidate, Family, TransportSample
 
 Buffer = bytes | bytearray | memoryview
@@ -65,16 +64,43 @@ class QuicSettings:
     engine: str = "aioquic"
 
 
+class AdmissionControl(Protocol):
+    """What listeners ask and tell about half-open connections: those whose peers have not proved anything yet."""
+
+    @property
+    def handshake_timeout(self) -> float:
+        """Seconds from accepting a connection until TLS or QUIC must be done."""
+
+    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+        """Count one in. Its `drop(reason)` is called, some time later, when it has to make room for others."""
+
+    def settled(self, connection: Hashable) -> None:
+        """Its peer has proved itself, or it is gone."""
+
+    def crowded(self, host: str) -> bool:
+        """Whoever comes from there should show that the address is his own before he gets a connection."""
+
+    def report(self, limit: str, host: str = "") -> None:
+        """A limit was reached by `host`, or by this process itself."""
+
+
 @dataclass(frozen=True, slots=True)
-class ListenGuard:
-    """What listeners bound, and whom they tell when a bound is reached."""
+class AdmitAll:
+    """For a listener on its own: nothing is counted."""
 
     handshake_timeout: float = 10.0
-    """Seconds from accepting a connection until TLS or QUIC must be done."""
-    strangers: HalfOpenConnections = field(default_factory=HalfOpenConnections)
-    """Every connection whose peer has not proved anything yet."""
-    report: Callable[[str, str], None] = lambda limit, source: None
-    """Called with the name of a limit and the source that reached it."""
+
+    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+        pass
+
+    def settled(self, connection: Hashable) -> None:
+        pass
+
+    def crowded(self, host: str) -> bool:
+        return False
+
+    def report(self, limit: str, host: str = "") -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +111,7 @@ class TransportSettings:
     mptcp: TcpSettings = field(default_factory=TcpSettings)
     quic: QuicSettings = field(default_factory=QuicSettings)
     tls: TlsSettings | None = None
-    guard: ListenGuard = field(default_factory=ListenGuard, compare=False)
+    admission: AdmissionControl = field(default_factory=AdmitAll, compare=False)
     """Listeners only; those of one server share it."""
 
 

@@ -210,7 +210,7 @@ class Mptcp:
 
         check_congestion(settings.tcp, "tcp_config")
         check_congestion(settings.mptcp, "mptcp_config")
-        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         return _MptcpListener(listening_socket(host, port, _open_listener), reception)
 
 

@@ -46,7 +46,7 @@ class Tcp:
             return "tcp", StreamChannel
 
         check_congestion(settings.tcp, "tcp_config")
-        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
         return StreamListener(sock, reception)
 
