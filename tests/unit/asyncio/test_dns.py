@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -373,6 +374,18 @@ async def test_closing_ends_the_wait_and_nothing_is_told_after_it(resolver: Reso
     assert told.times == 0
     await timed(names, (OTHER, "any"))
     assert len(resolver.asked) == 1
+
+
+async def test_a_question_without_answer_does_not_keep_a_closed_session(resolver: Resolver) -> None:
+    told = Told()
+    names = Names(told, lookup=resolver)
+    waiting = asyncio.create_task(names.resolve([(HOST, "ipv6")]))
+    await started(resolver, 1)
+    names.close()
+    await waiting
+    gone = weakref.ref(told)
+    del told
+    assert gone() is None
 
 
 async def test_the_default_executor_and_the_loop_stay_free(resolver: Resolver) -> None:
