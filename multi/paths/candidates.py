@@ -27,11 +27,10 @@ from ipaddress import (
     ip_network,
 )
 from itertools import chain, zip_longest
-from typing import Protocol
 
 from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
 
-__all__ = ["ANY", "Entry", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
+__all__ = ["ANY", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
@@ -41,48 +40,20 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 
-class Entry(Protocol):
-    """An element of `connection_priority`; the configuration's own entries fit."""
-
-    @property
-    def transport(self) -> str: ...
-    @property
-    def ip(self) -> str:
-        """`ipv4`, `ipv6` or `any`."""
-
-    @property
-    def interfaces(self) -> Sequence[str]:
-        """Each a kind, `any`, an interface name or a local IP address; none at all is the same as `any`."""
-
-    @property
-    def role(self) -> Role: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def cost(self) -> float: ...
-    @property
-    def max_rate(self) -> float:
-        """Bytes per second, 0 = no cap."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def remote_host(self) -> str: ...
-    @property
-    def remote_port(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class EntrySpec:
-    """The plainest `Entry`."""
+    """An element of `connection_priority`, with the server it leads to."""
 
     transport: str
     ip: str = ANY
+    """`ipv4`, `ipv6` or `any`."""
     interfaces: tuple[str, ...] = (ANY,)
+    """Each a kind, `any`, an interface name or a local IP address; none at all is the same as `any`."""
     role: Role = Role.ACTIVE
     weight: float = 1.0
     cost: float = 0.0
     max_rate: float = 0.0
+    """Bytes per second, 0 = no cap."""
     group: str = ""
     remote_host: str = ""
     remote_port: int = 0
@@ -133,7 +104,7 @@ _Slot = tuple[str, str, str, str, int]
 
 
 def candidates(
-    entries: Sequence[Entry],
+    entries: Sequence[EntrySpec],
     interfaces: Sequence[Interface],
     addresses: Mapping[tuple[str, int], Sequence[str]],
     routed: Collection[tuple[str, str]] = (),
@@ -198,7 +169,7 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
 
 def _expand(
     index: int,
-    entry: Entry,
+    entry: EntrySpec,
     machine: _Machine,
     addresses: Mapping[tuple[str, int], Sequence[str]],
     groups: Collection[str],
@@ -228,7 +199,7 @@ def _expand(
 
 
 def _one_each(
-    index: int, entry: Entry, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
+    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection per source: the remote addresses are alternatives of each other, the sources are not."""
     found: list[Candidate] = []
@@ -240,7 +211,7 @@ def _one_each(
 
 
 def _one_over_all(
-    index: int, entry: Entry, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
+    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection over all sources that reach a remote: the first opens it, the rest add subflows."""
     primary: dict[_Address, tuple[_Source, _Binding]] = {}
@@ -261,7 +232,7 @@ def _one_over_all(
 
 def _candidate(
     index: int,
-    entry: Entry,
+    entry: EntrySpec,
     source: _Source,
     binding: _Binding,
     remote: _Address,
@@ -299,7 +270,7 @@ def _slot(candidate: Candidate) -> _Slot:
     )
 
 
-def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
+def _group(index: int, entry: EntrySpec, name: str, groups: Collection[str]) -> str:
     """The entry's group, or one that no entry uses."""
     group = entry.group or f"entry {index}, {name}"
     while not entry.group and group in groups:
@@ -307,7 +278,7 @@ def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
     return group
 
 
-def _remotes(entry: Entry, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
+def _remotes(entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
     """The remote addresses of the entry's IP version in the order to try them, or why there are none."""
     known = [_parse(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
     wanted = [a for a in dict.fromkeys(known) if entry.ip in (ANY, _family(a).value)]
