@@ -197,6 +197,7 @@ class ConnectionFacts:
     more_interfaces: tuple[str, ...] = ()
     """mptcp: further interfaces it has subflows on."""
     local: str = ""
+    """`address:port`, brackets around IPv6."""
     remote: str = ""
     role: Role = Role.ACTIVE
     weight: float = 1.0

@@ -28,7 +28,7 @@ from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.protocol.segment import SegmentType, encode, peek
 from multi.protocol.session import SessionCore
 from multi.transports.base import Channel, Listener, transport
-from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
+from multi.types import ConnectionId, SessionId, Side
 
 logger = logging.getLogger("multi.server")
 
@@ -332,7 +332,7 @@ class Server:
         arrival.leave()
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
-        link = found.adopt(connection, arrival.channel, _facts(arrival.channel))
+        link = found.adopt(connection, arrival.channel, arrival.channel.info)
         self.admission.connection_came(found, connection, arrival.host)
         link.data_received(memoryview(bytes(first)), 0)
         for lane, data in lanes:
@@ -438,23 +438,6 @@ def _tls_only(first: bytearray) -> Refused | None:
         return None
     reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED_PROTECTION).encode())
     return Refused(reply, "a plain connection, but ssl_config asks for TLS")
-
-
-def _facts(channel: Channel) -> ConnectionFacts:
-    info = channel.info
-    return ConnectionFacts(
-        transport=info.transport,
-        lanes=info.lanes,
-        secure=info.secure,
-        peer_verified=info.peer_verified,
-        channel_binding=info.channel_binding,
-        family=info.family,
-        interface=info.interface,
-        local=info.local,
-        remote=info.remote,
-        rtt=info.rtt,
-        detail=info.detail,
-    )
 
 
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:

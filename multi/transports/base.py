@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, TransportError
-from multi.types import Candidate, Family, TransportSample
+from multi.types import Candidate, ConnectionFacts, TransportSample
 
 Buffer = bytes | bytearray | memoryview
 
@@ -132,25 +132,14 @@ class ChannelSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelInfo:
-    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`."""
+class ChannelInfo(ConnectionFacts):
+    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`.
 
-    transport: str
-    family: Family
-    local: str
-    """`address:port`, brackets around IPv6."""
-    remote: str
-    interface: str = ""
-    lanes: int = 1
-    secure: bool = False
-    peer_verified: bool = False
-    channel_binding: bytes = b""
-    """Names the server's certificate and, on QUIC, this very connection; the same on both sides. Empty without TLS."""
-    peer_certificate: bytes = b""
+    The transport fills in what it knows; what the configuration wants of the connection is added by who dialled.
+    """
+
+    peer_certificate: bytes = field(default=b"", repr=False)
     """DER certificate of the peer, or empty."""
-    rtt: float = 0.0
-    """Measured while connecting; 0 = unknown."""
-    detail: str = ""
     subflows: int = 0
     """Established now; 0 = this transport has none, or MPTCP has lost all."""
     fell_back: bool = False
