@@ -26,6 +26,7 @@ from multi.config.sections import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState
 
 logger = logging.getLogger("multi.server")
@@ -58,25 +59,16 @@ LIMITS = (
 )
 """Names in `Server.statistics`: keys of `limits`, and bounds that cannot be configured."""
 
-_REASONS = (
-    ("no answer to MULTI's handshake within", "handshake_timeout"),
-    ("too many connections in this session", "max_connections_per_session"),
-    ("streams open", "max_streams"),
-    ("but the session window ends at", "flow_control"),
-    ("but the window ends at", "flow_control"),
-    ("gaps on stream", "flow_control"),
-    ("too many bytes before the handshake", "flow_control"),
-    ("the peer sends and does not read", "flow_control"),
-    ("segment length ", "segment_size"),
-)
-"""What the core says of a connection that it closed because of a bound, and the name of that bound."""
+LIMIT_OF = {
+    Cause.HANDSHAKE_TIMEOUT: "handshake_timeout",
+    Cause.CONNECTION_LIMIT: "max_connections_per_session",
+    Cause.STREAM_LIMIT: "max_streams",
+    Cause.FLOW_CONTROL: "flow_control",
+    Cause.SEGMENT_SIZE: "segment_size",
+}
+"""For what the protocol closes a connection because of a bound, and the name of that bound."""
 
 T = TypeVar("T", bound=Hashable)
-
-
-def limit_of(reason: str) -> str:
-    """The limit a connection was closed for, or empty."""
-    return next((limit for text, limit in _REASONS if text in reason), "")
 
 
 def source_of(host: str) -> str:
@@ -349,9 +341,9 @@ class Admission:
         account.pending[connection] = None
         self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
 
-    def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], reason: str) -> None:
+    def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
         """Give up connections, and with the last one a session that nobody has confirmed."""
-        session, now = driver.engine.session, driver.now()
+        session, now, reason = driver.engine.session, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         for connection in connections:
             found = session.connections.get(connection)
             if found is not None and found.alive:
@@ -384,7 +376,8 @@ class Admission:
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = next(iter(self._detached))
                     del self._detached[oldest]
-                    oldest.engine.session.fail("too many sessions wait for their clients", now=oldest.now())
+                    reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
+                    oldest.engine.session.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.pop(driver, None)
@@ -398,7 +391,7 @@ class Admission:
         self._connection_settled(driver, account, event.connection)
         if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
             del account.hosts[event.connection]
-            if limit := limit_of(event.reason):
+            if limit := LIMIT_OF.get(event.reason.cause):
                 self.report(limit, host)
         elif event.state is ConnectionState.ACTIVE:
             source = source_of(host)
@@ -439,8 +432,8 @@ class Admission:
             for connection in list(session.connections.values()):
                 if connection.alive and connection.authenticated and self._stalls(account, before, connection, now):
                     self.report("segment_timeout", account.hosts.get(connection.id, ""))
-                    reason = f"no progress within a segment for {self._limits.segment_timeout:g} s"
-                    session.give_up(connection.id, reason, now=now)
+                    text = f"no progress within a segment for {self._limits.segment_timeout:g} s"
+                    session.give_up(connection.id, Reason(Cause.SEGMENT_TIMEOUT, text), now=now)
                     driver.pump_soon()
 
     def _stalls(
