@@ -27,6 +27,7 @@ from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDeta
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
 from multi.reasons import Cause, Reason
+from multi.transports.base import AdmissionControl
 from multi.types import ConnectionId, ConnectionState
 
 logger = logging.getLogger("multi.server")
@@ -213,13 +214,13 @@ class _Account:
     unfinished: dict[tuple[ConnectionId, int], _Unfinished] = field(default_factory=dict)
 
 
-class Admission:
+class Admission(AdmissionControl):
     """Owned by a server. Its methods are called in the order of a session's life: by listeners, then by the server."""
 
     def __init__(self, limits: Limits) -> None:
+        super().__init__(limits.handshake_timeout)
         self._loop = asyncio.get_running_loop()
         self._limits = limits
-        self.handshake_timeout = limits.handshake_timeout
         self._log = LimitLog(self._loop.time)
         self._half_open: BySource[Hashable] = BySource()
         self._drops: dict[Hashable, Callable[[str], None]] = {}
@@ -239,7 +240,6 @@ class Admission:
         return dict(self._log.counts)
 
     def report(self, limit: str, host: str = "") -> None:
-        """A limit was reached by `host`, or by this process itself."""
         self._log.hit(limit, source_of(host) if host else "this process")
 
     def stop(self) -> None:
@@ -266,7 +266,6 @@ class Admission:
         drop("too many connections have not proved themselves")
 
     def settled(self, connection: Hashable) -> None:
-        """Its peer has proved itself, or it is gone."""
         self._half_open.discard(connection)
         self._drops.pop(connection, None)
 

@@ -64,43 +64,28 @@ class QuicSettings:
     engine: str = "aioquic"
 
 
-class AdmissionControl(Protocol):
-    """What listeners ask and tell about half-open connections: those whose peers have not proved anything yet."""
+class AdmissionControl:
+    """What listeners ask and tell about half-open connections: those whose peers have not proved anything yet.
 
-    @property
-    def handshake_timeout(self) -> float:
+    This one, for a listener on its own, counts nothing.
+    """
+
+    def __init__(self, handshake_timeout: float = 10.0) -> None:
+        self.handshake_timeout = handshake_timeout
         """Seconds from accepting a connection until TLS or QUIC must be done."""
 
     def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
-        """Count one in. Its `drop(reason)` is called, some time later, when it has to make room for others."""
+        """Count one in; its `drop(reason)` is called, some time later, when it has to make room for others."""
 
     def settled(self, connection: Hashable) -> None:
         """Its peer has proved itself, or it is gone."""
 
     def crowded(self, host: str) -> bool:
-        """Whoever comes from there should show that the address is his own before he gets a connection."""
-
-    def report(self, limit: str, host: str = "") -> None:
-        """A limit was reached by `host`, or by this process itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmitAll:
-    """For a listener on its own: nothing is counted."""
-
-    handshake_timeout: float = 10.0
-
-    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
-        pass
-
-    def settled(self, connection: Hashable) -> None:
-        pass
-
-    def crowded(self, host: str) -> bool:
+        """Whether whoever comes from there should show that the address is his own before he gets a connection."""
         return False
 
     def report(self, limit: str, host: str = "") -> None:
-        pass
+        """A limit was reached by `host`, or by this process itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +96,7 @@ class TransportSettings:
     mptcp: TcpSettings = field(default_factory=TcpSettings)
     quic: QuicSettings = field(default_factory=QuicSettings)
     tls: TlsSettings | None = None
-    admission: AdmissionControl = field(default_factory=AdmitAll, compare=False)
+    admission: AdmissionControl = field(default_factory=AdmissionControl, compare=False)
     """Listeners only; those of one server share it."""
 
 

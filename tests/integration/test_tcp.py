@@ -16,7 +16,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import AdmitAll, Channel, TcpSettings, TlsSettings, TransportSettings
+from multi.transports.base import AdmissionControl, Channel, TcpSettings, TlsSettings, TransportSettings
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
@@ -399,7 +399,7 @@ async def test_unusable_files_are_named(files: Certificates, tmp_path: Path) -> 
 
 async def test_silent_client_of_a_tls_server_is_dropped(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
     server = TcpServer()
-    port = await server.listen(replace(files.server_settings(), admission=AdmitAll(handshake_timeout=0.1)))
+    port = await server.listen(replace(files.server_settings(), admission=AdmissionControl(handshake_timeout=0.1)))
     with caplog.at_level(logging.INFO, "multi.transports"):
         _, sink = await dial(port)
         await sink.until_lost()
