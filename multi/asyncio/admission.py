@@ -281,7 +281,7 @@ class Admission(AdmissionControl):
         driver = self._unconfirmed.oldest(source if limit == "max_sessions_per_source" else "")
         if driver is None:
             return False
-        self._drop(driver, list(driver.engine.session.connections), f"never confirmed, and others wait ({limit})")
+        self._drop(driver, list(driver.core.connections), f"never confirmed, and others wait ({limit})")
         return driver not in self._accounts
 
     def full(self) -> str:
@@ -293,7 +293,7 @@ class Admission(AdmissionControl):
     def session_opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
         self._accounts[driver] = _Account(source, self._join_bucket())
-        receiver = driver.engine.session.receiver
+        receiver = driver.core.receiver
         self._windows += receiver.window.size
         receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
         driver.on_event = partial(self._event, driver)
@@ -304,7 +304,7 @@ class Admission(AdmissionControl):
         account = self._accounts.pop(driver, None)
         if account is None:
             return
-        receiver = driver.engine.session.receiver
+        receiver = driver.core.receiver
         self._windows -= receiver.window.size
         receiver.ask_to_grow(lambda _size: False)
         self._unconfirmed.discard(driver)
@@ -330,7 +330,7 @@ class Admission(AdmissionControl):
         account = self._accounts.get(driver)
         if account is None:
             return
-        if not account.hosts and not driver.engine.session.confirmed:
+        if not account.hosts and not driver.core.confirmed:
             self._unconfirmed.add(driver, host)
         account.hosts[connection] = host
         if len(account.pending) >= self._limits.max_pending_joins:
@@ -342,7 +342,7 @@ class Admission(AdmissionControl):
 
     def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
         """Give up connections, and with the last one a session that nobody has confirmed."""
-        session, now, reason = driver.engine.session, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
+        session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         for connection in connections:
             found = session.connections.get(connection)
             if found is not None and found.alive:
@@ -376,7 +376,7 @@ class Admission(AdmissionControl):
                     oldest = next(iter(self._detached))
                     del self._detached[oldest]
                     reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
-                    oldest.engine.session.fail(reason, now=oldest.now())
+                    oldest.core.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.pop(driver, None)
@@ -426,7 +426,7 @@ class Admission(AdmissionControl):
         self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
         now = self._loop.time()
         for driver, account in list(self._accounts.items()):
-            session = driver.engine.session
+            session = driver.core
             before, account.unfinished = account.unfinished, {}
             for connection in list(session.connections.values()):
                 if connection.alive and connection.authenticated and self._stalls(account, before, connection, now):
