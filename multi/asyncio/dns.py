@@ -170,7 +170,7 @@ class Names:
     def close(self) -> None:
         """Nothing is told any more; questions that are open are left to themselves."""
         self._closed = True
-        self._on_more = _ignore  # threads that still wait shall not keep a session in memory
+        self._on_more = lambda: None  # threads that still wait shall not keep a session in memory
         for news in self._waiting:
             news.set()
 
@@ -220,7 +220,3 @@ def system_lookup(host: str, family: Family) -> list[str]:
     """Ask the system's resolver. Raises OSError, ValueError for what cannot be a name."""
     found = socket.getaddrinfo(host, None, family=FAMILIES[family], type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(info[4][0]) for info in found))
-
-
-def _ignore() -> None:
-    pass
