@@ -204,6 +204,7 @@ class ConnectionFacts(Preferences):
     more_interfaces: tuple[str, ...] = ()
     """Further interfaces it has subflows on."""
     local: str = ""
+    """`address:port`, brackets around IPv6."""
     remote: str = ""
     rtt: float = 0.0
     """Round-trip time seen while connecting, 0 = unknown."""

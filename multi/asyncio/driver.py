@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -378,24 +379,15 @@ class SessionDriver:
             channel.abort()
             return
         info = channel.info
-        facts = ConnectionFacts(
-            transport=info.transport,
-            lanes=info.lanes,
-            secure=info.secure,
-            peer_verified=info.peer_verified,
-            channel_binding=info.channel_binding,
-            family=info.family,
+        facts = replace(
+            info,
             interface=info.interface or candidate.interface,
             kind=candidate.kind,
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
-            local=info.local,
-            remote=info.remote,
             role=candidate.role,
             weight=candidate.weight,
             cost=candidate.cost,
             max_rate=candidate.max_rate,
-            rtt=info.rtt,
-            detail=info.detail,
         )
         self.adopt(connection, channel, facts)
         if self.on_dialled is not None:

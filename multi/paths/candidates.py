@@ -87,16 +87,12 @@ class _Source:
     quiet: bool = False
     """Not worth a word when it cannot be used and another can (bridges and the like under `any`)."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Binding:
-    """How the socket is bound; empty = not."""
-
-    interface: str
-    address: str
+    def bound(self, interface: str = "", address: str = "") -> Source:
+        return Source(interface, address, self.interface.kind.value if self.interface else "")
 
 
-_Bindings = list[tuple[_Address, _Binding]]
+_Bindings = list[tuple[_Address, Source]]
+"""How the socket is bound towards each remote address; empty = not."""
 _Slot = tuple[str, str, str, str, int]
 
 
@@ -203,7 +199,7 @@ def _one_each(
     for source, bindings in usable:
         name = " ".join(filter(None, (source.interface.name if source.interface else "", source.address))) or ANY
         group = _group(index, entry, name, groups)
-        found += [_candidate(index, entry, source, binding, remote, group) for remote, binding in bindings]
+        found += [_candidate(index, entry, binding, remote, group) for remote, binding in bindings]
     return found
 
 
@@ -211,27 +207,23 @@ def _one_over_all(
     index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection over all sources that reach a remote: the first opens it, the rest add subflows."""
-    primary: dict[_Address, tuple[_Source, _Binding]] = {}
-    more: dict[_Address, list[Source]] = {}
-    for source, bindings in usable:
+    found: dict[_Address, list[Source]] = {}
+    for _, bindings in usable:
         for remote, binding in bindings:
-            first = primary.setdefault(remote, (source, binding))[1]
-            further = more.setdefault(remote, [])
-            if binding.interface not in ("", first.interface, *(known.interface for known in further)):
-                kind = source.interface.kind.value if source.interface else ""
-                further.append(Source(binding.interface, binding.address, kind))
+            known = found.setdefault(remote, [])
+            if not known or binding.interface not in ("", *(source.interface for source in known)):
+                known.append(binding)
     group = _group(index, entry, entry.transport, groups)
     return [
-        _candidate(index, entry, *primary[remote], remote, group, tuple(more[remote]))
-        for remote in _interleaved(list(primary))
+        _candidate(index, entry, found[remote][0], remote, group, tuple(found[remote][1:]))
+        for remote in _interleaved(list(found))
     ]
 
 
 def _candidate(
     index: int,
     entry: EntrySpec,
-    source: _Source,
-    binding: _Binding,
+    binding: Source,
     remote: _Address,
     group: str,
     more: tuple[Source, ...] = (),
@@ -246,7 +238,7 @@ def _candidate(
         local_address=binding.address,
         more_interfaces=tuple(further.interface for further in more),
         more_sources=more,
-        kind=source.interface.kind.value if source.interface else "",
+        kind=binding.kind,
         entry=index,
         role=entry.role,
         weight=entry.weight,
@@ -340,22 +332,22 @@ class _Machine:
             if not (source.for_here if here else source.for_elsewhere):
                 continue
             binding = self._towards_here(source, remote) if here else self._towards(source, remote)
-            if isinstance(binding, _Binding):
+            if isinstance(binding, Source):
                 bindings.append((remote, binding))
             elif binding not in reasons:
                 reasons.append(binding)
         return bindings, reasons
 
-    def _towards_here(self, source: _Source, remote: _Address) -> _Binding | str:
+    def _towards_here(self, source: _Source, remote: _Address) -> Source | str:
         if source.interface is None and not source.address:
-            return _Binding("", "")
+            return source.bound()
         address = _source_address(source, remote)
-        return address if isinstance(address, str) else _Binding("", str(address))
+        return address if isinstance(address, str) else source.bound(address=str(address))
 
-    def _towards(self, source: _Source, remote: _Address) -> _Binding | str:
+    def _towards(self, source: _Source, remote: _Address) -> Source | str:
         interface = source.interface
         if interface is None:
-            return f"{source.address} reaches this machine only" if source.address else _Binding("", "")
+            return f"{source.address} reaches this machine only" if source.address else source.bound()
         address = _source_address(source, remote)
         if isinstance(address, str):
             return address
@@ -363,7 +355,7 @@ class _Machine:
             return f"{interface.name} reaches this machine only"
         if not self._has_route(interface, remote):
             return f"no route through {interface.name}"
-        return _Binding(interface.name, str(address))
+        return source.bound(interface.name, str(address))
 
     def _has_route(self, interface: Interface, remote: _Address) -> bool:
         family = _family(remote)

@@ -15,16 +15,15 @@ Rules every channel keeps
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, TransportError
-from multi.transports.half_open import HalfOpenConnections
 from multi.transports.settings import TransportSection
-from multi.types import Candidate, Family, TransportSample
+from multi.types import Candidate, ConnectionFacts, TransportSample
 
 S = TypeVar("S", bound=TransportSection)
 
@@ -47,16 +46,28 @@ class TlsSettings:
     """`sha256/BASE64`; the peer's certificate must have one of these keys (`multi.transports.certificates`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ListenGuard:
-    """What listeners bound, and whom they tell when a bound is reached."""
+class AdmissionControl:
+    """What listeners ask and tell about half-open connections: those whose peers have not proved anything yet.
 
-    handshake_timeout: float = 10.0
-    """Seconds from accepting a connection until TLS or QUIC must be done."""
-    strangers: HalfOpenConnections = field(default_factory=HalfOpenConnections)
-    """Every connection whose peer has not proved anything yet."""
-    report: Callable[[str, str], None] = lambda limit, source: None
-    """Called with the name of a limit and the source that reached it."""
+    This one, for a listener on its own, counts nothing.
+    """
+
+    def __init__(self, handshake_timeout: float = 10.0) -> None:
+        self.handshake_timeout = handshake_timeout
+        """Seconds from accepting a connection until TLS or QUIC must be done."""
+
+    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+        """Count one in; its `drop(reason)` is called, some time later, when it has to make room for others."""
+
+    def settled(self, connection: Hashable) -> None:
+        """Its peer has proved itself, or it is gone."""
+
+    def crowded(self, host: str) -> bool:
+        """Whether whoever comes from there should show that the address is his own before he gets a connection."""
+        return False
+
+    def report(self, limit: str, host: str = "") -> None:
+        """A limit was reached by `host`, or by this process itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +77,7 @@ class TransportSettings:
     sections: Mapping[str, TransportSection] = field(default_factory=dict)
     """By name of the transport; see `section`."""
     tls: TlsSettings | None = None
-    guard: ListenGuard = field(default_factory=ListenGuard, compare=False)
+    admission: AdmissionControl = field(default_factory=AdmissionControl, compare=False)
     """Listeners only; those of one server share it."""
 
     def section(self, name: str, kind: type[S]) -> S:
@@ -96,25 +107,14 @@ class ChannelSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelInfo:
-    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`."""
+class ChannelInfo(ConnectionFacts):
+    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`.
 
-    transport: str
-    family: Family
-    local: str
-    """`address:port`, brackets around IPv6."""
-    remote: str
-    interface: str = ""
-    lanes: int = 1
-    secure: bool = False
-    peer_verified: bool = False
-    channel_binding: bytes = b""
-    """Names the server's certificate and, on QUIC, this very connection; the same on both sides. Empty without TLS."""
-    peer_certificate: bytes = b""
+    The transport fills in what it knows; what the configuration wants of the connection is added by who dialled.
+    """
+
+    peer_certificate: bytes = field(default=b"", repr=False)
     """DER certificate of the peer, or empty."""
-    rtt: float = 0.0
-    """Measured while connecting; 0 = unknown."""
-    detail: str = ""
     subflows: int = 0
     """Established now; 0 = this transport has none, or MPTCP has lost all."""
     fell_back: bool = False

@@ -15,7 +15,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 import multi
-from multi.asyncio.accounting import LIMITS, LimitLog, TokenBucket
+from multi.asyncio.admission import LIMITS, LimitLog, TokenBucket
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, encode_header
 from multi.protocol.settings import Protect
 from multi.transports.quic.aioquic_engine import AioquicEngine

@@ -16,8 +16,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel, ListenGuard, TlsSettings, TransportSettings
-from multi.transports.half_open import HalfOpenConnections
+from multi.transports.base import AdmissionControl, Channel, TlsSettings, TransportSettings
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
@@ -401,7 +400,7 @@ async def test_unusable_files_are_named(files: Certificates, tmp_path: Path) -> 
 
 async def test_silent_client_of_a_tls_server_is_dropped(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
     server = TcpServer()
-    port = await server.listen(replace(files.server_settings(), guard=ListenGuard(handshake_timeout=0.1)))
+    port = await server.listen(replace(files.server_settings(), admission=AdmissionControl(handshake_timeout=0.1)))
     with caplog.at_level(logging.INFO, "multi.transports"):
         _, sink = await dial(port)
         await sink.until_lost()
@@ -418,32 +417,6 @@ async def test_closing_a_tls_listener_drops_unfinished_handshakes(files: Certifi
     server.listener.close()
     await sink.until_lost()
     assert server.channels.empty()
-
-
-def test_full_handshake_table_drops_the_oldest_of_the_busiest_source() -> None:
-    gone: list[int] = []
-    hit: list[tuple[str, str]] = []
-    strangers = HalfOpenConnections(4, 3, lambda *what: hit.append(what))
-
-    def come(number: int, host: str) -> list[int]:
-        strangers.add(number, host, lambda _reason: gone.append(number))
-        return gone
-
-    quiet, busy, other, newcomer = "192.0.2.1", "198.51.100.7", "203.0.113.9", "2001:db8::1"
-    for number, host in enumerate([quiet, busy, busy, other]):
-        assert come(number, host) == []
-    assert come(4, newcomer) == [1]
-    assert come(5, busy) == [1, 0]  # all are as busy: the oldest of all
-    strangers.discard(3)
-    strangers.discard(3)
-    assert len(strangers) == 3
-    assert come(6, "198.51.100.8") == [1, 0]
-    assert come(7, busy) == [1, 0, 2]  # its share is used up
-    assert hit == [
-        ("max_unauthenticated", "2001:db8::/56"),
-        ("max_unauthenticated", "198.51.100.0/24"),
-        ("max_unauthenticated_per_source", "198.51.100.0/24"),
-    ]
 
 
 async def test_unknown_progress_of_a_closed_channel_is_an_empty_sample() -> None:

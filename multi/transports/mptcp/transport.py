@@ -207,7 +207,7 @@ class Mptcp(Transport):
 
         check_congestion(tcp, "tcp_config.congestion: ")
         check_congestion(mptcp, "mptcp_config.congestion: ")
-        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         return _MptcpListener(listening_socket(host, port, _open_listener), reception)
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:

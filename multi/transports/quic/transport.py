@@ -19,16 +19,15 @@ from aioquic.quic.packet import QuicErrorCode
 from multi.errors import TransportError
 from multi.transports.base import (
     AcceptCallback,
+    AdmissionControl,
     Channel,
     ChannelInfo,
     Listener,
-    ListenGuard,
     TlsSettings,
     Transport,
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
-from multi.transports.half_open import source_of
 from multi.transports.quic.channel import LANE_STREAMS, QuicChannel
 from multi.transports.quic.engine import Accept, Connect, QuicEngine, implementation
 from multi.transports.quic.packets import (
@@ -244,7 +243,7 @@ class QuicListener:
         quic = settings.section("quic", QuicSettings)
         self._retry = quic.retry
         self._largest = quic.max_datagram_size
-        self._guard: ListenGuard = settings.guard
+        self._admission: AdmissionControl = settings.admission
         self._accept = accept
         self._tokens = RetryTokens()
         self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
@@ -338,7 +337,7 @@ class QuicListener:
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
         logger.info("quic connection from %s refused: %s", channel.info.remote, error)
         if channel.timed_out:
-            self._guard.report("handshake_timeout", source_of(self._handshakes[channel]))
+            self._admission.report("handshake_timeout", self._handshakes[channel])
             self._handshake_over(channel)
 
     def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None:
@@ -373,7 +372,7 @@ class QuicListener:
             now = time.monotonic()
             if not header.token:
                 if not self._retry:
-                    self._guard.report("quic_retry", source_of(address.host))
+                    self._admission.report("quic_retry", address.host)
                 self._reply(self._tokens.retry(header, str(address), now), address)
                 return None
             validated = self._tokens.original_id(header, str(address), now)
@@ -391,11 +390,11 @@ class QuicListener:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        timeout = self._guard.handshake_timeout
+        timeout = self._admission.handshake_timeout
         channel = QuicChannel(engine, self._port, self, info, is_client=False, handshake_timeout=timeout)
         self._engines[channel] = engine
         self._handshakes[channel] = address.host
-        self._guard.strangers.add(channel, address.host, lambda reason: self._evict(channel, reason))
+        self._admission.admit(channel, address.host, lambda reason: self._evict(channel, reason))
         self._ids[channel] = set()
         self._port.connections = len(self._ids)
         self.id_issued(channel, header.destination_id)
@@ -404,8 +403,7 @@ class QuicListener:
 
     def _under_load(self, host: str) -> bool:
         """Too many handshakes are unfinished, in all or from there: whoever wants one more shows that he is there."""
-        strangers = self._guard.strangers
-        return len(self._handshakes) >= RETRY_ABOVE or strangers.count(host) >= max(1, strangers.per_source // 2)
+        return len(self._handshakes) >= RETRY_ABOVE or self._admission.crowded(host)
 
     def _evict(self, channel: QuicChannel, reason: str) -> None:
         logger.info("quic connection from %s refused: %s", channel.info.remote, reason)
@@ -413,7 +411,7 @@ class QuicListener:
 
     def _handshake_over(self, channel: QuicChannel) -> None:
         self._handshakes.pop(channel, None)
-        self._guard.strangers.discard(channel)
+        self._admission.settled(channel)
 
     def _reply(self, data: bytes, address: PeerAddress) -> None:
         if not self._port.blocked:  # whoever is no connection yet does not wait for a full socket

@@ -40,7 +40,7 @@ class Tcp(Transport):
             return "tcp", StreamChannel
 
         check_congestion(tcp, "tcp_config.congestion: ")
-        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
         return StreamListener(sock, reception)
 

@@ -1,10 +1,30 @@
-"""Who goes first where there are too many strangers, and who has the next turn."""
+"""Who goes first where too many connections are half open, and who has the next turn."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
-from multi.transports.half_open import FairQueue, HalfOpenConnections, SourceIndex, place_of
+from multi.asyncio.admission import Admission, BySource, place_of, source_of
+from multi.config.model import Limits
+
+
+def coming(admission: Admission) -> tuple[Callable[[int, str], None], list[int]]:
+    """What counts a connection in, and the list of those dropped."""
+    dropped: list[int] = []
+
+    def come(number: int, host: str) -> None:
+        admission.admit(number, host, lambda _reason: dropped.append(number))
+
+    return come, dropped
+
+
+def test_a_source_is_a_customers_network() -> None:
+    assert source_of("192.0.2.1") == source_of("192.0.2.77") == source_of("::ffff:192.0.2.9")
+    assert source_of("192.0.2.1") != source_of("192.0.3.1")
+    assert source_of("2001:db8:0:100::1") == source_of("2001:db8:0:1ff::2")
+    assert source_of("2001:db8:0:100::1") != source_of("2001:db8:0:200::1")
+    assert source_of("fe80::1%eth0") == source_of("fe80::2%eth1")
 
 
 def test_an_address_is_what_one_device_has() -> None:
@@ -13,22 +33,51 @@ def test_an_address_is_what_one_device_has() -> None:
     assert place_of("2001:db8:0:1::5%eth0") == ("2001:db8::/56", "2001:db8:0:1::/64")
 
 
-def test_one_address_does_not_crowd_out_its_neighbours() -> None:
-    gone: list[str] = []
-    strangers = HalfOpenConnections(1000, 4)
-
-    def come(name: str, host: str) -> None:
-        strangers.add(name, host, lambda _reason: gone.append(name))
-
-    come("neighbour", "192.0.2.1")
+async def test_one_address_does_not_crowd_out_its_neighbours() -> None:
+    come, dropped = coming(Admission(Limits(max_unauthenticated=1000, max_unauthenticated_per_source=4)))
+    come(-1, "192.0.2.1")
     for number in range(100):
-        come(f"flood {number}", "192.0.2.77")
-    assert gone == [f"flood {number}" for number in range(97)]
-    assert len(strangers) == 4
+        come(number, "192.0.2.77")
+    assert dropped == list(range(97))
+
+
+async def test_the_oldest_of_the_busiest_source_goes_first() -> None:
+    admission = Admission(Limits(max_unauthenticated=4, max_unauthenticated_per_source=3))
+    come, dropped = coming(admission)
+    quiet, busy, other, newcomer = "192.0.2.1", "198.51.100.7", "203.0.113.9", "2001:db8::1"
+    for number, host in enumerate([quiet, busy, busy, other]):
+        come(number, host)
+    assert dropped == []
+    come(4, newcomer)
+    assert dropped == [1]
+    come(5, busy)
+    assert dropped == [1, 0]  # all are as busy: the oldest of all
+    admission.settled(3)
+    admission.settled(3)
+    come(6, "198.51.100.8")
+    assert dropped == [1, 0]
+    come(7, busy)
+    assert dropped == [1, 0, 2]  # its share is used up
+    assert {name: count for name, count in admission.counts.items() if count} == {
+        "max_unauthenticated": 2,
+        "max_unauthenticated_per_source": 1,
+    }
+
+
+async def test_a_source_is_crowded_when_half_its_share_is_half_open() -> None:
+    admission = Admission(Limits(max_unauthenticated_per_source=4))
+    come, _ = coming(admission)
+    come(1, "192.0.2.1")
+    assert not admission.crowded("192.0.2.9")
+    come(2, "192.0.2.2")
+    assert admission.crowded("192.0.2.9")
+    assert not admission.crowded("198.51.100.1")
+    admission.settled(1)
+    assert not admission.crowded("192.0.2.9")
 
 
 def test_the_busiest_source_gives_way_and_in_it_the_busiest_address() -> None:
-    crowd: SourceIndex[str] = SourceIndex()
+    crowd: BySource[str] = BySource()
     for member, host in (
         ("a1", "192.0.2.1"),
         ("b1", "198.51.100.1"),
@@ -47,7 +96,7 @@ def test_the_busiest_source_gives_way_and_in_it_the_busiest_address() -> None:
 
 def test_the_busiest_is_known_whatever_comes_and_goes() -> None:
     chance = random.Random(7)
-    crowd: SourceIndex[int] = SourceIndex()
+    crowd: BySource[int] = BySource()
     hosts: dict[int, str] = {}
     for step in range(5000):
         if hosts and chance.random() < 0.5:
@@ -71,7 +120,7 @@ def test_the_busiest_is_known_whatever_comes_and_goes() -> None:
 
 
 def test_who_comes_alone_waits_for_one_of_each_other_source() -> None:
-    turns: FairQueue[str] = FairQueue()
+    turns: BySource[str] = BySource()
     for number in range(50):
         turns.add(f"x{number}", "192.0.2.1")
         turns.add(f"y{number}", "198.51.100.1")
@@ -81,7 +130,7 @@ def test_who_comes_alone_waits_for_one_of_each_other_source() -> None:
 
 
 def test_addresses_of_a_source_take_turns_too() -> None:
-    turns: FairQueue[str] = FairQueue()
+    turns: BySource[str] = BySource()
     for number in range(50):
         turns.add(f"x{number}", "192.0.2.1")
     turns.add("neighbour", "192.0.2.2")
@@ -89,7 +138,7 @@ def test_addresses_of_a_source_take_turns_too() -> None:
 
 
 def test_who_has_left_has_no_turn_and_nobody_has_two() -> None:
-    turns: FairQueue[str] = FairQueue()
+    turns: BySource[str] = BySource()
     for member in ("a", "b", "b", "c"):
         turns.add(member, "192.0.2.1")
     turns.discard("a")
