@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli import demo
+from multi.cli.commands import demo
 from multi.lab.demo import loopback as demo_loopback
 from multi.lab.demo import roaming
 from multi.lab.demo.roaming import STORY

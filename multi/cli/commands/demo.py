@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
 
-__all__ = ["run_demo"]
+from multi.cli.arguments import Subparsers, add_command, positive
+
+
+def add_parser(commands: Subparsers) -> None:
+    parser = add_command(commands, "demo", run, "run the roaming demo")
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
+    parser.add_argument("--loopback", action="store_true", help="over loopback connections, without network namespaces")
+    parser.add_argument("--speed", metavar="N", type=positive, default=1.0, help=argparse.SUPPRESS)
+
+
+def run(parsed: argparse.Namespace) -> int:
+    return run_demo(parsed.out, loopback=parsed.loopback, speed=parsed.speed)
 
 
 def run_demo(out: Path, *, loopback: bool = False, speed: float = 1.0) -> int:

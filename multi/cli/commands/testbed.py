@@ -1,7 +1,4 @@
-"""`multi testbed`: two hosts with emulated links, for trying things by hand.
-
-The testbed itself is imported when an action runs, so that the other commands do not wait for it.
-"""
+"""`multi testbed`: two hosts with emulated links, for trying things by hand."""
 
 from __future__ import annotations
 
@@ -12,16 +9,16 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from multi.cli.arguments import Subparsers, add_command
+
 if TYPE_CHECKING:
     from multi.lab.testbed.daemon import Status
-
-__all__ = ["add_arguments", "run_testbed"]
 
 DEFAULT_NAME = "default"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What follows `multi testbed`."""
+def add_parser(commands: Subparsers) -> None:
+    parser = add_command(commands, "testbed", run, "two hosts with emulated networks on this machine")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
@@ -61,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action("list", _list, "show the testbeds that are running")
 
 
-def run_testbed(parsed: argparse.Namespace) -> int:
+def run(parsed: argparse.Namespace) -> int:
     """Do what the arguments say; return the exit code. Raises TestbedError."""
     code: int = parsed.run_action(parsed)
     return code
