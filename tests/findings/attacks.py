@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import multi
-from multi.core.segment import SegmentType
-from tests.integration.aio_support import HOST, Way
+from multi.protocol.segment import SegmentType
+from tests.integration.support import HOST, Way
 
 ANSWER_WITHIN = 1.0  # seconds a stranger waits for the server's first word
 

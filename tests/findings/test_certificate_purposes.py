@@ -8,8 +8,8 @@ import pytest
 
 import multi
 from tests.findings.attacks import aborted_at_end, echoing, exchanged
-from tests.integration.aio_support import Way, run
 from tests.integration.certificates import Certificates, certificates_in
+from tests.integration.support import Way, run
 
 
 @pytest.fixture

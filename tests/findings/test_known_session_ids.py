@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import multi
-from multi.core.handshake import ConnectionTerms, Hello, KeyPair
-from multi.core.ids import SessionId
-from multi.core.payloads import Policy
-from multi.core.segment import SegmentType, encode
+from multi.protocol.handshake import ConnectionTerms, Hello, KeyPair
+from multi.protocol.payloads import Policy
+from multi.protocol.segment import SegmentType, encode
+from multi.types import SessionId
 from tests.findings.attacks import Strangers, aborted_at_end, echoing, exchanged, first_segment, type_of, unverified
-from tests.integration.aio_support import Relay, Way, collect, run, until
 from tests.integration.hostile import HandMade, join_segment
+from tests.integration.support import Relay, Way, collect, run, until
 
 BURST = 3
 LIMITS = {"max_join_burst": BURST, "max_joins_per_second": 0.1}

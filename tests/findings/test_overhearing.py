@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.core.ids import ConnectionState
-from multi.core.segment import SegmentType
+from multi.protocol.segment import SegmentType
+from multi.types import ConnectionState
 from tests.findings.attacks import Strangers, aborted_at_end, echoing, exchanged, first_segment, type_of
-from tests.integration.aio_support import HOST, Relay, Way, run, until
+from tests.integration.support import HOST, Relay, Way, run, until
 
 LISTENER = "127.66.1.1"
 JOINING = "127.5.5.5"

@@ -17,7 +17,7 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicFrameType
 
 from tests.findings.attacks import echoing
-from tests.integration.aio_support import HOST, Way, collect, run, until
+from tests.integration.support import HOST, Way, collect, run, until
 
 MIB = 1 << 20
 STREAM_WITH_OFFSET_AND_LENGTH = QuicFrameType.STREAM_BASE | 0x04 | 0x02

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.cli.bench_protocol import Request, read_answer
-from multi.cli.file_protocol import Get, encode
+from multi.lab.bench.protocol import Request, read_answer
+from multi.lab.files.protocol import Get, encode
 from tests.findings.attacks import aborted_at_end
-from tests.integration.aio_support import HOST, run
 from tests.integration.cli_runner import started, wait_for_line
+from tests.integration.support import HOST, run
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says what a process uses")
 

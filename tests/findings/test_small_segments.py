@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from multi.core.ids import ConnectionState, SessionId, StreamId
-from multi.core.segment import SegmentType, encode
-from multi.core.settings import Protect
-from tests.integration.aio_support import Way, collect, run, serving, until
+from multi.protocol.segment import SegmentType, encode
+from multi.protocol.settings import Protect
+from multi.types import ConnectionState, SessionId, StreamId
 from tests.integration.hostile import HandMade
+from tests.integration.support import Way, collect, run, serving, until
 
 KIB, MIB = 1 << 10, 1 << 20
 
