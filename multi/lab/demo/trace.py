@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
+from rich.filesize import decimal
+
 from multi.asyncio.info import ConnectionInfo
-from multi.lab.files.progress import size_in_words
 
 __all__ = ["Mark", "Outcome", "Recorder", "Trace", "summary_lines", "write_trace"]
 
@@ -267,12 +268,12 @@ def summary_lines(trace: Trace) -> list[str]:
         part = sum(c["bytes"] for c in trace["connections"] if c["network"] == network)
         ids = [c["id"] for c in trace["connections"] if c["network"] == network and c["bytes"]]
         lines.append(
-            f"  {network} carried {size_in_words(part)} ({100 * part / carried if carried else 0:.0f} %), "
+            f"  {network} carried {decimal(part)} ({100 * part / carried if carried else 0:.0f} %), "
             + ("on one connection" if len(ids) == 1 else f"on {len(ids)} connections, one after the other")
         )
     lines.append(
-        f"  sent again: {size_in_words(trace['sent_again'])}; "
-        f"of this {size_in_words(trace['arrived_twice'])} arrived twice and was dropped"
+        f"  sent again: {decimal(trace['sent_again'])}; "
+        f"of this {decimal(trace['arrived_twice'])} arrived twice and was dropped"
     )
     lines.append("  longest time without data for the application, in the 2 s after:")
     for mark in trace["story"]:
