@@ -19,9 +19,10 @@ import pytest
 from multi.cli.commands import demo
 from multi.lab.demo import loopback as demo_loopback
 from multi.lab.demo import roaming
+from multi.lab.demo.recording import Outcome, Recorder
 from multi.lab.demo.roaming import STORY
-from multi.lab.demo.trace import Outcome, Recorder
 from multi.lab.testbed import TestbedNotAllowed, load_profile, pytest_plugin
+from multi.transports.mptcp.transport import mptcp_available
 from tests.integration.cli_runner import Files, command, run, wait_for_line
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "roaming_download.py"
@@ -202,7 +203,7 @@ def test_without_namespaces_the_demo_gives_the_reason_and_runs_over_loopback(
 
 
 def test_the_loopback_demo_brings_the_file_back_whole(tmp_path: Path) -> None:
-    if not demo_loopback._has_mptcp():
+    if not mptcp_available():
         pytest.skip("this kernel has no MPTCP: the loopback demo needs it")
     done = run("demo", "--loopback", "--speed", "6", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

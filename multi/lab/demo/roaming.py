@@ -2,7 +2,7 @@
 
 Two hosts in network namespaces (`multi.lab.testbed`): the client with WiFi and 5G is this process, the server is `multi
 serve`. What happens when is in `STORY`. This module plays it and streams the file; what is kept of it is decided in
-`roaming_trace`, what is shown in `roaming_view`.
+`recording`, what is shown in `view`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from multi.asyncio.client import connect
 from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged
-from multi.lab.demo.loopback import DemoFailed
-from multi.lab.demo.server import ServerProcess, make_file, wait_for_end
-from multi.lab.demo.trace import Outcome, Recorder, summary_lines, write_trace
+from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file, wait_for_end
+from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
 from multi.lab.demo.view import View
 from multi.lab.files.progress import in_words
 from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
@@ -157,7 +156,8 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
             f"{link.spec.up.rate_mbps:g} up, {down.delay_ms + link.spec.up.delay_ms:g} ms round trip"
         )
     testbed.links["wifi"].carrier(False)
-    async with ServerProcess(testbed.server, work, PORT) as server:
+    listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
+    async with ServerProcess(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
         async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
             async with View(console, session, recorder, STORY, speed) as view:

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from multi.lab.demo.trace import Trace, TracedSample
+from multi.lab.demo.recording import Trace, TracedSample
 
 __all__ = ["draw_timeline"]
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
-from multi.lab.demo.trace import Recorder
+from multi.lab.demo.recording import Recorder
 from multi.lab.files.progress import PLAIN_INTERVAL, STYLES
 from multi.types import ConnectionState
 

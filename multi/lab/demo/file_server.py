@@ -1,4 +1,4 @@
-"""What the roaming demo needs around it: the file, and `multi serve` as a process on the server host."""
+"""What the demos need around them: a file to copy, and `multi serve` as a process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from multi.errors import MultiError
 from multi.lab.cert import write_development_certificates
-from multi.lab.demo.loopback import DemoFailed, installation_files
-from multi.lab.testbed import Host
 
-__all__ = ["ServerProcess", "make_file", "wait_for_end"]
+__all__ = ["DemoFailed", "ServerProcess", "make_file", "wait_for_end"]
 
 PIECE = 64_000_000  # bytes of the installation that are repeated
 START_TIMEOUT = 20.0  # seconds for the server to come up, on a machine that is busy
@@ -27,12 +27,16 @@ END_TIMEOUT = 0.5  # seconds it gets to end in order; there is nothing it could 
 POLL = 0.02  # seconds
 
 
+class DemoFailed(MultiError):
+    """Something the demo needs is missing, or a promise was not kept."""
+
+
 async def make_file(path: Path, size: int) -> str:
     """Write the Python installation to `path`, as often as it takes; return its SHA-256.
 
     Each repetition starts with its number, so that none can stand for another. Raises DemoFailed without disk space.
     """
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     free = shutil.disk_usage(path.parent).free
     if free < size:
         raise DemoFailed(f"{path.parent} has {free / 1e6:.0f} MB left and the file needs {size / 1e6:.0f} (see TMPDIR)")
@@ -55,7 +59,7 @@ async def make_file(path: Path, size: int) -> str:
 
 def _installation(size: int) -> bytes:
     content = bytearray()
-    for path in installation_files():
+    for path in _installation_files():
         with contextlib.suppress(OSError):
             content += path.read_bytes()
         if len(content) >= size:
@@ -63,14 +67,36 @@ def _installation(size: int) -> bytes:
     return bytes(content[:size])
 
 
-class ServerProcess:
-    """`async with ServerProcess(...)`: a file service with TLS on `host`; serves `work/files` with `work/certs`."""
+def _installation_files() -> Iterator[Path]:
+    """Files of the standard library, of installed packages, then of the system's programs."""
+    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix, "/usr/lib", "/usr/bin"]
+    seen: set[Path] = set()
+    for root in dict.fromkeys(roots):
+        for directory, subdirectories, names in os.walk(root):
+            subdirectories.sort()
+            for name in sorted(names):
+                path = Path(directory, name)
+                if path not in seen and path.is_file() and not path.is_symlink():
+                    seen.add(path)
+                    yield path
 
-    def __init__(self, host: Host, work: Path, port: int) -> None:
-        self._host = host
+
+class ServerProcess:
+    """`async with ServerProcess(...)`: a file service with TLS; serves `work/files` with `work/certs`.
+
+    `popen` starts it, on whatever host it likes; `listen` is the section of the configuration.
+    """
+
+    def __init__(
+        self, popen: Callable[..., subprocess.Popen[bytes]], work: Path, listen: dict[str, Any], *arguments: str
+    ) -> None:
+        self._popen = popen
         self._work = work
+        self._listen = listen
+        self._arguments = arguments
         self._log = work / "server.log"
-        self._port = port
+        self.port = 0
+        """Where it listens, once it is ready."""
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -81,15 +107,24 @@ class ServerProcess:
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(write_development_certificates, self._work / "certs", [])
         config = {
-            "listen": {"host": "::", "port": self._port, "transports": ["tcp"]},
+            "listen": self._listen,
             "ssl_config": {"cert": "certs/server-cert.pem", "key": "certs/server-key.pem"},
         }
         path = self._work / "server.json"
         path.write_text(json.dumps(config, indent=2))
-        command = [sys.executable, "-m", "multi", "serve", str(path), "--dir", str(self._work / "files")]
+        command = [
+            sys.executable,
+            "-m",
+            "multi",
+            "serve",
+            str(path),
+            "--dir",
+            str(self._work / "files"),
+            *self._arguments,
+        ]
         with self._log.open("wb") as log:
             # An interruption at the terminal is for us alone: the server ends when we are done with it.
-            self._process = self._host.popen(
+            self._process = self._popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         try:
@@ -106,10 +141,11 @@ class ServerProcess:
         assert self._process is not None
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                while b"serving" not in self._log.read_bytes():
+                while not (ready := re.search(r"serving .* port (\d+) ", self._log.read_text(errors="replace"))):
                     if self._process.poll() is not None:
                         raise DemoFailed(self.explain_end())
                     await asyncio.sleep(POLL)
+            self.port = int(ready[1])
         except TimeoutError:
             raise DemoFailed(f"the server was not ready within {START_TIMEOUT:g} s") from None
 

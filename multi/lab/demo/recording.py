@@ -17,21 +17,11 @@ from rich.filesize import decimal
 
 from multi.asyncio.info import ConnectionInfo
 
-__all__ = ["Mark", "Outcome", "Recorder", "Trace", "summary_lines", "write_trace"]
+__all__ = ["Outcome", "Recorder", "Trace", "summary_lines", "write_trace"]
 
 GAP_WINDOW = 2.0  # seconds after an event in which the longest gap is looked for
 PEAK_WINDOW = 1.0  # seconds the peak rate is the average of
 FORMAT = 1  # version of the trace
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A step of the story, when it happened."""
-
-    t: float
-    key: str
-    title: str
-    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +103,7 @@ class Recorder:
         self.delivered = 0
         """Bytes the application has read."""
         self.finished_at: float | None = None
-        self.marks: list[Mark] = []
+        self.marks: list[TracedMark] = []
         self.events: list[tuple[float, str]] = []
         self.samples: list[TracedSample] = []
 
@@ -138,7 +128,7 @@ class Recorder:
 
     def mark(self, t: float, key: str, title: str, what: str) -> None:
         """A step of the story happened at `t`."""
-        self.marks.append(Mark(t, key, title, what))
+        self.marks.append({"t": round(t, 3), "key": key, "title": title, "what": what, "longest_gap": 0.0})
 
     def event(self, text: str) -> None:
         self.events.append((self.now(), text))
@@ -146,13 +136,17 @@ class Recorder:
     def state_changed(self, connection: int, state: str, reason: str) -> None:
         self._states.setdefault(connection, []).append((self.now(), state, reason))
 
-    def sample(self, connections: Sequence[ConnectionInfo]) -> None:
+    def sample(
+        self,
+        connections: Sequence[ConnectionInfo],
+        bytes_of: Callable[[ConnectionInfo], int] = lambda connection: connection.payload_received,
+    ) -> None:
         self._infos |= {info.id: info for info in connections}
         self.samples.append(
             {
                 "t": round(self.now(), 4),
                 "delivered": self.delivered,
-                "bytes": {str(c.id): c.payload_received for c in connections},
+                "bytes": {str(c.id): bytes_of(c) for c in connections},
                 "rtt_ms": {str(c.id): round(c.rtt * 1000, 2) for c in connections if c.rtt},
             }
         )
@@ -180,9 +174,13 @@ class Recorder:
                 break
         return longest
 
+    def longest_pause(self) -> float:
+        """Longest time between two reads."""
+        return self.longest_gap(self._reads[0], self._reads[-1]) if self._reads else 0.0
+
     def gap_so_far(self) -> float:
         """The longest gap after the last step, one that has not ended included."""
-        start, now = self.marks[-1].t, self.finished_at or self.now()
+        start, now = self.marks[-1]["t"], self.finished_at or self.now()
         end = start + GAP_WINDOW
         last = max(start, self._reads[-1] if self._reads else 0.0)
         return max(self.longest_gap(start, end), now - last if last < end else 0.0)
@@ -205,7 +203,9 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
     """Put everything together, write it to `path` and return it."""
     seconds = recorder.finished_at or recorder.now()
     connections = recorder.connections()
-    ends = [mark.t for mark in recorder.marks[1:]] + [seconds]
+    ends = [mark["t"] for mark in recorder.marks[1:]] + [seconds]
+    for mark, end in zip(recorder.marks, ends, strict=True):
+        mark["longest_gap"] = round(recorder.longest_gap(mark["t"], min(mark["t"] + GAP_WINDOW, end)), 4)
     arrived_twice = max(0, sum(c["bytes"] for c in connections) - outcome.size)
     trace: Trace = {
         "version": FORMAT,
@@ -223,16 +223,7 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
         "arrived_twice": arrived_twice,
         "networks": recorder.networks,
         "connections": connections,
-        "story": [
-            {
-                "t": round(mark.t, 3),
-                "key": mark.key,
-                "title": mark.title,
-                "what": mark.what,
-                "longest_gap": round(recorder.longest_gap(mark.t, min(mark.t + GAP_WINDOW, end)), 4),
-            }
-            for mark, end in zip(recorder.marks, ends, strict=True)
-        ],
+        "story": recorder.marks,
         "events": [{"t": round(t, 3), "text": text} for t, text in recorder.events],
         "samples": recorder.samples,
     }
