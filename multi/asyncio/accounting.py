@@ -20,6 +20,7 @@ from multi.config.sections import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
+from multi.reasons import Cause, Reason
 from multi.transports.base import ListenGuard
 from multi.transports.half_open import HalfOpenConnections, SourceIndex, source_of
 from multi.types import ConnectionId, ConnectionState
@@ -55,23 +56,14 @@ LIMITS = (
 )
 """Names in `Server.statistics`: keys of `limits`, and bounds that cannot be configured."""
 
-_REASONS = (
-    ("no answer to MULTI's handshake within", "handshake_timeout"),
-    ("too many connections in this session", "max_connections_per_session"),
-    ("streams open", "max_streams"),
-    ("but the session window ends at", "flow_control"),
-    ("but the window ends at", "flow_control"),
-    ("gaps on stream", "flow_control"),
-    ("too many bytes before the handshake", "flow_control"),
-    ("the peer sends and does not read", "flow_control"),
-    ("segment length ", "segment_size"),
-)
-"""What the core says of a connection that it closed because of a bound, and the name of that bound."""
-
-
-def limit_of(reason: str) -> str:
-    """The limit a connection was closed for, or empty."""
-    return next((limit for text, limit in _REASONS if text in reason), "")
+LIMIT_OF = {
+    Cause.HANDSHAKE_TIMEOUT: "handshake_timeout",
+    Cause.CONNECTION_LIMIT: "max_connections_per_session",
+    Cause.STREAM_LIMIT: "max_streams",
+    Cause.FLOW_CONTROL: "flow_control",
+    Cause.SEGMENT_SIZE: "segment_size",
+}
+"""For what the protocol closes a connection because of a bound, and the name of that bound."""
 
 
 class TokenBucket:
@@ -230,14 +222,13 @@ class Guard:
         guest.hosts[connection] = host
         if len(guest.pending) >= self._limits.max_pending_joins:
             self.log.hit("max_pending_joins", source_of(host))
-            self._drop(
-                driver, next(iter(guest.pending)), "too many connections of this session have not proved themselves"
-            )
+            text = "too many connections of this session have not proved themselves"
+            self._drop(driver, next(iter(guest.pending)), text)
         guest.pending[connection] = None
         self.strangers.add((driver, connection), host, partial(self._drop, driver, connection))
 
-    def _drop(self, driver: SessionDriver, connection: ConnectionId, reason: str) -> None:
-        session, now = driver.engine.session, driver.now()
+    def _drop(self, driver: SessionDriver, connection: ConnectionId, text: str) -> None:
+        session, now, reason = driver.engine.session, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         found = session.connections.get(connection)
         if found is not None and found.alive:
             session.give_up(connection, reason, now=now)
@@ -247,8 +238,8 @@ class Guard:
         if (guest := self._guests.get(driver)) is not None:
             self._settled(driver, guest, connection)
 
-    def _end_unconfirmed(self, driver: SessionDriver, reason: str) -> None:
-        session, now = driver.engine.session, driver.now()
+    def _end_unconfirmed(self, driver: SessionDriver, text: str) -> None:
+        session, now, reason = driver.engine.session, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         for connection in list(session.connections.values()):
             if connection.alive:
                 session.give_up(connection.id, reason, now=now)
@@ -277,7 +268,8 @@ class Guard:
                     self.log.hit("max_detached_sessions", guest.source)
                     oldest = next(iter(self._detached))
                     del self._detached[oldest]
-                    oldest.engine.session.fail("too many sessions wait for their clients", now=oldest.now())
+                    reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
+                    oldest.engine.session.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.pop(driver, None)
@@ -291,7 +283,7 @@ class Guard:
         self._settled(driver, guest, event.connection)
         if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
             del guest.hosts[event.connection]
-            if limit := limit_of(event.reason):
+            if limit := LIMIT_OF.get(event.reason.cause):
                 self.log.hit(limit, source_of(host))
         elif event.state is ConnectionState.ACTIVE:
             guest.known.pop(source_of(host), None)
@@ -334,7 +326,8 @@ class Guard:
                 if connection.alive and connection.authenticated and self._stalls(guest, connection, now):
                     host = guest.hosts.get(connection.id, "")
                     self.log.hit("segment_timeout", source_of(host) if host else "")
-                    reason = f"no progress within a segment for {self._limits.segment_timeout:g} s"
+                    text = f"no progress within a segment for {self._limits.segment_timeout:g} s"
+                    reason = Reason(Cause.SEGMENT_TIMEOUT, text)
                     driver.engine.session.give_up(connection.id, reason, now=now)
                     driver.pump_soon()
             alive = driver.engine.session.connections

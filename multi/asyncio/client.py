@@ -101,7 +101,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     session = Session(driver, resolver, limit=limit, owns_close=owns_close)
     try:
         found = await _find(resolver, networks, timeout)
-        driver.attempts = found.rejected
+        driver.attempts = list(found.rejected)
         networks.started(found)
         engine.open(
             found.candidates,
@@ -131,7 +131,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         raise
     except SessionLost:
         await driver.settle()
-        raise NoUsableConnection(core.error, driver.failures) from None
+        raise NoUsableConnection(str(core.reason or ""), driver.failures) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")

@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -41,7 +40,7 @@ from multi.events import (
 )
 from multi.protocol.connection import Connection
 from multi.protocol.engine import Engine
-from multi.protocol.handshake import REFUSED, Refuse
+from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId
 
@@ -62,8 +61,9 @@ UNANSWERED = frozenset(
         errno.ENOBUFS,
     )
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
-REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
-UNPROVEN = (str(Refuse(REFUSED)), "the server's proof is wrong")  # how the reason ends where a key may be missing
+UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
+REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
+LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
@@ -108,7 +108,8 @@ class _Link:
         driver = self._driver
         driver.links.pop(self.id, None)
         driver.released(self)
-        driver.engine.connection_lost(self.id, str(error) if error else "", now=driver.loop.time())
+        failure = Reason(Cause.TRANSPORT, str(error)) if error else None
+        driver.engine.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
 
 
@@ -317,7 +318,7 @@ class SessionDriver:
         logger.error("internal error in session %s", self.engine.session.session_id.hex(), exc_info=error)
         self._broken = True
         self._abort_channels()
-        self._finish(SessionLost(f"internal error: {error!r}"))
+        self._finish(SessionLost(Reason(Cause.INTERNAL, f"internal error: {error!r}")))
 
     def _abort_channels(self) -> None:
         leaving, self._leaving = self._leaving, set()
@@ -329,7 +330,7 @@ class SessionDriver:
     def _cut(self) -> None:
         """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
         if not self.closed.done():
-            self.engine.abort("the application's event loop ended", now=self.loop.time())
+            self.engine.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
         self._abort_channels()
         if self.soon is not None:
@@ -361,7 +362,8 @@ class SessionDriver:
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)
             answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
-            self.engine.attempt_failed(connection, str(error) or repr(error), answered=answered, now=self.loop.time())
+            reason = Reason(Cause.TRANSPORT, str(error) or repr(error))
+            self.engine.attempt_failed(connection, reason, answered=answered, now=self.loop.time())
             self.pump()
             return
         finally:
@@ -513,38 +515,40 @@ class SessionDriver:
         if not self.attempted_all.done():
             self.attempted_all.set_result(None)
 
-    def _explained(self, reason: str) -> str:
+    def _explained(self, reason: Reason) -> Reason:
         """What a client knows besides about a handshake that failed: the answer is the same for every cause."""
         session = self.engine.session
-        if session.side is not Side.CLIENT or session.confirmed or not reason.endswith(UNPROVEN):
+        if session.side is not Side.CLIENT or session.confirmed or reason.cause not in UNPROVEN:
             return reason
         if session.settings.psk:
             name = session.settings.psk_id.decode(errors="replace")
-            return f"{reason}: it has no pre-shared key {name!r}, or another one than this side"
-        return f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use"
+            return reason.reworded(f"{reason}: it has no pre-shared key {name!r}, or another one than this side")
+        return reason.reworded(f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use")
 
     def _session_closed(self, effect: SessionClosed) -> None:
-        effect = replace(effect, error=self._explained(effect.error))
-        self.engine.session.error = effect.error
-        self._finish(self._error_of(effect) if effect.error else None)
+        reason = self.engine.session.reason = self._explained(effect.reason)
+        self._finish(None if reason.orderly else self._error_of(reason))
 
-    def _error_of(self, effect: SessionClosed) -> MultiError:
+    def _error_of(self, reason: Reason) -> MultiError:
         """What ended the session, in the application's terms."""
         if self.engine.session.confirmed:
-            return SessionLost(effect.error)  # also when "session gone" was a refusal
-        if effect.refused:
-            return SessionRefused(effect.error)
-        refused = next((reason for _, reason in self.failures if reason.startswith(REFUSALS)), None)
+            return SessionLost(reason)
+        refused = next((reason for _, reason in self._tried if reason.cause in REFUSALS), None)
         if refused is not None:
             return SessionRefused(refused)
-        return SessionLost("\n".join([effect.error, *(f"  {what}: {reason}" for what, reason in self.failures)]))
+        lines = [reason, *(f"  {what}: {failure}" for what, failure in self.failures)]
+        return SessionLost(reason.reworded("\n".join(lines)))
+
+    @property
+    def _tried(self) -> list[tuple[str, Reason]]:
+        """(candidate, reason) of every dial that did not lead to a connection while the session opened."""
+        paths = self.engine.paths
+        return [(what, self._explained(reason)) for what, reason in paths.failures] if paths is not None else []
 
     @property
     def failures(self) -> list[tuple[str, str]]:
         """(candidate, reason) of everything that did not lead to a connection while the session opened."""
-        paths = self.engine.paths
-        tried = paths.failures if paths is not None else []
-        return self.attempts + [(what, self._explained(reason)) for what, reason in tried]
+        return [*self.attempts, *self._tried]
 
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():
@@ -559,7 +563,7 @@ class SessionDriver:
             self._sampler.cancel()
             self._sampler = None
             self._looking.count -= 1
-        failure = error or SessionLost("the session is closed")
+        failure = error or SessionLost()
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():
                 future.set_exception(failure)

@@ -27,6 +27,7 @@ from multi.protocol.engine import Engine
 from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.protocol.segment import SegmentType, encode, peek
 from multi.protocol.session import SessionCore
+from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, Listener, transport
 from multi.transports.half_open import FairQueue, source_of
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
@@ -254,7 +255,7 @@ class Server:
     def abort_clients(self) -> None:
         """End the living sessions at once: what is not delivered may never be."""
         for driver in self._table.values():
-            driver.engine.abort("the server stops", now=driver.now())
+            driver.engine.abort(Reason(Cause.ABORTED, "the server stops"), now=driver.now())
             driver.pump()
 
     def _cut(self) -> None:

@@ -13,10 +13,12 @@ from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import load_entry
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
+from multi.paths.manager import SESSION_ENDED
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
 from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
+from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Role, StreamId
 
@@ -113,25 +115,25 @@ class Session:
         """
         self._check_open()
         slots = self._slots(to)
-        done: asyncio.Future[str] = self._driver.loop.create_future()
+        done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
         self._driver.engine.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
         self._driver.pump()
 
         def ended(_: asyncio.Future[None]) -> None:
-            _settle(done, "the session has ended")  # after an internal error the path manager says nothing any more
+            _settle(done, SESSION_ENDED)  # after an internal error the path manager says nothing any more
 
         self._driver.closed.add_done_callback(ended)
         try:
-            reason = await done
+            failure = await done
         except asyncio.CancelledError:
             self._driver.engine.cancel_handover()
             raise
         finally:
             self._driver.closed.remove_done_callback(ended)
-        if reason:
+        if failure is not None:
             if self._driver.closed.done():
-                raise self._driver.closed_error or SessionLost("the session is closed")
-            raise TransportError(f"handover to {to} failed: {reason}")
+                raise self._driver.closed_error or SessionLost()
+            raise TransportError(f"handover to {to} failed: {failure}")
 
     def _slots(self, to: str | int) -> list[Slot]:
         paths = self._driver.engine.paths
@@ -283,7 +285,7 @@ class Session:
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
         self._aborted = self._aborted or not self._driver.closed.done()
-        self._driver.engine.abort(reason, now=self._driver.now())
+        self._driver.engine.abort(Reason(Cause.ABORTED, reason), now=self._driver.now())
         self._driver.pump()
 
     async def wait_closed(self) -> None:
@@ -309,7 +311,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._driver.closed.done():
-            raise self._driver.closed_error or SessionLost("the session is closed")
+            raise self._driver.closed_error or SessionLost()
         if self._core.closing:
             raise LocalProtocolError("the session is being closed")
 
@@ -351,7 +353,7 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port or 0)
 
 
-def _settle(future: asyncio.Future[str], reason: str) -> None:
+def _settle(future: asyncio.Future[Reason | None], reason: Reason | None) -> None:
     if not future.done():
         future.set_result(reason)
 

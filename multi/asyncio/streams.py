@@ -272,7 +272,7 @@ class SessionWriter:
 
     def _raise_error(self) -> None:
         if self._driver.closed.done():
-            raise self._driver.closed_error or SessionLost("the session is closed")
+            raise self._driver.closed_error or SessionLost()
         error = self._send_error()
         if error is not None and not (self._closing and self._streams.finished(self._stream)):
             raise error

@@ -39,6 +39,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.settings import SessionSettings
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, SessionId
 
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
@@ -67,7 +68,7 @@ class Host(Protocol):
         """The peer cannot read what was sent on `connection` so far."""
 
     def refused(self, connection: Connection, refuse: Refuse) -> None: ...
-    def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None: ...
+    def disconnect(self, connection: Connection, reason: Reason, *, abort: bool) -> None: ...
 
 
 class Authenticator(ABC):
@@ -243,7 +244,7 @@ class ClientAuthenticator(Authenticator):
                 self._challenge(connection, Challenge.decode(segment.payload), now)
             case SegmentType.ADMIT if connection.id in self._admissions:
                 if not same(self._admissions.pop(connection.id), decode_proof(segment.payload)):
-                    raise RemoteProtocolError("the server's proof is wrong")
+                    raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
                 del self._joins[connection.id]
                 self.host.authenticated(connection)
             case SegmentType.REFUSE if not connection.authenticated:
@@ -255,7 +256,7 @@ class ClientAuthenticator(Authenticator):
         terms = self._terms[connection.id]
         self._check_choice(terms, accept.sealed, accept.cipher)
         if accept.version not in self._hello.versions:
-            raise RemoteProtocolError(f"the server chose version {accept.version}")
+            raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
         first = self.keys is None
         if first:
             shared = self._pair.agree(accept.key)
@@ -273,7 +274,7 @@ class ClientAuthenticator(Authenticator):
                 raise RemoteProtocolError("another server answered the repeated HELLO")
         binding, part = connection.facts.channel_binding, accept.connection_part()
         if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
-            raise RemoteProtocolError("the server's proof is wrong")
+            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
         self.keys, self._accepted_part, self._cipher = keys, accept.session_part(), accept.cipher
         del self._greeted[connection.id]
         connection.number = accept.number
@@ -296,7 +297,7 @@ class ClientAuthenticator(Authenticator):
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
-            raise RemoteProtocolError("the server's proof is wrong")
+            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
         if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
             self.host.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
         connection.number = challenge.number
@@ -309,9 +310,9 @@ class ClientAuthenticator(Authenticator):
     @staticmethod
     def _check_choice(terms: ConnectionTerms, sealed: bool, cipher: Cipher) -> None:
         if sealed != terms.sealed:
-            raise RemoteProtocolError("the server changed the protection that was asked for")
+            raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
         if cipher not in terms.ciphers:
-            raise RemoteProtocolError("the server chose a cipher that was not offered")
+            raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
 
 
 def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
@@ -379,7 +380,7 @@ class ServerAuthenticator(Authenticator):
         # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
         # every failed JOIN has to be the same bytes.
         connection.output[0].append(encode(SegmentType.REFUSE, self.host.session_id, refuse.encode()))
-        self.host.disconnect(connection, str(refuse), abort=False)
+        self.host.disconnect(connection, refuse.reason, abort=False)
 
     def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
         """The cipher for these terms; None when this side does not agree to them."""

@@ -12,6 +12,7 @@ from math import inf
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
 from multi.protocol.state import check_connection
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
 
 SLOW_SEGMENT = 16 * 1024  # below 200 Mbit/s; mechanics: the write size bounds what a slow path holds back
@@ -23,6 +24,8 @@ SUSPECT_SLACK = 0.050  # design 7: srtt + 4 rttvar + 50 ms
 UNKNOWN_RTT = 0.200
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+
+CONNECTED = Reason(Cause.CONNECTED, "connected")
 
 _DELIVERING = (ConnectionState.ACTIVE, ConnectionState.DRAINING, ConnectionState.AUTHENTICATING)
 
@@ -117,7 +120,7 @@ class Connection:
         self.lanes = facts.lanes
         self.data_lane = 1 if facts.lanes > 1 else 0
         self.state = ConnectionState.AUTHENTICATING
-        self.reason = "connected"
+        self.reason = CONNECTED
         self.number = -1
         """Number the server gave it; enters keys and control segments. -1 = not yet."""
         self.authenticated = False
@@ -241,7 +244,7 @@ class Connection:
 
     # --- state  ---
 
-    def move(self, state: ConnectionState, reason: str) -> None:
+    def move(self, state: ConnectionState, reason: Reason) -> None:
         self.state = check_connection(self.state, state)
         self.reason = reason
 

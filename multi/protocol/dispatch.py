@@ -14,7 +14,7 @@ from multi.protocol.authenticator import Authenticator
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.handshake import decode_tickets
-from multi.protocol.liveness import Liveness
+from multi.protocol.liveness import DRAINED_BY_PEER, HEARD, Liveness
 from multi.protocol.payloads import (
     Close,
     DrainStep,
@@ -35,6 +35,7 @@ from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, Segm
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.streams import Streams
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState, SessionId, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
@@ -96,7 +97,7 @@ class Incoming:
             connection.held.append((lane, data))
         connection.held_size += len(data) + HELD_OVERHEAD
         if connection.held_size > HELD_LIMIT:
-            raise RemoteProtocolError("too many bytes before the handshake")
+            raise RemoteProtocolError("too many bytes before the handshake", Cause.FLOW_CONTROL)
 
     def release_held(self, connection: Connection, now: float) -> None:
         """The handshake is far enough: take what had to wait for it."""
@@ -143,7 +144,7 @@ class Incoming:
         if connection.authenticated:
             connection.allowance = None
             if connection.state is ConnectionState.SUSPECT:
-                self._liveness.recovered(connection, "the peer was heard")
+                self._liveness.recovered(connection, HEARD)
 
     def _segment(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
         if segment.session_id != self._session_id:
@@ -251,7 +252,7 @@ class Incoming:
             # copy everything in flight each time.
             settled = now >= connection.suspect_since + 2 * connection.suspect_after
             if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
-                self._liveness.suspect(connection, "the peer's network went away", now)
+                self._liveness.suspect(connection, Reason(Cause.NETWORK_GONE, "the peer's network went away"), now)
         elif step is DrainStep.SILENT:
             connection.peer_suspect_at = now  # unless it came over this very connection: that is progress
         else:
@@ -259,7 +260,7 @@ class Incoming:
             if not connection.authenticated:
                 connection.drain_asked = True  # it overtook the proof on another connection
             elif connection.state is not ConnectionState.DRAINING:
-                self._liveness.start_draining(connection, "drained by the peer")
+                self._liveness.start_draining(connection, DRAINED_BY_PEER)
 
     def _numbered(self, number: int) -> Connection | None:
         return next((c for c in self._host.connections.values() if c.alive and c.number == number), None)

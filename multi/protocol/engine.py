@@ -19,15 +19,17 @@ from multi.events import (
     SessionResumed,
     SignalChanged,
 )
-from multi.paths.manager import Memory, Mode, PathManager
+from multi.paths.manager import NETWORK_GONE, Memory, Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
-from multi.protocol.session import SessionCore
+from multi.protocol.session import ABORTED, SessionCore
 from multi.protocol.state import SessionState
+from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId, TransportSample
 
+NO_CONNECTION = Reason(Cause.NO_CONNECTION, "no connection could be opened")
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 
 
@@ -74,7 +76,7 @@ class Engine:
 
     # === inputs  ===
 
-    def attempt_failed(self, connection: ConnectionId, reason: str, *, now: float, answered: bool = True) -> None:
+    def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
         self._now = now
         if self.paths is not None:
@@ -88,9 +90,9 @@ class Engine:
         self._now = now
         self.session.receive(connection, data, lane, now=now)
 
-    def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+    def connection_lost(self, connection: ConnectionId, failure: Reason | None, *, now: float) -> None:
         self._now = now
-        self.session.connection_lost(connection, reason, now=now)
+        self.session.connection_lost(connection, failure, now=now)
 
     def set_credit(self, connection: ConnectionId, credit: int, *, now: float) -> None:
         self._now = now
@@ -137,7 +139,7 @@ class Engine:
         self._now = now
         self.session.close(now=now)
 
-    def abort(self, reason: str = "aborted", *, now: float) -> None:
+    def abort(self, reason: Reason = ABORTED, *, now: float) -> None:
         self._now = now
         self.session.abort(reason, now=now)
 
@@ -177,7 +179,7 @@ class Engine:
         """Client: forget a handover under way."""
         self._paths().cancel_handover()
 
-    def hand_over(self, slots: list[Slot], done: Callable[[str], None], *, now: float) -> None:
+    def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], *, now: float) -> None:
         """Make-before-break to one of `slots`; see `PathManager.hand_over`."""
         self._now = now
         self._paths().hand_over(slots, done, now)
@@ -197,7 +199,7 @@ class Engine:
         self._paths().update(candidates, now, reason=reason, expecting=expecting)
 
     def network_changed(
-        self, interface: str, usable: bool, *, now: float, address: str = "", reason: str = "the network went away"
+        self, interface: str, usable: bool, *, now: float, address: str = "", reason: str = NETWORK_GONE
     ) -> None:
         """The application or the system says that an interface became usable or stopped being so.
 
@@ -213,9 +215,9 @@ class Engine:
                 if interface and connection.facts.more_interfaces:
                     continue  # an MPTCP connection goes on over the others, also without its first subflow
                 if not address:
-                    self.session.suspect(connection.id, reason, now=now)
+                    self.session.suspect(connection.id, Reason(Cause.NETWORK_GONE, reason), now=now)
                 elif connection.facts.local_address == address:
-                    self.session.give_up(connection.id, reason, now=now)
+                    self.session.give_up(connection.id, Reason(Cause.ADDRESS_GONE, reason), now=now)
         if self.paths is not None and not address:
             self.paths.network_changed(interface, usable, now, reason)
         self.session.notify(NetworkChanged(interface, usable, reason if not usable else "usable again"))
@@ -234,7 +236,7 @@ class Engine:
         self._now = now
         if self._over:
             return
-        reason = f"the machine slept for {seconds:.0f} s"
+        reason = Reason(Cause.SUSPENDED, f"the machine slept for {seconds:.0f} s")
         for connection in list(self.session.connections.values()):
             self.session.suspect(connection.id, reason, now=now)
         if self.paths is not None:
@@ -258,7 +260,8 @@ class Engine:
                 self._open_deadline = None
                 if not self.session.confirmed:
                     self.paths.give_up(self._open_timeout)
-                    self.session.fail(f"the session did not open within {round(self._open_timeout, 1):g} s", now=now)
+                    text = f"the session did not open within {round(self._open_timeout, 1):g} s"
+                    self.session.fail(Reason(Cause.NO_CONNECTION, text), now=now)
 
     @property
     def now(self) -> float:
@@ -309,7 +312,7 @@ class Engine:
     def _path_effects(self) -> list[Effect]:
         assert self.paths is not None
         if self.session.state is SessionState.OPENING and self.paths.hopeless and not self._over:
-            self.session.fail("no connection could be opened", now=self._now)
+            self.session.fail(NO_CONNECTION, now=self._now)
         effects: list[Effect] = []
         for effect in self.paths.effects():
             if isinstance(effect, CancelDial):
@@ -361,7 +364,7 @@ class _Reach:
         if self._alive(connection):
             self._engine.session.drain(connection, now=self._engine.now)
 
-    def give_up(self, connection: ConnectionId, reason: str) -> None:
+    def give_up(self, connection: ConnectionId, reason: Reason) -> None:
         if self._alive(connection):
             self._engine.session.give_up(connection, reason, now=self._engine.now)
 

@@ -16,6 +16,7 @@ from multi.protocol.receiver import Receiver
 from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState, Side
 
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
@@ -23,6 +24,15 @@ DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
 ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
 MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that may have been lost
+
+NO_PROGRESS = Reason(Cause.NO_PROGRESS, "no progress")
+NO_PROGRESS_DRAINING = Reason(Cause.NO_PROGRESS, "no progress while draining")
+SILENT = Reason(Cause.NO_PROGRESS, "silent for too long")
+DRAINED = Reason(Cause.DRAINED, "drained")
+DRAINED_HERE = Reason(Cause.DRAINED, "drained by this side")
+DRAINED_BY_PEER = Reason(Cause.DRAINED, "drained by the peer")
+HEARD = Reason(Cause.RECOVERED, "the peer was heard")
+PROGRESSED = Reason(Cause.RECOVERED, "the transport made progress")
 
 
 class Host(Protocol):
@@ -39,7 +49,7 @@ class Host(Protocol):
 
     def notify_state(self, connection: Connection) -> None: ...
     def disconnect(
-        self, connection: Connection, reason: str, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
     ) -> None: ...
 
 
@@ -59,31 +69,28 @@ class Liveness:
         settings = self._host.settings
         if connection.state is ConnectionState.AUTHENTICATING:
             if now >= connection.created_at + settings.handshake_timeout:
-                reason = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
+                text = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
                 if self._host.side is Side.CLIENT and not connection.bytes_received:
-                    reason = f"the peer does not speak MULTI ({reason})"
-                self._host.disconnect(connection, reason, abort=True)
+                    text = f"the peer does not speak MULTI ({text})"
+                self._host.disconnect(connection, Reason(Cause.HANDSHAKE_TIMEOUT, text), abort=True)
             elif (late := self._early_data_late_at(connection)) is not None and now >= late:
                 connection.early_data_moved = True
                 self._host.sender.lose(connection, self._host.connections)
             return
         if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
-            self._host.disconnect(
-                connection,
-                f"nothing received for {settings.idle_timeout_of(connection.transport):g} s",
-                abort=True,
-            )
+            text = f"nothing received for {settings.idle_timeout_of(connection.transport):g} s"
+            self._host.disconnect(connection, Reason(Cause.IDLE_TIMEOUT, text), abort=True)
             return
         deadline = connection.suspect_at()
         if deadline is not None and now >= deadline:
             if connection.state is ConnectionState.ACTIVE:
-                self.suspect(connection, "no progress", now, tell=DrainStep.SILENT)
+                self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
             elif connection.state is ConnectionState.DRAINING:
-                self._host.disconnect(connection, "no progress while draining", abort=True)
+                self._host.disconnect(connection, NO_PROGRESS_DRAINING, abort=True)
                 return
         if connection.state is ConnectionState.SUSPECT:
             if now >= connection.suspect_since + self._dead_after(connection):
-                self._host.disconnect(connection, "silent for too long", abort=True)
+                self._host.disconnect(connection, SILENT, abort=True)
                 return
             if now >= self._ask_at(connection):
                 connection.ask_after = min(connection.ask_after * ASK_GROWTH, MAX_ASK_INTERVAL)
@@ -131,7 +138,7 @@ class Liveness:
     def _dead_after(self, connection: Connection) -> float:
         return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
 
-    def suspect(self, connection: Connection, reason: str, now: float, *, tell: DrainStep | None = None) -> None:
+    def suspect(self, connection: Connection, reason: Reason, now: float, *, tell: DrainStep | None = None) -> None:
         """It may be dead: what it carries is said again elsewhere; it comes back when it is heard.
 
         `tell`: what the peer is told, if anything is left to tell it on; it would find out later, by silence.
@@ -146,7 +153,7 @@ class Liveness:
         if tell is not None and any(c.may_deliver for c in self._outgoing.usable_for_control()):
             self.say(connection, tell)
 
-    def recovered(self, connection: Connection, reason: str) -> None:
+    def recovered(self, connection: Connection, reason: Reason) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""
         if connection.state is ConnectionState.SUSPECT:
             connection.move(ConnectionState.ACTIVE, reason)
@@ -161,7 +168,7 @@ class Liveness:
                 self._host.outbox.lose(connection)
                 self._host.sender.lose(connection, self._host.connections)
 
-    def drain(self, connection: Connection, reason: str) -> None:
+    def drain(self, connection: Connection, reason: Reason) -> None:
         """Send nothing new on it from now on, and ask the peer to do the same."""
         self.say(connection, DrainStep.ASKED)
         self.start_draining(connection, reason)
@@ -172,7 +179,7 @@ class Liveness:
             return  # it will notice by itself
         self._host.outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
 
-    def start_draining(self, connection: Connection, reason: str) -> None:
+    def start_draining(self, connection: Connection, reason: Reason) -> None:
         """One side has asked for the drain."""
         if connection.state is ConnectionState.SUSPECT:
             self._host.sender.lose(connection, self._host.connections)
@@ -191,7 +198,7 @@ class Liveness:
                 connection.drain_sent = True
                 self.say(connection, DrainStep.DRAINED)
             elif connection.drain_received and not connection.carried_control and self._host.side is Side.CLIENT:
-                self._host.disconnect(connection, "drained", abort=False, state=ConnectionState.CLOSED)
+                self._host.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
 
     # --- questions  ---
 

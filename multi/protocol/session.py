@@ -35,7 +35,7 @@ from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.dispatch import Incoming
 from multi.protocol.handshake import REFUSED, Refuse
-from multi.protocol.liveness import Liveness
+from multi.protocol.liveness import DRAINED, DRAINED_BY_PEER, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.outgoing import Outgoing
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
@@ -58,6 +58,7 @@ from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.protocol.state import SessionState, check_session
 from multi.protocol.streams import Streams
+from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.types import (
     STREAM_ZERO,
@@ -77,6 +78,18 @@ LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer t
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
 REFUSALS = 3
+
+ABORTED = Reason(Cause.ABORTED, "aborted")
+AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
+CLOSING = Reason(Cause.CLOSED, "the session is closing")
+NEVER_CONFIRMED = Reason(Cause.NEVER_CONFIRMED, "the client never confirmed the session")
+PEER_CLOSED = Reason(Cause.PEER_CLOSED, "the peer closed the connection")
+PEER_CLOSED_EARLY = Reason(Cause.PEER_CLOSED, "the peer closed the connection during the handshake")
+PEER_LOST = Reason(Cause.PEER_LOST, "the peer lost it")
+READS_NOTHING = Reason(Cause.FLOW_CONTROL, "the peer sends and does not read")
+REMOVED = Reason(Cause.REMOVED, "removed")
+SESSION_GONE = Reason(Cause.SESSION_GONE, "session gone: the server no longer knows this session")
+TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in this session")
 
 SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
 Entropy = Callable[[int], bytes]
@@ -109,7 +122,8 @@ class SessionCore:
         self.connections: dict[ConnectionId, Connection] = {}
         self.state = SessionState.OPENING
         self.confirmed = False
-        self.error = ""
+        self.reason: Reason | None = None
+        """Why it ended; None while it lives."""
         self._now = now
         self._make_scheduler = make_scheduler
         self._make_peer_scheduler = make_peer_scheduler or make_scheduler
@@ -155,14 +169,14 @@ class SessionCore:
         """A transport connection is established (client) or was accepted (server)."""
         self._act(now)
         if self.state is SessionState.CLOSED:
-            self._effects.append(CloseConnection(connection, True, "the session is closed"))
+            self._effects.append(CloseConnection(connection, True, IN_ORDER))
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
         if self.side is Side.SERVER and len(self._alive()) > self.settings.max_connections:
             # Whoever knows the Session ID gets this far: strangers must not keep the client out.
             oldest = next(c for c in self._alive() if not c.authenticated)
-            self.disconnect(oldest, "too many connections in this session", abort=True)
+            self.disconnect(oldest, TOO_MANY_CONNECTIONS, abort=True)
             if not created.alive:
                 return
         self.notify_state(created)
@@ -182,23 +196,23 @@ class SessionCore:
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
                 self._protocol_error(found, error)
 
-    def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
-        """The transport connection ended; an empty reason means the peer closed it in order."""
+    def connection_lost(self, connection: ConnectionId, failure: Reason | None, *, now: float) -> None:
+        """The transport connection ended; no failure means that the peer closed it in order."""
         self._act(now)
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
         if found.state is ConnectionState.DRAINING and not found.in_flight:
-            self._retire(found, ConnectionState.CLOSED, "drained")
+            self._retire(found, ConnectionState.CLOSED, DRAINED)
         elif self.close_sent_at is not None:
-            self._retire(found, ConnectionState.CLOSED, "the session is closing")
-        elif self._peer_closing and not reason:
+            self._retire(found, ConnectionState.CLOSED, CLOSING)
+        elif self._peer_closing and failure is None:
             # The peer lingers no more: what it has not acknowledged until now it never will.
             self._end_unacknowledged()
-        elif not found.authenticated and not reason:
-            self._retire(found, ConnectionState.LOST, "the peer closed the connection during the handshake")
+        elif not found.authenticated and failure is None:
+            self._retire(found, ConnectionState.LOST, PEER_CLOSED_EARLY)
         else:
-            self._retire(found, ConnectionState.LOST, reason or "the peer closed the connection")
+            self._retire(found, ConnectionState.LOST, failure or PEER_CLOSED)
 
     def set_credit(self, connection: ConnectionId, credit: int, *, now: float) -> None:
         """Bytes the transport of `connection` will take now."""
@@ -212,7 +226,7 @@ class SessionCore:
         found = self.connections.get(connection)
         if found is not None and found.alive and found.take_sample(sample, now) and found.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
-            self._liveness.recovered(found, "the transport made progress")
+            self._liveness.recovered(found, PROGRESSED)
 
     # === inputs: application  ===
 
@@ -263,9 +277,9 @@ class SessionCore:
         self._closing = True
         self.streams.finish_all(now)
         if not self._opened and not any(c.alive for c in self.connections.values()):
-            self._end("")
+            self._end(IN_ORDER)
 
-    def abort(self, reason: str = "aborted", *, now: float) -> None:
+    def abort(self, reason: Reason = ABORTED, *, now: float) -> None:
         """End the session at once; the peer is told if a connection takes it."""
         self._act(now)
         if self.state is SessionState.CLOSED:
@@ -276,10 +290,10 @@ class SessionCore:
                 connection.send(SegmentType.CLOSE, (payload,), len(payload))
         self._end(reason)
 
-    def fail(self, reason: str, *, refused: bool = False, now: float) -> None:
+    def fail(self, reason: Reason, *, now: float) -> None:
         """End the session for a reason outside of it: no candidate could be opened."""
         self._act(now)
-        self._end(reason, refused=refused)
+        self._end(reason)
 
     # === inputs: policy  ===
 
@@ -288,11 +302,11 @@ class SessionCore:
         self._act(now)
         found = self._find(connection)
         if not found.authenticated:
-            self.disconnect(found, "removed", abort=True)
+            self.disconnect(found, REMOVED, abort=True)
         elif found.state is not ConnectionState.DRAINING:
-            self._liveness.drain(found, "drained by this side")
+            self._liveness.drain(found, DRAINED_HERE)
 
-    def give_up(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+    def give_up(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
         """It can never work again, or another has taken its place: rescue what it carries."""
         self._act(now)
         self.disconnect(self._find(connection), reason, abort=True)
@@ -337,7 +351,7 @@ class SessionCore:
             self.outbox.add(SegmentType.POLICY, encode_policy(policy))
         self._use_scheduler(policy, scheduler, by_peer=False)
 
-    def suspect(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+    def suspect(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
         """Something outside says that the connection may be dead (carrier lost, clock jump)."""
         self._act(now)
         found = self.connections.get(connection)
@@ -357,16 +371,17 @@ class SessionCore:
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
             everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            self._end("" if everything_said else f"no connection for {self.settings.resume_timeout:g} s")
+            text = f"no connection for {self.settings.resume_timeout:g} s"
+            self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
         if self.close_sent_at is not None and now >= self.close_sent_at + self._linger:
-            self._end("")
+            self._end(IN_ORDER)
         if (
             self.side is Side.SERVER
             and not self.confirmed
             and now >= self._created_at + self.settings.handshake_timeout
             and not self._alive()
         ):
-            self._end("the client never confirmed the session")
+            self._end(NEVER_CONFIRMED)
         self._liveness.probe_window(now)
 
     def next_timer(self) -> float | None:
@@ -410,7 +425,7 @@ class SessionCore:
             self._flush(self._now)
         for connection in self.connections.values():
             if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
-                self.disconnect(connection, "the peer sends and does not read", abort=True)
+                self.disconnect(connection, READS_NOTHING, abort=True)
             self._collect(connection)
         effects, self._effects = self._effects, []
         return effects
@@ -520,7 +535,7 @@ class SessionCore:
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself: the connection becomes ACTIVE."""
         connection.authenticated = connection.receiving = True
-        connection.move(ConnectionState.ACTIVE, "authenticated")
+        connection.move(ConnectionState.ACTIVE, AUTHENTICATED)
         connection.heard(self._now)
         self.notify_state(connection)
         self.may_send(connection)
@@ -535,7 +550,7 @@ class SessionCore:
         if self.close_sent_at is not None:
             self._say_close([connection])  # the peer came back because it has not heard it
         if connection.drain_asked:
-            self._liveness.start_draining(connection, "drained by the peer")
+            self._liveness.start_draining(connection, DRAINED_BY_PEER)
         self.receiver.everything_dirty()
         connection.ack_wanted = True
         if self.side is Side.SERVER:
@@ -553,21 +568,21 @@ class SessionCore:
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         """The server refused HELLO or JOIN on this connection."""
         joining = self.confirmed
-        self._retire(connection, ConnectionState.LOST, str(refuse))
-        self._effects.append(CloseConnection(connection.id, True, str(refuse)))
+        self._retire(connection, ConnectionState.LOST, refuse.reason)
+        self._effects.append(CloseConnection(connection.id, True, refuse.reason))
         if not joining or refuse.code != REFUSED or self._carrying():
             return
         if self.close_sent_at is not None:
-            self._end("")  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
+            self._end(IN_ORDER)  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
             return
         # No connection is left and the server does not know us: it restarted or forgot (design 5).
         self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
         self._refusals.append(self._now)
         if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end("session gone: the server no longer knows this session", refused=True)
+            self._end(SESSION_GONE)
 
     def disconnect(
-        self, connection: Connection, reason: str, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
     ) -> None:
         """Give up one connection; what it carried is rescued."""
         self._collect(connection)
@@ -619,9 +634,9 @@ class SessionCore:
             self.outbox.add(SegmentType.POLICY, encode_policy(policy))
 
     def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
-        reason = str(error)
+        reason = Reason(error.cause, str(error))
         if not connection.authenticated and not connection.answered and self.side is Side.CLIENT:
-            reason = f"the peer does not speak MULTI ({error})"
+            reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
         self.disconnect(connection, reason, abort=True)
 
     # === life of a connection  ===
@@ -629,9 +644,9 @@ class SessionCore:
     def peer_lost(self, connection: Connection) -> None:
         """On the peer's side it is over: nothing need be said about it any more."""
         self._peer_lost = connection.id
-        self.disconnect(connection, "the peer lost it", abort=True)
+        self.disconnect(connection, PEER_LOST, abort=True)
 
-    def _retire(self, connection: Connection, state: ConnectionState, reason: str) -> None:
+    def _retire(self, connection: Connection, state: ConnectionState, reason: Reason) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
         if state is ConnectionState.LOST and connection.authenticated and connection.id != self._peer_lost:
             self._liveness.say(connection, DrainStep.LOST)
@@ -696,7 +711,7 @@ class SessionCore:
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
         self._say_close(self._carrying())
         if self._peer_closing:
-            self._end("")
+            self._end(IN_ORDER)
             return
         self.close_sent_at = self._now
         self.state = check_session(self.state, SessionState.CLOSING)
@@ -719,38 +734,40 @@ class SessionCore:
         if self.close_sent_at is None:
             self._say_close(self._carrying())
         if close.code != CLOSE_NORMAL:
-            self._end(f"the peer ended the session: {close.reason or 'aborted'}")
+            text = f"the peer ended the session: {close.reason or 'aborted'}"
+            self._end(Reason(Cause.PEER_ABORTED, text))
         else:
             self._end_unacknowledged()
 
     def _end_unacknowledged(self) -> None:
         left = self.streams.unacknowledged
-        self._end(f"the peer closed the session before {left} bytes were acknowledged" if left else "")
+        text = f"the peer closed the session before {left} bytes were acknowledged"
+        self._end(Reason(Cause.PEER_CLOSED, text) if left else IN_ORDER)
 
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""
         return connection.may_send and (connection.authenticated or self.side is Side.SERVER)
 
-    def _end(self, error: str, *, refused: bool = False) -> None:
+    def _end(self, reason: Reason) -> None:
         """The session is over. SessionClosed is its last effect."""
         if self.state is SessionState.CLOSED:
             return
         self.state = check_session(self.state, SessionState.CLOSED)
-        self.error = error
+        self.reason = reason
         for connection in self._alive():
             self._collect(connection)
             # Where nobody is known to listen there is no goodbye to wait for.
             silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
-            self._effects.append(CloseConnection(connection.id, silent, error or "the session is closed"))
-            connection.move(ConnectionState.CLOSED, error or "the session is closed")
+            self._effects.append(CloseConnection(connection.id, silent, reason))
+            connection.move(ConnectionState.CLOSED, reason)
             self.notify_state(connection)
-        self.streams.session_ended(SessionLost(error) if error else None)
+        self.streams.session_ended(None if reason.orderly else SessionLost(reason))
         for stream in list(self.receiver.streams):
             self._effects.append(StreamReadable(stream))
         for stream in list(self.sender.streams):
             self._effects.append(StreamWritable(stream))
-        self.notify(SessionEnded(error))
-        self._effects.append(SessionClosed(error, refused))
+        self.notify(SessionEnded(reason))
+        self._effects.append(SessionClosed(reason))
 
 
 def _place(error: Exception) -> str:

@@ -18,11 +18,14 @@ from multi.protocol.segment import Segment, SegmentType
 from multi.protocol.send_stream import SendStream
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, ConnectionId, Side, StreamId
 
 LOWEST_PRIORITY = 7
 DEFAULT_PRIORITY = 3
 CODE_CLOSED = 0  # STOP_SENDING code of a reader that simply went away
+STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
+RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 
 
 class Host(Protocol):
@@ -71,7 +74,7 @@ class Streams:
         if not 0 <= priority <= LOWEST_PRIORITY:
             raise LocalProtocolError(f"priority {priority} is not in 0..{LOWEST_PRIORITY}")
         if self._over:
-            raise self._ended or SessionLost("the session is closed")
+            raise self._ended or SessionLost()
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
         if self._own_opened >= self._own_limit:
@@ -102,7 +105,7 @@ class Streams:
             return False
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
         if self._peer_opened + (stream - self._next_peer) // 2 >= self._peer_limit:
-            raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open")
+            raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open", Cause.STREAM_LIMIT)
         while self._next_peer <= stream:
             opened = StreamId(self._next_peer)
             self._next_peer += 2
@@ -126,7 +129,7 @@ class Streams:
         if found is not None and found.error is not None:
             raise found.error
         if self._over:
-            raise self._ended or SessionLost("the session is closed")
+            raise self._ended or SessionLost()
         if found is None or found.final:
             raise LocalProtocolError("the writing side of this stream has ended")
         return found
@@ -273,7 +276,7 @@ class Streams:
                 if self._of_peer(stream):
                     sending = self._host.sender.streams.get(stream)
                     if sending is not None and not sending.finish_acked:
-                        sending.error = StreamReset("the peer stopped reading this stream", code, sending.unacked)
+                        sending.error = StreamReset(STOPPED_BY_PEER, code, sending.unacked)
                         self.reset(stream, code, now)
             case SegmentType.MAX_STREAMS:
                 (limit,) = decode_unsigned(segment.payload, 8)
@@ -285,7 +288,7 @@ class Streams:
             return
         self._host.receiver.reset(received, final, code, now)
         if not received.discarding:
-            received.error = StreamReset("the peer reset this stream", code)
+            received.error = StreamReset(RESET_BY_PEER, code)
         self._host.emit(StreamReadable(received.id))
         self.maybe_over(received.id)
 

@@ -10,6 +10,7 @@ from multi.events import AddressesAnnounced, HandoverChanged, HandoverState, Rol
 from multi.lab.sim.pair import Pair
 from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
 from multi.paths.slots import BESIDE_FIRST, MAX_PROBATION, TRIAL_FIRST
+from multi.reasons import Reason
 from multi.types import ConnectionId, ConnectionState, Role
 from tests.sim.worlds import FAST, SLOW, data, opened, transfer
 
@@ -217,7 +218,7 @@ def test_a_fading_signal_moves_a_switching_session_before_its_network_is_gone() 
 
 
 def handed_over(pair: Pair, index: int) -> list[str]:
-    done: list[str] = []
+    done: list[Reason | None] = []
     pair.client.engine.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
     pair.client.pump()
     return done
@@ -225,7 +226,7 @@ def handed_over(pair: Pair, index: int) -> list[str]:
 
 def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     assert pair.client.active == [1]
     pair.client.engine.signal_changed("if1", True, -80.0, now=pair.clock.now)
@@ -240,7 +241,7 @@ def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
 
 def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     busy(pair)
     pair.run(0.3)
@@ -254,7 +255,7 @@ def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on()
 
 def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     busy(pair)
     pair.run(0.3)
@@ -271,7 +272,7 @@ def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
 
 def test_what_was_recalled_goes_also_when_the_target_had_to_be_dialled_again() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     busy(pair)
     pair.run(0.3)

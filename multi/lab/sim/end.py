@@ -31,6 +31,7 @@ from multi.lab.sim.wire import Wire, World
 from multi.protocol.engine import Engine
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
+from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
@@ -128,7 +129,7 @@ class End:
         self.pump()
 
     def abort(self, reason: str = "aborted") -> None:
-        self.engine.abort(reason, now=self.now)
+        self.engine.abort(Reason(Cause.ABORTED, reason), now=self.now)
         self.pump()
 
     def read_all(self) -> None:
@@ -173,7 +174,7 @@ class End:
         wire.outgoing(self).on_writable = self.pump
 
     def attempt_failed(self, connection: ConnectionId, reason: str) -> None:
-        self.engine.attempt_failed(connection, reason, now=self.now)
+        self.engine.attempt_failed(connection, Reason(Cause.TRANSPORT, reason), now=self.now)
         self.pump()
 
     def connected(self, wire: Wire, facts: ConnectionFacts) -> None:
@@ -191,7 +192,8 @@ class End:
     def lose(self, wire: Wire, reason: str) -> None:
         """The transport says that a connection has ended; an empty reason means in order."""
         if self.wires.pop(wire.id, None) is not None:
-            self.engine.connection_lost(wire.id, reason, now=self.now)
+            failure = Reason(Cause.TRANSPORT, reason) if reason else None
+            self.engine.connection_lost(wire.id, failure, now=self.now)
             wire.release(self, abort=False)
             self.pump()
 
@@ -293,7 +295,7 @@ class End:
                 self.opened_at = self.now
             case SessionClosed():
                 self.closed, self.closed_at = effect, self.now
-                self.world.clock.log(self.name, "over", int(bool(effect.error)), comment=effect.error)
+                self.world.clock.log(self.name, "over", int(not effect.reason.orderly), comment=effect.reason)
                 self.world.ended(self)
             case StreamOpened(stream):
                 self.peer_streams.append(stream)

@@ -26,6 +26,7 @@ from multi.paths.racing import Connect
 from multi.protocol.authenticator import ServerAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
+from multi.reasons import Reason
 from multi.types import STREAM_ZERO, Candidate, Role, StreamId
 
 SCHEDULERS = (
@@ -211,8 +212,8 @@ class RandomRun:
         for end in pair.ends:
             if end.closed is None:
                 raise AssertionError(f"{end.name} did not end: {end.session.state.value}")
-            if in_order and end.closed.error:
-                raise AssertionError(f"{end.name} ended with {end.closed.error!r}")
+            if in_order and not end.closed.reason.orderly:
+                raise AssertionError(f"{end.name} ended with {end.closed.reason!r}")
         pair.run(2.0)
         if any(end.wires for end in pair.ends):
             raise AssertionError("a connection was left open")
@@ -346,8 +347,8 @@ class RandomRun:
         assert client.engine.paths is not None
         slot = self._random.choice(client.engine.paths.slots)
 
-        def handed_over(reason: str) -> None:
-            self._log("handover", int(bool(reason)), comment=reason)
+        def handed_over(failure: Reason | None) -> None:
+            self._log("handover", int(failure is not None), comment=failure or "")
 
         self._log("client hands-over", slot.candidates[0].entry)
         client.engine.hand_over([slot], handed_over, now=client.now)
