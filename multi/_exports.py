@@ -40,6 +40,8 @@ from multi.events import SessionResumed as SessionResumed
 from multi.events import SignalChanged as SignalChanged
 from multi.events import Warned as Warned
 from multi.protocol.state import SessionState as SessionState
+from multi.reasons import Cause as Cause
+from multi.reasons import Reason as Reason
 from multi.schedulers import register_scheduler as register_scheduler
 from multi.schedulers.base import WAIT as WAIT
 from multi.schedulers.base import ConnectionView as ConnectionView

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from multi.reasons import Reason
+from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 Buffer = bytes | bytearray | memoryview
@@ -32,7 +32,7 @@ class ConnectionChanged:
         facts = self.facts
         name = f"connection {self.connection} ({facts.transport} over {facts.interface or facts.local or 'any'})"
         if self.state is ConnectionState.ACTIVE:
-            return f"{name} is open"
+            return f"{name} is back" if self.reason.cause is Cause.RECOVERED else f"{name} is open"
         return f"{name} {_STATES.get(self.state, f'is {self.state.value}')}{_because(self.reason)}"
 
 
@@ -160,7 +160,7 @@ class SessionEnded:
     reason: Reason
 
     def __str__(self) -> str:
-        return f"the session has ended{_because(self.error)}"
+        return "the session is closed" if self.reason.orderly else f"the session has ended: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ _STATES = {
 _HANDOVERS = {HandoverState.STARTED: "begins", HandoverState.DONE: "is done", HandoverState.FAILED: "failed"}
 
 
-def _because(reason: str) -> str:
+def _because(reason: str | None) -> str:
     return f": {reason}" if reason else ""
 
 

@@ -81,6 +81,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.config",
     ),
     "multi._exports": (
+        "multi.reasons",
         *VALUES,
         "multi.events",
         "multi.schedulers",

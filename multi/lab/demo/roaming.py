@@ -30,7 +30,6 @@ from multi.lab.files.progress import in_words
 from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionId, ConnectionState
 
 __all__ = ["STORY", "Step", "run_roaming_demo", "write_results"]
 
@@ -251,9 +250,8 @@ async def _sample(session: Session, recorder: Recorder) -> None:
 
 
 async def _follow(session: Session, recorder: Recorder, view: View) -> None:
-    seen: dict[ConnectionId, ConnectionState] = {}
     async for event in session.events():
-        text = in_words(event, seen)
+        text = in_words(event)
         if isinstance(event, ConnectionChanged):
             recorder.state_changed(event.connection, event.state.value, event.reason)
         if text:

@@ -29,7 +29,7 @@ from multi.events import (
 )
 from multi.lab.files.client import Copied, Transfer, place_of
 from multi.lab.files.protocol import printable
-from multi.types import ConnectionId, ConnectionState, Role
+from multi.types import ConnectionState, Role
 
 __all__ = ["LiveView", "Progress", "in_words", "summary"]
 
@@ -170,10 +170,9 @@ class Progress:
 
     async def _follow(self, session: Session) -> None:
         """Say in words what happens to the session, until it ends."""
-        seen: dict[ConnectionId, ConnectionState] = {}
         failures: set[str] = set()
         async for event in session.events():
-            text = in_words(event, seen)
+            text = in_words(event)
             if isinstance(event, AttemptFailed):
                 if text in failures:
                     continue  # what is dialled again and again fails in the same way again and again
@@ -191,17 +190,13 @@ class Progress:
             self._console.print(text)
 
 
-def in_words(event: Event | EventsDropped, seen: dict[ConnectionId, ConnectionState]) -> str:
-    """What to say about an event; empty for nothing. `seen` keeps the states of connections told so far."""
+def in_words(event: Event | EventsDropped) -> str:
+    """An event as it is shown to a person; empty when it is not worth it."""
     match event:
         case SessionConfirmed() | SessionEnded() | SchedulerChanged(reason=""):
             return ""
-        case ConnectionChanged(connection, state):
-            before, seen[connection] = seen.get(connection), state
-            if state in UNTOLD:
-                return ""
-            if (before, state) == (ConnectionState.SUSPECT, ConnectionState.ACTIVE):
-                return printable(str(event)).removesuffix("is open") + "is back"
+        case ConnectionChanged(state=state) if state in UNTOLD:
+            return ""
     return printable(str(event))
 
 

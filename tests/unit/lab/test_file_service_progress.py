@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 import multi
-from multi.events import ConnectionChanged, Event, SessionDetached, SessionResumed, Warned
+from multi.events import ConnectionChanged, Event, SessionDetached, SessionEnded, SessionResumed, Warned
 from multi.lab.files.client import ConnectionShare, Copied, Transfer
 from multi.lab.files.progress import LiveView, in_words, summary
+from multi.reasons import IN_ORDER, Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, ConnectionState
 
 
@@ -38,18 +39,19 @@ async def test_bytes_of_an_earlier_try_do_not_count_as_rate() -> None:
     assert "0.0 Mbit/s" in text
 
 
-def test_events_are_told_in_words_and_states_before_are_remembered() -> None:
+@pytest.mark.parametrize(
+    ("state", "cause", "words"),
+    [
+        (ConnectionState.AUTHENTICATING, Cause.CONNECTED, ""),
+        (ConnectionState.ACTIVE, Cause.AUTHENTICATED, "connection 1 (tcp over wlan0) is open"),
+        (ConnectionState.SUSPECT, Cause.NO_PROGRESS, "connection 1 (tcp over wlan0) is suspect: why"),
+        (ConnectionState.ACTIVE, Cause.RECOVERED, "connection 1 (tcp over wlan0) is back"),
+        (ConnectionState.LOST, Cause.NETWORK_GONE, "connection 1 (tcp over wlan0) was lost: why"),
+    ],
+)
+def test_changes_of_connections_in_words(state: ConnectionState, cause: Cause, words: str) -> None:
     facts = ConnectionFacts("tcp", interface="wlan0")
-    seen: dict[ConnectionId, ConnectionState] = {}
-
-    def change(state: ConnectionState, reason: str = "") -> str:
-        return in_words(ConnectionChanged(ConnectionId(1), state, reason, facts), seen)
-
-    assert change(ConnectionState.AUTHENTICATING) == ""
-    assert change(ConnectionState.ACTIVE) == "connection 1 (tcp over wlan0) is open"
-    assert change(ConnectionState.SUSPECT, "silent") == "connection 1 (tcp over wlan0) is suspect: silent"
-    assert change(ConnectionState.ACTIVE) == "connection 1 (tcp over wlan0) is back"
-    assert change(ConnectionState.LOST, "no carrier") == "connection 1 (tcp over wlan0) was lost: no carrier"
+    assert in_words(ConnectionChanged(ConnectionId(1), state, Reason(cause, "why"), facts)) == words
 
 
 @pytest.mark.parametrize(
@@ -58,10 +60,11 @@ def test_events_are_told_in_words_and_states_before_are_remembered() -> None:
         (SessionDetached(60), "no connection is left; waiting up to 60 s for a network"),
         (SessionResumed(2.5), "back after 2.5 s without a connection"),
         (Warned("a \x1b[2J"), "warning: a \\x1b[2J"),
+        (SessionEnded(IN_ORDER), ""),
     ],
 )
 def test_session_events_in_words(event: Event, words: str) -> None:
-    assert in_words(event, {}) == words
+    assert in_words(event) == words
 
 
 def test_summary_tells_bytes_rate_hash_and_shares() -> None:

@@ -1,6 +1,6 @@
 """How far one payload travels through the library: Python calls, files and changes of file from `write` to `read`.
 
-    python benchmarks/payload.py [--list] [--connections N]
+    python -m benchmarks.basics.payload [--list] [--connections N]
 
 Both ends run in this process on loopback, sealed TCP. After half a second of silence one end writes 16 KiB and the
 other reads it; everything the library does on the way counts, pump, timers and the acknowledgement included.
