@@ -10,7 +10,6 @@ import sys
 
 import multi
 
-
 BLOCK = 1 << 18  # bytes
 
 

@@ -68,5 +68,5 @@ def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
 
 
 def test_the_examples_stay_short() -> None:
-    for name, lines in (("echo_client", 25), ("echo_server", 25), ("custom_scheduler", 40), ("roaming_download", 65)):
+    for name, lines in (("echo_client", 25), ("echo_server", 25), ("custom_scheduler", 40), ("roaming_download", 70)):
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines
