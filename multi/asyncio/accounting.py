@@ -175,7 +175,7 @@ class Guard:
     def opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
         self._guests[driver] = _SessionAccount(source)
-        receiver = driver.engine.session.receiver
+        receiver = driver.core.receiver
         self._windows += receiver.window.size
         receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
         driver.on_event = partial(self._event, driver)
@@ -186,7 +186,7 @@ class Guard:
         guest = self._guests.pop(driver, None)
         if guest is None:
             return
-        receiver = driver.engine.session.receiver
+        receiver = driver.core.receiver
         self._windows -= receiver.window.size
         receiver.ask_to_grow(lambda _size: False)
         self._unconfirmed.discard(driver)
@@ -217,7 +217,7 @@ class Guard:
         guest = self._guests.get(driver)
         if guest is None:
             return
-        if not guest.hosts and not driver.engine.session.confirmed and driver not in self._unconfirmed:
+        if not guest.hosts and not driver.core.confirmed and driver not in self._unconfirmed:
             self._unconfirmed.add(driver, host)
         guest.hosts[connection] = host
         if len(guest.pending) >= self._limits.max_pending_joins:
@@ -228,7 +228,7 @@ class Guard:
         self.strangers.add((driver, connection), host, partial(self._drop, driver, connection))
 
     def _drop(self, driver: SessionDriver, connection: ConnectionId, text: str) -> None:
-        session, now, reason = driver.engine.session, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
+        session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         found = session.connections.get(connection)
         if found is not None and found.alive:
             session.give_up(connection, reason, now=now)
@@ -239,7 +239,7 @@ class Guard:
             self._settled(driver, guest, connection)
 
     def _end_unconfirmed(self, driver: SessionDriver, text: str) -> None:
-        session, now, reason = driver.engine.session, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
+        session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         for connection in list(session.connections.values()):
             if connection.alive:
                 session.give_up(connection.id, reason, now=now)
@@ -269,7 +269,7 @@ class Guard:
                     oldest = next(iter(self._detached))
                     del self._detached[oldest]
                     reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
-                    oldest.engine.session.fail(reason, now=oldest.now())
+                    oldest.core.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.pop(driver, None)
@@ -322,15 +322,15 @@ class Guard:
         self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
         now = self._loop.time()
         for driver, guest in list(self._guests.items()):
-            for connection in list(driver.engine.session.connections.values()):
+            for connection in list(driver.core.connections.values()):
                 if connection.alive and connection.authenticated and self._stalls(guest, connection, now):
                     host = guest.hosts.get(connection.id, "")
                     self.log.hit("segment_timeout", source_of(host) if host else "")
                     text = f"no progress within a segment for {self._limits.segment_timeout:g} s"
                     reason = Reason(Cause.SEGMENT_TIMEOUT, text)
-                    driver.engine.session.give_up(connection.id, reason, now=now)
+                    driver.core.give_up(connection.id, reason, now=now)
                     driver.pump_soon()
-            alive = driver.engine.session.connections
+            alive = driver.core.connections
             for key in [key for key in guest.stalls if key[0] not in alive]:
                 del guest.stalls[key]
 

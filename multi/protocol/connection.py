@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from multi.events import ConnectionChanged
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
 from multi.protocol.state import check_connection
@@ -247,6 +248,10 @@ class Connection:
     def move(self, state: ConnectionState, reason: Reason) -> None:
         self.state = check_connection(self.state, state)
         self.reason = reason
+
+    def changed(self) -> ConnectionChanged:
+        """The event that tells of its state."""
+        return ConnectionChanged(self.id, self.state, self.reason, self.facts)
 
     @property
     def alive(self) -> bool:

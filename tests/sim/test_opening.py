@@ -54,7 +54,7 @@ def test_a_joined_connection_is_usable_after_one_round_trip() -> None:
     pair = opened(FAST)
     pair.routes.append(route(1e6, 0.040))
     start = pair.clock.now
-    pair.client.engine.add_candidates([pair.candidate(1)], now=start)
+    pair.client.session.add_candidates([pair.candidate(1)], now=start)
     pair.client.pump()
     connected = start + 0.080
     assert pair.until(lambda: len(pair.client.active) == 2, 2.0)
@@ -119,8 +119,8 @@ def test_when_all_fail_the_session_closes_with_every_attempt_listed() -> None:
     pair.run(1.0)
     assert pair.client.closed is not None
     assert pair.client.closed.reason == "no connection could be opened"
-    assert pair.client.engine.paths is not None
-    assert [reason for _, reason in pair.client.engine.paths.failures] == ["connection refused", "no route to host"]
+    assert pair.client.session.paths is not None
+    assert [reason for _, reason in pair.client.session.paths.failures] == ["connection refused", "no route to host"]
     assert len(of_type(pair.client, AttemptFailed)) == 2
 
 

@@ -386,18 +386,18 @@ def test_a_handover_makes_before_it_breaks() -> None:
     pair.client.write(data(pair, 3_000_000))
     pair.run(0.3)
     done: list[Reason | None] = []
-    paths = pair.client.engine.paths
+    paths = pair.client.session.paths
     assert paths is not None
     copied = pair.client.session.sender.reinjected_bytes
-    pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.client.state_of(0) is None, 1.0)
     assert done == [None]
     assert pair.client.session.sender.reinjected_bytes == copied
     # ... and straight back, while the other is still draining.
-    pair.client.engine.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
     pair.client.pump()
-    pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.peer.got() == 3_000_000, 10.0)
     assert done[:2] == ["", "another handover is under way"] or done[1:] == ["", ""] or len(done) == 3
@@ -409,9 +409,9 @@ def test_a_handover_to_a_dead_network_leaves_the_old_connection() -> None:
     pair.refused.add(1)
     pair.run(0.05)
     done: list[Reason | None] = []
-    paths = pair.client.engine.paths
+    paths = pair.client.session.paths
     assert paths is not None
-    pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     pair.run(2.0)
     assert done == ["connection refused"]
