@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,6 +68,23 @@ def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
     assert (files.here / "film").read_bytes() == content
 
 
+def test_a_transport_from_outside_carries_a_session() -> None:
+    program = [sys.executable, "-W", "error", str(EXAMPLES / "custom_transport.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    greeting, count = done.stdout.splitlines()
+    assert greeting == "hello, world"
+    found = re.fullmatch(r"(\d+) bytes sent, (\d+) received, at both ends together", count)
+    assert found is not None
+    assert int(found[1]) == int(found[2]) > 2 * len("world")
+
+
 def test_the_examples_stay_short() -> None:
-    for name, lines in (("echo_client", 25), ("echo_server", 25), ("custom_scheduler", 40), ("roaming_download", 70)):
+    for name, lines in (
+        ("echo_client", 25),
+        ("echo_server", 25),
+        ("custom_scheduler", 40),
+        ("custom_transport", 120),
+        ("roaming_download", 70),
+    ):
         assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines
