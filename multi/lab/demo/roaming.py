@@ -27,7 +27,7 @@ from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file, wai
 from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
 from multi.lab.demo.view import View
 from multi.lab.files.progress import in_words
-from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
+from multi.lab.files.protocol import LINE_LIMIT, ContentEnd, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
 
@@ -220,7 +220,7 @@ async def _stream(session: Session, recorder: Recorder) -> tuple[int, str, str]:
                 recorder.read(len(piece))
                 sha256.update(piece)
                 length -= len(piece)
-        end = await read_message(reader, End)
+        end = await read_message(reader, ContentEnd)
     except EOFError:
         text = "the server has ended the session before everything was there"
         raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None

@@ -36,7 +36,7 @@ from multi.errors import MultiError, RemoteProtocolError
 __all__ = [
     "BLOCK_LIMIT",
     "Begin",
-    "End",
+    "ContentEnd",
     "FileRefused",
     "Get",
     "LINE_LIMIT",
@@ -138,7 +138,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ContentEnd:
     """All blocks were sent; `sha256` is of the whole file."""
 
     type: ClassVar[str] = "end"
@@ -169,11 +169,11 @@ class Refusal:
 
 
 Request = Get | Put
-Message = Get | Sending | Put | Receiving | Begin | End | Stored | Refusal
+Message = Get | Sending | Put | Receiving | Begin | ContentEnd | Stored | Refusal
 M = TypeVar("M", bound=Message)
 
 _TYPES: dict[str, type[Message]] = {
-    kind.type: kind for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, Refusal)
+    kind.type: kind for kind in (Get, Sending, Put, Receiving, Begin, ContentEnd, Stored, Refusal)
 }
 
 
