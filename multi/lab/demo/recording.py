@@ -22,6 +22,7 @@ __all__ = ["Outcome", "Recorder", "Trace", "summary_lines", "write_trace"]
 GAP_WINDOW = 2.0  # seconds after an event in which the longest gap is looked for
 PEAK_WINDOW = 1.0  # seconds the peak rate is the average of
 FORMAT = 1  # version of the trace
+GAP_NOTES = {"start": "  (until the first byte)", "total_loss": "  (until the first byte after it)"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,16 +269,6 @@ def summary_lines(trace: Trace) -> list[str]:
     )
     lines.append("  longest time without data for the application, in the 2 s after:")
     for mark in trace["story"]:
-        lines.append(f"    {mark['t']:5.1f} s  {mark['title']:18} {_gap_in_words(mark)}")
+        gap = f"{mark['longest_gap'] * 1000:6.0f} ms{GAP_NOTES.get(mark['key'], '')}"
+        lines.append(f"    {mark['t']:5.1f} s  {mark['title']:18} {gap}")
     return lines
-
-
-def _gap_in_words(mark: TracedMark) -> str:
-    gap = f"{mark['longest_gap'] * 1000:6.0f} ms"
-    match mark["key"]:
-        case "start":
-            return f"{gap}  (until the first byte)"
-        case "total_loss":
-            return f"{gap}  (until the first byte after it)"
-        case _:
-            return gap

@@ -159,8 +159,9 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
     listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
     async with ServerProcess(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
+        titles = [f"{step.at / speed:.0f} s {step.title}" for step in STORY]
         async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
-            async with View(console, session, recorder, STORY, speed) as view:
+            async with View(console, session, recorder, titles) as view:
                 stage = _Stage(session, testbed.links["wifi"], testbed.links["5g"], view.say)
                 size, theirs, ours = await _first(
                     _stream(session, recorder),
