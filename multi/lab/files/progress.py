@@ -43,7 +43,7 @@ STYLES = {
     ConnectionState.DRAINING: "cyan",
     ConnectionState.LOST: "red",
 }
-UNTOLD = (ConnectionState.CLOSED, ConnectionState.CONNECTING, ConnectionState.AUTHENTICATING)
+UNTOLD = (ConnectionState.CLOSED, ConnectionState.AUTHENTICATING)
 
 
 class _Size(ProgressColumn):
