@@ -27,8 +27,6 @@ from multi.transports.sockets import available_congestion_controls, listening_so
 from multi.transports.tls import client_context, server_context
 from multi.types import Candidate, Kind
 
-__all__ = ["run_check"]
-
 
 def run_check(path: str) -> int:
     """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""

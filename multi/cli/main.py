@@ -18,8 +18,6 @@ from multi import __version__
 from multi.cli import commands
 from multi.cli.arguments import VERBOSE
 
-__all__ = ["main"]
-
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 PATIENCE = 0.5  # seconds a thread gets to end after an interruption: resolving a name cannot be cancelled
 

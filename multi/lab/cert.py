@@ -27,8 +27,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from multi.errors import MultiError
 from multi.transports.certificates import first_certificate, pin_of
 
-__all__ = ["CertificateError", "run_cert", "write_development_certificates"]
-
 LIFETIME = datetime.timedelta(days=825)  # the longest Apple's systems accept, whoever signed
 BACKDATED = datetime.timedelta(hours=1)  # for clocks that are behind
 ALWAYS_VALID_FOR = ("localhost", "127.0.0.1", "::1")

@@ -40,8 +40,6 @@ from multi.lab.bench.protocol import (
     refusal,
 )
 
-__all__ = ["run_bench", "run_bench_server"]
-
 KEPT = 256 * 1024 * 1024  # bytes kept to be checked after the clock has stopped; longer payloads are checked in passing
 READ = 1024 * 1024  # bytes asked for at a time
 DEFAULT_SECONDS = 10.0

@@ -19,8 +19,6 @@ from typing import Any, Self
 from multi.errors import MultiError
 from multi.lab.cert import write_development_certificates
 
-__all__ = ["DemoFailed", "ServerProcess", "make_file", "wait_for_end"]
-
 PIECE = 64_000_000  # bytes of the installation that are repeated
 START_TIMEOUT = 20.0  # seconds for the server to come up, on a machine that is busy
 END_TIMEOUT = 0.5  # seconds it gets to end in order; there is nothing it could lose

@@ -17,8 +17,6 @@ from rich.filesize import decimal
 
 from multi.asyncio.info import ConnectionInfo
 
-__all__ = ["Outcome", "Recorder", "Trace", "summary_lines", "write_trace"]
-
 GAP_WINDOW = 2.0  # seconds after an event in which the longest gap is looked for
 PEAK_WINDOW = 1.0  # seconds the peak rate is the average of
 FORMAT = 1  # version of the trace

@@ -16,8 +16,6 @@ from typing import cast
 
 from multi.transports.mptcp.info import IPPROTO_MPTCP
 
-__all__ = ["run_relay"]
-
 CHUNK = 64 * 1024  # bytes moved at a time; little is kept, so that a stall is felt at once
 
 Address = tuple[str, int]

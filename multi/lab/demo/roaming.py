@@ -31,8 +31,6 @@ from multi.lab.files.protocol import LINE_LIMIT, ContentEnd, Get, Sending, encod
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
 
-__all__ = ["STORY", "Step", "run_roaming_demo", "write_results"]
-
 FILE_SIZE = 1_350_000_000  # bytes: 42 s of this story on links that are used to the full
 FILE_NAME = "python-installation.bin"
 PORT = 7788

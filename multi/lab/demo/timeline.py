@@ -16,8 +16,6 @@ from matplotlib.ticker import MaxNLocator
 
 from multi.lab.demo.recording import Trace, TracedSample
 
-__all__ = ["draw_timeline"]
-
 SMOOTHING = 3  # samples a point is the average of: 0.3 s
 COLOURS = {"WiFi": "#3b82c4", "5G": "#f0a03c"}
 OTHER = "#888888"

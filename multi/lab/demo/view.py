@@ -20,8 +20,6 @@ from multi.lab.demo.recording import Recorder
 from multi.lab.files.progress import PLAIN_INTERVAL, STYLES
 from multi.types import ConnectionState
 
-__all__ = ["View"]
-
 REFRESH = 0.15  # seconds between frames: smooth enough, and drawing costs a few per cent of a processor
 EVENTS_SHOWN = 8  # lines
 FULL = 220.0  # Mbit/s of a full bar: a little more than the fastest link

@@ -28,8 +28,6 @@ from multi.lab.files.protocol import (
 )
 from multi.lab.files.tree import refused
 
-__all__ = ["ReceivedFile", "SentFile", "receive_blocks", "send_blocks"]
-
 T = TypeVar("T")
 
 OnBytes = Callable[[int], None]

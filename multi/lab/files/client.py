@@ -39,8 +39,6 @@ from multi.lab.files.tree import NAME_LIMIT, FileLocation, allowed_mode, refused
 from multi.reasons import Cause, Reason
 from multi.types import host_of
 
-__all__ = ["ConnectionShare", "Copied", "OnProgress", "Transfer", "get_file", "partial_of", "put_file"]
-
 PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
 

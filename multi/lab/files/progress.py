@@ -31,8 +31,6 @@ from multi.lab.files.client import Copied, Transfer, place_of
 from multi.lab.files.protocol import printable
 from multi.types import ConnectionState, Role
 
-__all__ = ["LiveView", "Progress", "in_words", "summary"]
-
 REFRESH = 0.1  # seconds between frames on a terminal
 PLAIN_INTERVAL = 2.0  # seconds between lines elsewhere: enough to see it live, and a log stays readable
 RATE_WINDOW = 1.0  # seconds a shown rate is the average of

@@ -33,31 +33,6 @@ from typing import ClassVar, Protocol, TypeVar
 
 from multi.errors import MultiError, RemoteProtocolError
 
-__all__ = [
-    "BLOCK_LIMIT",
-    "Begin",
-    "ContentEnd",
-    "FileRefused",
-    "Get",
-    "LINE_LIMIT",
-    "LineReader",
-    "Message",
-    "Problem",
-    "Put",
-    "Receiving",
-    "Refusal",
-    "Sending",
-    "Stored",
-    "decode",
-    "encode",
-    "pack_length",
-    "printable",
-    "read_length",
-    "read_message",
-    "read_request",
-    "refusal_of",
-]
-
 VERSION = 1
 LINE_LIMIT = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some of them as six characters
 BLOCK_LIMIT = 1 << 20  # bytes; large enough that lengths cost nothing, small enough to hold two in memory

@@ -30,8 +30,6 @@ from multi.lab.files.protocol import (
 )
 from multi.lab.files.tree import FileLocation, FileTree, allowed_mode
 
-__all__ = ["FileService"]
-
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
 FAREWELL_TIMEOUT = 10.0  # seconds a client gets to read our last message and to close
 DISCARDED_AT_ONCE = 1 << 20  # bytes

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from multi.lab.files.protocol import FileRefused, Problem, printable
 
-__all__ = ["FileTree", "FileLocation", "allowed_mode", "refused"]
-
 NAME_LIMIT = 255  # bytes of a component, NAME_MAX of Linux's file systems
 PATH_LIMIT = 4096  # bytes, PATH_MAX
 PARTIAL_PREFIX = ".multi-partial-"  # of files that are being received; peers cannot name them
