@@ -33,12 +33,18 @@ class Calls:
         self.after = 0
         """Calls that came after the payload had been read: its acknowledgement, and what that led to."""
 
+    def begin(self) -> None:
+        self.names, self.after = [], 0
+
     def read(self) -> None:
         """The payload has been read."""
         self.after = len(self.names)
 
-    def stop(self) -> None:
-        self.names, self.after = self.names[: self.after], len(self.names) - self.after
+    def done(self) -> Calls:
+        """What was counted, with what came after the payload had been read apart."""
+        counted = Calls()
+        counted.names, counted.after = self.names[: self.after], len(self.names) - self.after
+        return counted
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(LIBRARY):
@@ -59,11 +65,11 @@ class Calls:
 
 
 async def measure(connections: int) -> list[Calls]:
-    got: asyncio.Queue[bytes] = asyncio.Queue()
+    calls = Calls()
 
     async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
-        while data := await reader.read(SIZE):
-            got.put_nowait(data)
+        while await reader.read(SIZE):
+            calls.read()
 
     server = await multi.start_server(on_client, {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}})
     config: dict[str, Any] = {
@@ -77,17 +83,12 @@ async def measure(connections: int) -> list[Calls]:
         await session.confirmed()
         for _ in range(ROUNDS):
             await asyncio.sleep(IDLE)
-            calls = Calls()
+            calls.begin()
             sys.setprofile(calls)
             session.writer.write(bytes(SIZE))
-            left = SIZE
-            while left:
-                left -= len(await got.get())
-            calls.read()
             await asyncio.sleep(AFTER)
             sys.setprofile(None)
-            calls.stop()
-            rounds.append(calls)
+            rounds.append(calls.done())
     server.close()
     await server.wait_closed()
     return rounds

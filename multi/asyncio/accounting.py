@@ -337,7 +337,7 @@ class Guard:
     def _stalls(self, guest: _SessionAccount, connection: Connection, now: float) -> bool:
         """Whether a lane of this connection waits for the rest of a segment that comes too slowly."""
         for lane in range(connection.lanes):
-            key, buffered = (connection.id, lane), connection.decoder(lane).buffered
+            key, buffered = (connection.id, lane), connection.decoders[lane].buffered
             last = guest.stalls.get(key)
             if not buffered:
                 guest.stalls.pop(key, None)

@@ -127,7 +127,7 @@ def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
     ("part", "words"),
     [
         ("multi serve", "the server has ended by signal 9"),
-        ("multi.lab.testbed.relay", "the relay between the hosts has died"),
+        ("-m multi.lab.testbed ", "the relay between the hosts has died"),
     ],
 )
 def test_a_demo_that_loses_a_part_says_so_and_leaves_nothing(

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from multi.discovery import snapshot_cache as module
-from multi.discovery.netlink import Snapshot
-from multi.discovery.snapshot_cache import TAKEN_AT_ONCE, SnapshotCache
+from multi.discovery import snapshot as module
+from multi.discovery.snapshot import TAKEN_AT_ONCE, Snapshot, SnapshotCache
 from multi.lab.testbed import Testbed, load_profile
 from multi.lab.testbed.pytest_plugin import started
-from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 
 OTHER_TABLE = 4711
 

@@ -18,44 +18,23 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
 from multi.lab.testbed import call
 from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
 from multi.lab.testbed.interception import Interceptor, pack
-from multi.lab.testbed.messages import (
-    AskInterceptor,
-    Backend,
-    Blackhole,
-    Build,
-    Built,
-    Carrier,
-    Done,
-    Failed,
-    Inject,
-    Intercept,
-    OpenSocket,
-    Presence,
-    Request,
-    SetAddress,
-    Shape,
-    Statistics,
-    Sweep,
-    WayStatistics,
-    receive,
-    send,
-)
+from multi.lab.testbed.messages import Backend, Build, Built, Done, Failed, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import enterer, inside
+from multi.lab.testbed.relay import Relay
 from multi.lab.testbed.specs import DIRECTIONS, LinkSpec, Way, check_links
-
-__all__ = ["Host", "Link", "Testbed"]
 
 log = logging.getLogger("multi.lab.testbed")
 
 ANSWER_TIMEOUT = 10.0  # seconds; the relay answers within milliseconds unless the machine is overloaded
 END_TIMEOUT = 2.0  # seconds a relay gets to end by itself
 
+Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 Command = Sequence[str | os.PathLike[str]]
 
@@ -101,8 +80,7 @@ class Testbed:
             raise TestbedError("this testbed is up already")
         self._relay = _RelayProcess()
         try:
-            value, descriptors = self._relay.ask(replace(self._build, owner=os.getpid()))
-            assert isinstance(value, Built)
+            value, descriptors = self._relay.ask(Relay.build, replace(self._build, owner=os.getpid()))
             self._built = value
             self._namespaces = dict(zip(HOSTS, descriptors[:2], strict=True))
             self._user_namespace = descriptors[2] if value.rootless else None
@@ -169,16 +147,14 @@ class Testbed:
 
     def statistics(self) -> dict[str, WayStatistics]:
         """What each link has carried and lost so far, and how much waits in its queues now."""
-        value = self.ask(Statistics())
-        assert isinstance(value, dict)
-        return value
+        return self.ask(Relay.statistics)
 
-    def ask(self, request: Request) -> object:
+    def ask(self, request: Callable[[Relay, *Arguments], Result], *arguments: *Arguments) -> Result:
         """Have the relay do something; for the parts of a testbed. Raises TestbedError."""
-        return self._running().ask(request)[0]
+        return self._running().ask(request, *arguments)[0]
 
     def open_socket(self, host: HostName, family: int, kind: int, protocol: int) -> socket.socket:
-        _none, (descriptor,) = self._running().ask(OpenSocket(host, family, kind, protocol))
+        _none, (descriptor,) = self._running().ask(Relay.open_socket, host, family, kind, protocol)
         return socket.socket(family, kind, protocol, fileno=descriptor)
 
     def namespace(self, host: HostName) -> tuple[int, int | None]:
@@ -255,49 +231,47 @@ class Link:
         # All figures are checked before the first is in force.
         wanted = {way: replace(self.spec.direction(way), **changes) for way in _ways(direction)}
         for way, figures in wanted.items():
-            self._testbed.ask(Shape(self.name, way, figures))
+            self._testbed.ask(Relay.shape, self.name, way, figures)
             self.spec = self.spec.with_direction(way, figures)
 
     def blackhole(self, on: bool, direction: Way | None = None) -> None:
         """Lose every packet, also those on their way, without a sign."""
-        self._testbed.ask(Blackhole(self.name, _ways(direction), on))
+        self._testbed.ask(Relay.blackhole, self.name, _ways(direction), on)
 
     def carrier(self, on: bool) -> None:
         """Pull the client's cable, or put it in again."""
-        self._testbed.ask(Carrier(self.name, on))
+        self._testbed.ask(Relay.carrier, self.name, on)
 
     def remove_address(self, version: int | None = None) -> None:
         """Take the client's addresses and the routes that need them."""
-        self._testbed.ask(SetAddress(self.name, self._versions(version), False))
+        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), False)
 
     def restore_address(self, version: int | None = None) -> None:
         """Give them back."""
-        self._testbed.ask(SetAddress(self.name, self._versions(version), True))
+        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), True)
 
     def vanish(self) -> None:
         """Take the client's interface away, as when a modem is pulled out."""
-        self._testbed.ask(Presence(self.name, False))
+        self._testbed.ask(Relay.set_presence, self.name, False)
 
     def reappear(self) -> None:
         """Bring it back: the same name and addresses, another index."""
-        self._testbed.ask(Presence(self.name, True))
+        self._testbed.ask(Relay.set_presence, self.name, True)
 
     def intercept(self, make: Callable[..., Interceptor] | None, *arguments: object, **keywords: object) -> None:
         """Put somebody into the path: `make(*arguments)` is called in the relay and sees every frame; None = nobody.
 
         The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
         """
-        self._testbed.ask(Intercept(self.name, None if make is None else pack(make, arguments, keywords)))
+        self._testbed.ask(Relay.intercept, self.name, None if make is None else pack(make, arguments, keywords))
 
     def ask_interceptor(self, question: object) -> Any:
         """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
-        answer = self._testbed.ask(AskInterceptor(self.name, pickle.dumps(question)))
-        assert isinstance(answer, bytes)
-        return pickle.loads(answer)
+        return pickle.loads(self._testbed.ask(Relay.ask_interceptor, self.name, pickle.dumps(question)))
 
     def inject(self, way: Way, *frames: bytes) -> None:
         """Let frames enter the link as if a host had sent them. At most 100 KiB at a time."""
-        self._testbed.ask(Inject(self.name, way, frames))
+        self._testbed.ask(Relay.inject, self.name, way, frames)
 
     def statistics(self) -> WayStatistics:
         return self._testbed.statistics()[self.name]
@@ -437,7 +411,7 @@ class _RelayProcess:
         self._lock = threading.Lock()
         with far:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "multi.lab.testbed.relay", str(far.fileno())],
+                [sys.executable, "-m", "multi.lab.testbed", str(far.fileno())],
                 pass_fds=[far.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -449,11 +423,11 @@ class _RelayProcess:
     def process(self) -> int:
         return self._process.pid
 
-    def ask(self, request: Request) -> tuple[object, list[int]]:
-        """The answer to a request, and descriptors that came with it."""
+    def ask(self, request: Callable[[Relay, *Arguments], Result], *arguments: *Arguments) -> tuple[Result, list[int]]:
+        """What a method of the relay returns, and descriptors that came with it."""
         try:
             with self._lock:
-                send(self._socket, request)
+                send(self._socket, (request, arguments))
                 reply, descriptors = receive(self._socket)
         except TimeoutError:
             raise TestbedError(f"the relay did not answer within {ANSWER_TIMEOUT:g} seconds") from None
@@ -461,7 +435,7 @@ class _RelayProcess:
             raise TestbedError("the relay of this testbed has died") from None
         match reply:
             case Done(value):
-                return value, descriptors
+                return cast(Result, value), descriptors
             case Failed(message, not_allowed):
                 raise (TestbedNotAllowed if not_allowed else TestbedError)(message)
             case _:
@@ -470,7 +444,7 @@ class _RelayProcess:
     def end(self) -> None:
         """Let it sweep and go, and wait for that."""
         with contextlib.suppress(TestbedError):
-            self.ask(Sweep())
+            self.ask(Relay.sweep)
         self._socket.close()
         try:
             self._process.wait(END_TIMEOUT)

@@ -7,22 +7,11 @@ side. They say nothing about `multi` itself.
 from __future__ import annotations
 
 import contextlib
-import resource
 import select
 import socket
 import struct
 import time
 from dataclasses import dataclass
-
-__all__ = [
-    "FloodResult",
-    "bulk_rate",
-    "echo_datagrams",
-    "flood",
-    "receive_flood",
-    "round_trips",
-    "serve_bulk",
-]
 
 CHUNK = 64 * 1024
 DATAGRAM = 1200  # bytes of payload
@@ -146,11 +135,6 @@ def cpu_seconds(process: int) -> float:
     with open(f"/proc/{process}/stat", encoding="utf-8") as file:
         fields = file.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100.0
-
-
-def own_cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def _read_all(sock: socket.socket, skip: float) -> float:
