@@ -27,8 +27,6 @@ from multi.transports.sockets import check_congestion, listening_socket, transpo
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Kind
 
-__all__ = ["run_check"]
-
 
 def run_check(path: str) -> int:
     """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""
