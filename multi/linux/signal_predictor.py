@@ -1,8 +1,8 @@
 """Whether a radio link is about to be lost, judged from its signal strength.
 
-Only judges: who measures, and what is done about a fading link, is for others. The figures are those of the notes on
-WiFi (mechanics E7): an average below -75 dBm is where cards fall back to their slowest rates and begin to look for
-another access point, and at walking speed a wall or a corner takes 3 dB and more within a second.
+Only judges: who measures, and what is done about a fading link, is for others. Below an average of -75 dBm cards fall
+back to their slowest rates and begin to look for another access point, and at walking speed a wall or a corner takes
+3 dB and more within a second.
 """
 
 from __future__ import annotations
