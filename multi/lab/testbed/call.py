@@ -13,7 +13,9 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import multi
 from multi.lab.testbed.errors import TestbedError
 
 __all__ = ["Call", "COMMAND", "environment", "outcome"]
@@ -55,7 +57,7 @@ def outcome(packed: bytes, status: int) -> object:
 
 def environment() -> dict[str, str]:
     """Ours, with the directory this library is imported from on the path."""
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = str(Path(multi.__file__).parents[1])
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
 
 

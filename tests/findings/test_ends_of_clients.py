@@ -1,0 +1,252 @@
+"""Clients that end as programs do: killed, right after `close`, in a forked child. What their server gets and sees.
+
+The clients run in processes of their own, by the functions at the beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+import multi
+from multi.protocol.segment import TAG_LENGTH
+from tests.findings.bounded import given, run, within
+from tests.integration.support import HOST, Way
+
+T = TypeVar("T")
+WAY = Way(Path())  # sealed TCP: no certificates
+SIZE = 1_000_000  # bytes
+SECRET = b"what the parent says after it has forked, some sixty bytes long"
+SOON = 2.5  # seconds in which a server should have heard that its client is gone
+RESUME_TIMEOUT = 0.5  # seconds
+
+
+# --- in the client's process ---
+
+
+async def opened(port: int, resume_timeout: float = 60.0) -> tuple[multi.SessionReader, multi.SessionWriter]:
+    """A session whose server has answered."""
+    config = WAY.client(port, multi_config={"resume_timeout": resume_timeout})
+    reader, writer = await multi.open_connection(config)
+    writer.write(b"hello")
+    assert await reader.readexactly(5) == b"hello"
+    return reader, writer
+
+
+def is_killed(port: int, resume_timeout: float) -> None:
+    async def main() -> None:
+        await opened(port, resume_timeout)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(main())
+
+
+def writes_and_closes(port: int, waits: bool) -> None:
+    async def main() -> None:
+        _, writer = await opened(port)
+        writer.write(bytes(SIZE))
+        writer.close()
+        if waits:
+            await writer.wait_closed()
+
+    asyncio.run(main())
+
+
+def forks(port: int, leave: Callable[[int], object], says: bytes) -> None:
+    """Fork; say something unless it is empty; then let the child end; print `left` and live on."""
+
+    async def main() -> None:
+        _, writer = await opened(port)
+        await asyncio.sleep(0.3)  # everything is acknowledged, so that neither process has something else to say
+        heard, told = os.pipe()
+        child = os.fork()
+        if not child:
+            os.close(told)  # so that a parent that was killed does not leave it behind
+            os.read(heard, 1)
+            sys.stderr = open(os.devnull, "w")  # noqa: ASYNC230, SIM115 - this process is about to end
+            leave(0)
+        writer.write(says)
+        await asyncio.sleep(0.1)
+        os.write(told, b"x")
+        os.waitpid(child, 0)  # noqa: ASYNC222 - the loop need not turn meanwhile
+        print("left", flush=True)
+        await asyncio.sleep(20)
+
+    with suppress(SystemExit):
+        asyncio.run(main())
+    os._exit(0)
+
+
+# --- in the test's process ---
+
+
+@asynccontextmanager
+async def program(call: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process that does one of the calls above."""
+    code = f"import os, sys; from tests.findings import test_ends_of_clients as of; of.{call}"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+class Seen:
+    """What a server's handler has read of its client, and how that ended: EOF or an error."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.end: object = None
+
+    async def on_client(self, reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        try:
+            while data := await reader.read(65536):
+                self.size += len(data)
+            self.end = "EOF"
+        except ConnectionError as error:
+            self.end = error
+        writer.close()
+
+
+@asynccontextmanager
+async def serving(seen: Seen, resume_timeout: float = 60.0) -> AsyncIterator[multi.Server]:
+    server = await multi.start_server(seen.on_client, WAY.server(multi_config={"resume_timeout": resume_timeout}))
+    try:
+        yield server
+    finally:
+        server.abort()
+        await server.wait_closed()
+
+
+async def end_of_a_killed_client(server_resumes: float, client_resumes: float) -> object:
+    """How the handler's session ended, soon after its client was killed."""
+    seen = Seen()
+    async with (
+        serving(seen, server_resumes) as server,
+        program(f"is_killed({server.port}, {client_resumes})") as client,
+    ):
+        given(await client.wait() == -signal.SIGKILL)
+        await within(SOON, lambda: seen.end)
+        return seen.end
+
+
+def test_a_server_that_does_not_wait_long_hears_soon_that_its_client_was_killed() -> None:
+    assert run(end_of_a_killed_client(RESUME_TIMEOUT, 60.0)) is not None
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a server waits 60 s for a killed client, however short the time in which that client would come back",
+)
+def test_a_server_hears_soon_that_a_client_was_killed_that_would_not_have_come_back_later() -> None:
+    assert run(end_of_a_killed_client(60.0, RESUME_TIMEOUT)) is not None
+
+
+async def delivered(waits: bool) -> int:
+    """Bytes a server gets of a client that writes, closes, and waits until that is done or returns at once."""
+    seen = Seen()
+    async with serving(seen) as server, program(f"writes_and_closes({server.port}, {waits})") as client:
+        given(await client.wait() == 0)
+        await within(SOON, lambda: seen.end)  # today it may be that not even the end is told
+        return seen.size
+
+
+def test_everything_written_arrives_when_the_client_waits_for_the_end() -> None:
+    assert run(delivered(waits=True)) == SIZE
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="when the event loop ends right after `close`, what does not fit into the socket at once is dropped",
+)
+def test_everything_written_arrives_when_the_program_ends_right_after_close() -> None:
+    assert run(delivered(waits=False)) == SIZE
+
+
+@asynccontextmanager
+async def tapped(port: int, heard: bytearray) -> AsyncIterator[int]:
+    """The port of a TCP relay to a server; what goes towards that is written down."""
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tap: bytearray | None) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(65536):
+                if tap is not None:
+                    tap += data
+                writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(HOST, port)
+        await asyncio.gather(pump(reader, far_writer, heard), pump(far_reader, writer, None))
+
+    server = await asyncio.start_server(relay, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+async def forked(leave: str, says: bytes, look: Callable[[multi.Server, bytes], Awaitable[T]]) -> T:
+    """What can be seen when a child of the client's process, forked in the middle of a session, has ended."""
+    heard = bytearray()
+    async with (
+        serving(Seen()) as server,
+        tapped(server.port, heard) as port,
+        program(f"forks({port}, {leave}, {says!r})") as client,
+    ):
+        assert client.stdout is not None
+        given(await client.stdout.readline() == b"left\n")
+        return await look(server, bytes(heard))
+
+
+async def lives_on(server: multi.Server, heard: bytes) -> bool:
+    return not await within(0.5, lambda: not server.sessions)
+
+
+async def opened_by_a_listener(server: multi.Server, heard: bytes) -> list[bytes]:
+    """Texts in records that decrypt to text with what was used to encrypt `SECRET`, which a listener can do."""
+    records = []
+    while heard:
+        header, length = int.from_bytes(heard[2:4], "big"), int.from_bytes(heard[4:8], "big")
+        records.append(heard[header:length])
+        heard = heard[length:]
+    (secret,) = [record for record in records if len(record) == len(SECRET) + TAG_LENGTH]
+    stream = bytes(a ^ b for a, b in zip(secret, SECRET, strict=False))
+    others = [bytes(a ^ b for a, b in zip(r[:-TAG_LENGTH], stream, strict=False)) for r in records if r is not secret]
+    return [text for other in others for text in re.findall(rb"[ -~]{16,}", other)]
+
+
+def test_a_forked_child_that_leaves_without_cleaning_up_does_no_harm() -> None:
+    assert run(forked("os._exit", b"", lives_on))
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="a forked child that ends closes the session its parent goes on using"
+)
+def test_a_forked_child_that_ends_leaves_the_session_of_its_parent_alone() -> None:
+    assert run(forked("sys.exit", b"", lives_on))
+
+
+def test_no_record_is_read_with_the_key_of_another_when_a_child_leaves_without_cleaning_up() -> None:
+    assert run(forked("os._exit", SECRET, opened_by_a_listener)) == []
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="a forked child that ends uses the key and nonce its parent uses, too"
+)
+def test_no_record_is_read_with_the_key_of_another_when_a_forked_child_ends() -> None:
+    assert run(forked("sys.exit", SECRET, opened_by_a_listener)) == []
