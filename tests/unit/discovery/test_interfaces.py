@@ -22,7 +22,7 @@ import pytest
 from multi.cli.interfaces import show_interfaces
 from multi.discovery import interfaces, interfaces_async, routed
 from multi.discovery import snapshot_cache as recent
-from multi.discovery.netlink import Snapshot
+from multi.discovery.netlink import Snapshot, snapshot
 from multi.discovery.networks import network_ids
 from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
@@ -377,19 +377,19 @@ def test_out_of_descriptors_is_not_taken_for_no_networks(monkeypatch: pytest.Mon
 def fork_while_somebody_reads() -> None:
     """Ends 0 when the child can read too."""
     reading, go_on = threading.Event(), threading.Event()
-    real = recent.snapshot
+    real = snapshot
 
     def slow() -> Snapshot:
         reading.set()
         go_on.wait(20)
         return real()
 
-    recent.snapshot = slow
+    recent.snapshot = slow  # type: ignore[attr-defined] # the name by which the cache calls it
     thread = threading.Thread(target=recent.recent.read, kwargs={"anew": True})
     thread.start()
     reading.wait(20)
     child = os.fork()
-    recent.snapshot = real
+    recent.snapshot = real  # type: ignore[attr-defined]
     if not child:
         recent.recent.read(anew=False)
         os._exit(0)

@@ -263,7 +263,7 @@ def test_a_shortage_tells_nothing_of_an_interface(monkeypatch: pytest.MonkeyPatc
     def full(*_arguments: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(mptcp_pm.socket, "socket", full)
+    monkeypatch.setattr(socket, "socket", full)
     with pytest.raises(OSError, match="Too many open files"):
         place_of(Source("lo"), Family.IPV4)
 
