@@ -158,7 +158,8 @@ async def _quic(choices: Choices, engine: str) -> None:
                 datagram = _initial(choices, choices.pick((0xC0, 0xC0, 0xC0, 0xD0, 0xE0)))
             else:
                 datagram = (_client_packet() if kind == 4 else _long_header(choices)) if kind < 7 else choices.some()
-            address = PeerAddress(*choices.pick(sinks).getsockname(), 0, 0, b"", 0)
+            host, port = choices.pick(sinks).getsockname()
+            address = PeerAddress(host, port)
             datagram = choices.damaged(datagram)
             segment = choices.pick((len(datagram), len(datagram), 400)) or 1
             made.datagrams_received(datagram, segment, address, 0.0)
