@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.asyncio.server import source_of
+from multi.transports.half_open import source_of
 from tests.integration.support import HOST, Way, pattern, run, serving, until
 
 MIB = 1024 * 1024
