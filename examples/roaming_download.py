@@ -12,7 +12,7 @@ import multi
 from multi.lab.files.client import get_file
 
 
-async def tell(session):
+async def tell(session: multi.Session) -> None:
     """Say what happens to the session, as it happens."""
     async for event in session.events():
         if isinstance(event, multi.ConnectionChanged):
@@ -23,7 +23,7 @@ async def tell(session):
             print(event, flush=True)
 
 
-async def obey(session):
+async def obey(session: multi.Session) -> None:
     """Hand over to what a person types: the new connection first, then the old ones are drained."""
     loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
@@ -35,7 +35,7 @@ async def obey(session):
             print(f"no handover: {error}", flush=True)
 
 
-async def main(config, name, target):
+async def main(config: str, name: str, target: Path) -> None:
     async with multi.connect(config) as session:
         helpers = [asyncio.create_task(tell(session)), asyncio.create_task(obey(session))]
         try:
