@@ -17,6 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from multi.reasons import IN_ORDER, Cause, Reason
+
 __all__ = [
     "ConfigError",
     "LocalProtocolError",
@@ -51,7 +53,11 @@ class LocalProtocolError(MultiError, RuntimeError):
 
 
 class RemoteProtocolError(MultiError):
-    """The peer sent something the protocol does not allow."""
+    """The peer sent something the protocol does not allow; `cause` says of what kind it is."""
+
+    def __init__(self, message: str, cause: Cause = Cause.PROTOCOL) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 class TransportError(MultiError, OSError):
@@ -71,16 +77,20 @@ class NoUsableConnection(TransportError):
 
 
 class SessionRefused(MultiError, ConnectionError):
-    """The server refused the session."""
+    """The server refused the session; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
     def __str__(self) -> str:
-        return str(self.args[-1]) if self.args else ""
+        return self.reason
 
 
 class SessionLost(MultiError, ConnectionError):
-    """The session ended before everything arrived; `reason` says why in words."""
+    """The session ended before everything arrived; `reason` says why."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: Reason = IN_ORDER) -> None:
         super().__init__(reason)
         self.reason = reason
 
@@ -94,7 +104,7 @@ class StreamReset(SessionLost):
     `unacknowledged` is how many of the bytes written the peer had not taken by then.
     """
 
-    def __init__(self, reason: str, code: int, unacknowledged: int = 0) -> None:
+    def __init__(self, reason: Reason, code: int, unacknowledged: int = 0) -> None:
         super().__init__(reason)
         self.code = code
         self.unacknowledged = unacknowledged

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from multi.reasons import Reason
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 Buffer = bytes | bytearray | memoryview
@@ -20,11 +21,11 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class ConnectionChanged:
-    """A connection entered `state`; `reason` says why in words. A subscription starts with one per connection."""
+    """A connection entered `state`, for `reason`. A subscription starts with one per connection."""
 
     connection: ConnectionId
     state: ConnectionState
-    reason: str
+    reason: Reason
     facts: ConnectionFacts
 
 
@@ -50,7 +51,7 @@ class AttemptFailed:
     """A candidate could not be opened."""
 
     candidate: Candidate
-    reason: str
+    reason: Reason
 
 
 class HandoverState(Enum):
@@ -65,7 +66,7 @@ class HandoverChanged:
 
     state: HandoverState
     to: str
-    reason: str
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,9 @@ class SessionResumed:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The session is over; `error` is empty when it ended in order."""
+    """The session is over; `reason.orderly` when it ended in order."""
 
-    error: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class CloseConnection:
 
     connection: ConnectionId
     abort: bool
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +201,9 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
-    """The very last effect of a session. `error` is empty when it ended in order."""
+    """The very last effect of a session; `reason.orderly` when it ended in order."""
 
-    error: str
+    reason: Reason
     refused: bool = False
 
 

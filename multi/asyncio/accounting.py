@@ -20,6 +20,7 @@ from multi.config.sections import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
+from multi.reasons import Cause, Reason
 from multi.transports.base import ListenGuard
 from multi.transports.half_open import HalfOpenConnections, SourceIndex, source_of
 from multi.types import ConnectionId, ConnectionState
@@ -55,23 +56,14 @@ LIMITS = (
 )
 """Names in `Server.statistics`: keys of `limits`, and bounds that cannot be configured."""
 
-_REASONS = (
-    ("no answer to MULTI's handshake within", "handshake_timeout"),
-    ("too many connections in this session", "max_connections_per_session"),
-    ("streams open", "max_streams"),
-    ("but the session window ends at", "flow_control"),
-    ("but the window ends at", "flow_control"),
-    ("gaps on stream", "flow_control"),
-    ("too many bytes before the handshake", "flow_control"),
-    ("the peer sends and does not read", "flow_control"),
-    ("segment length ", "segment_size"),
-)
-"""What the core says of a connection that it closed because of a bound, and the name of that bound."""
-
-
-def limit_of(reason: str) -> str:
-    """The limit a connection was closed for, or empty."""
-    return next((limit for text, limit in _REASONS if text in reason), "")
+LIMIT_OF = {
+    Cause.HANDSHAKE_TIMEOUT: "handshake_timeout",
+    Cause.CONNECTION_LIMIT: "max_connections_per_session",
+    Cause.STREAM_LIMIT: "max_streams",
+    Cause.FLOW_CONTROL: "flow_control",
+    Cause.SEGMENT_SIZE: "segment_size",
+}
+"""For what the protocol closes a connection because of a bound, and the name of that bound."""
 
 
 class TokenBucket:
@@ -183,7 +175,7 @@ class Guard:
     def opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
         self._guests[driver] = _SessionAccount(source)
-        receiver = driver.engine.session.receiver
+        receiver = driver.core.receiver
         self._windows += receiver.window.size
         receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
         driver.on_event = partial(self._event, driver)
@@ -194,7 +186,7 @@ class Guard:
         guest = self._guests.pop(driver, None)
         if guest is None:
             return
-        receiver = driver.engine.session.receiver
+        receiver = driver.core.receiver
         self._windows -= receiver.window.size
         receiver.ask_to_grow(lambda _size: False)
         self._unconfirmed.discard(driver)
@@ -225,19 +217,18 @@ class Guard:
         guest = self._guests.get(driver)
         if guest is None:
             return
-        if not guest.hosts and not driver.engine.session.confirmed and driver not in self._unconfirmed:
+        if not guest.hosts and not driver.core.confirmed and driver not in self._unconfirmed:
             self._unconfirmed.add(driver, host)
         guest.hosts[connection] = host
         if len(guest.pending) >= self._limits.max_pending_joins:
             self.log.hit("max_pending_joins", source_of(host))
-            self._drop(
-                driver, next(iter(guest.pending)), "too many connections of this session have not proved themselves"
-            )
+            text = "too many connections of this session have not proved themselves"
+            self._drop(driver, next(iter(guest.pending)), text)
         guest.pending[connection] = None
         self.strangers.add((driver, connection), host, partial(self._drop, driver, connection))
 
-    def _drop(self, driver: SessionDriver, connection: ConnectionId, reason: str) -> None:
-        session, now = driver.engine.session, driver.now()
+    def _drop(self, driver: SessionDriver, connection: ConnectionId, text: str) -> None:
+        session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         found = session.connections.get(connection)
         if found is not None and found.alive:
             session.give_up(connection, reason, now=now)
@@ -247,8 +238,8 @@ class Guard:
         if (guest := self._guests.get(driver)) is not None:
             self._settled(driver, guest, connection)
 
-    def _end_unconfirmed(self, driver: SessionDriver, reason: str) -> None:
-        session, now = driver.engine.session, driver.now()
+    def _end_unconfirmed(self, driver: SessionDriver, text: str) -> None:
+        session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
         for connection in list(session.connections.values()):
             if connection.alive:
                 session.give_up(connection.id, reason, now=now)
@@ -277,7 +268,8 @@ class Guard:
                     self.log.hit("max_detached_sessions", guest.source)
                     oldest = next(iter(self._detached))
                     del self._detached[oldest]
-                    oldest.engine.session.fail("too many sessions wait for their clients", now=oldest.now())
+                    reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
+                    oldest.core.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.pop(driver, None)
@@ -291,7 +283,7 @@ class Guard:
         self._settled(driver, guest, event.connection)
         if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
             del guest.hosts[event.connection]
-            if limit := limit_of(event.reason):
+            if limit := LIMIT_OF.get(event.reason.cause):
                 self.log.hit(limit, source_of(host))
         elif event.state is ConnectionState.ACTIVE:
             guest.known.pop(source_of(host), None)
@@ -330,14 +322,15 @@ class Guard:
         self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
         now = self._loop.time()
         for driver, guest in list(self._guests.items()):
-            for connection in list(driver.engine.session.connections.values()):
+            for connection in list(driver.core.connections.values()):
                 if connection.alive and connection.authenticated and self._stalls(guest, connection, now):
                     host = guest.hosts.get(connection.id, "")
                     self.log.hit("segment_timeout", source_of(host) if host else "")
-                    reason = f"no progress within a segment for {self._limits.segment_timeout:g} s"
-                    driver.engine.session.give_up(connection.id, reason, now=now)
+                    text = f"no progress within a segment for {self._limits.segment_timeout:g} s"
+                    reason = Reason(Cause.SEGMENT_TIMEOUT, text)
+                    driver.core.give_up(connection.id, reason, now=now)
                     driver.pump_soon()
-            alive = driver.engine.session.connections
+            alive = driver.core.connections
             for key in [key for key in guest.stalls if key[0] not in alive]:
                 del guest.stalls[key]
 

@@ -20,7 +20,6 @@ from multi.config import Config, load_config
 from multi.errors import ConfigError, MultiError, NoUsableConnection, SessionLost, SessionRefused
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect
-from multi.protocol.engine import Engine
 from multi.protocol.session import SessionCore
 from multi.types import Side
 
@@ -93,17 +92,16 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         make_scheduler=local_scheduler,
         now=started,
     )
-    engine = Engine(core, now=started)
-    driver = SessionDriver(engine, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
+    driver = SessionDriver(core, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
     resolver = Resolver(config, lambda: networks.look())
     networks = Networks(driver, resolver, config)
     driver.on_closed = lambda _: networks.close()
     session = Session(driver, resolver, limit=limit, owns_close=owns_close)
     try:
         found = await _find(resolver, networks, timeout)
-        driver.attempts = found.rejected
+        driver.attempts = list(found.rejected)
         networks.started(found)
-        engine.open(
+        core.open(
             found.candidates,
             connect=Connect(config.multi_config.connect),
             mode=Mode(config.multi_config.mode),
@@ -131,7 +129,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         raise
     except SessionLost:
         await driver.settle()
-        raise NoUsableConnection(core.error, driver.failures) from None
+        raise NoUsableConnection(str(core.reason or ""), driver.failures) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")

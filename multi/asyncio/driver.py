@@ -1,4 +1,4 @@
-"""The pump: performs an engine's effects on real channels and feeds it what they say.
+"""The pump: performs an core's effects on real channels and feeds it what they say.
 
 One driver per session. It owns the channels, the dial tasks, the timer and the waiting futures, and decides nothing
 about the session itself. Callbacks in, effects out; no task or queue per connection.
@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -40,8 +39,8 @@ from multi.events import (
     Warned,
 )
 from multi.protocol.connection import Connection
-from multi.protocol.engine import Engine
-from multi.protocol.handshake import REFUSED, Refuse
+from multi.protocol.session import SessionCore
+from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId
 
@@ -62,8 +61,9 @@ UNANSWERED = frozenset(
         errno.ENOBUFS,
     )
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
-REFUSALS = ("the server", "client and server")  # how the reason of an attempt starts that the server refused
-UNPROVEN = (str(Refuse(REFUSED)), "the server's proof is wrong")  # how the reason ends where a key may be missing
+UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
+REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
+LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 
@@ -80,7 +80,7 @@ _looking: WeakKeyDictionary[asyncio.AbstractEventLoop, _ActiveSamplers] = WeakKe
 
 
 class _Link:
-    """A channel's sink: translates its callbacks into inputs of the engine."""
+    """A channel's sink: translates its callbacks into inputs of the core."""
 
     __slots__ = ("_driver", "channel", "id")
 
@@ -92,13 +92,13 @@ class _Link:
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
         try:
-            driver.engine.receive(self.id, data, lane, now=driver.loop.time())
+            driver.core.receive(self.id, data, lane, now=driver.loop.time())
         except Exception as error:
             driver.fail(error)
 
     def batch_finished(self) -> None:
         driver = self._driver
-        driver.engine.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
+        driver.core.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
         driver.pump()
 
     def writable(self) -> None:
@@ -108,7 +108,8 @@ class _Link:
         driver = self._driver
         driver.links.pop(self.id, None)
         driver.released(self)
-        driver.engine.connection_lost(self.id, str(error) if error else "", now=driver.loop.time())
+        failure = Reason(Cause.TRANSPORT, str(error)) if error else None
+        driver.core.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
 
 
@@ -117,7 +118,7 @@ class SessionDriver:
 
     def __init__(
         self,
-        engine: Engine,
+        core: SessionCore,
         settings: TransportSettings,
         *,
         send_buffer: int = SEND_BUFFER,
@@ -125,7 +126,7 @@ class SessionDriver:
         on_closed: Callable[[SessionDriver], None] | None = None,
     ) -> None:
         keep_freed_memory()
-        self.engine = engine
+        self.core = core
         self.loop = asyncio.get_running_loop()
         self.links: dict[ConnectionId, _Link] = {}
         self.closed_error: MultiError | None = None
@@ -172,8 +173,8 @@ class SessionDriver:
         self.attempted_all = self.loop.create_future()
         self.closed = self.loop.create_future()
         self._lifeline = LoopShutdownHook(self._cut)
-        for text in engine.session.settings.warnings:
-            engine.session.notify(Warned(text))
+        for text in core.settings.warnings:
+            core.notify(Warned(text))
 
     # --- pump ---
 
@@ -196,11 +197,11 @@ class SessionDriver:
             self._pumping = False
 
     def _run(self) -> None:
-        engine, touched = self.engine, self._touched
-        engine.advance(now=self.loop.time())
-        engine.session.sender.held_back = bool(self._writers)
+        core, touched = self.core, self._touched
+        core.advance(now=self.loop.time())
+        core.sender.held_back = bool(self._writers)
         for _ in range(ROUNDS_PER_PUMP):
-            for effect in engine.effects():
+            for effect in core.effects():
                 _PERFORM[type(effect)](self, effect)
             if not touched:
                 break
@@ -209,13 +210,13 @@ class SessionDriver:
             touched.clear()
             for link in links:
                 link.channel.flush()
-                engine.set_credit(link.id, link.channel.credit(), now=now)
-            if not engine.wants_credit:
+                core.set_credit(link.id, link.channel.credit(), now=now)
+            if not core.sender.waiting:
                 break
         else:
             self.pump_soon()
         self.full = self.holds_too_much
-        sender = engine.session.sender
+        sender = core.sender
         if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
@@ -225,7 +226,7 @@ class SessionDriver:
 
     def pump_due(self) -> None:
         """Pump after an input that makes something due, as a dial: it is done now, not by a timer."""
-        self.engine.handle_timer(now=self.loop.time())
+        self.core.handle_timer(now=self.loop.time())
         self.pump()
 
     def pump_soon(self) -> None:
@@ -253,7 +254,7 @@ class SessionDriver:
                 self._disarm()
                 self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
                 self._timer = self.loop.call_at(deadline, self._on_timer)
-        if self._sampler is None and self.links and self.engine.session.wants_samples:
+        if self._sampler is None and self.links and self.core.wants_samples:
             self._looking.count += 1
             interval = max(self._sample_wait, self._looking.count * SAMPLE_SHARE)
             self._sampler = self.loop.call_at(now + interval, self._sample)
@@ -262,7 +263,7 @@ class SessionDriver:
         if self._timer is not None and now < self._computed_at + TICK:
             return now + TICK
         self._computed_at = now
-        return self.engine.next_timer()
+        return self.core.next_timer()
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -276,7 +277,7 @@ class SessionDriver:
         # What the transports know comes first, so that a late timer does not make a healthy path suspect.
         self._take_samples()
         try:
-            self.engine.handle_timer(now=self.loop.time())
+            self.core.handle_timer(now=self.loop.time())
         except Exception as error:
             self.fail(error)
         self.pump()
@@ -284,7 +285,7 @@ class SessionDriver:
     def _not_due_yet(self) -> bool:
         """The timer was set for a look at the deadlines, not for one: thousands of idle sessions look often."""
         now = self.loop.time()
-        deadline = self.engine.next_timer()
+        deadline = self.core.next_timer()
         if deadline is None or deadline <= now:
             return False
         self._computed_at = now
@@ -296,12 +297,12 @@ class SessionDriver:
         self._sampler = None
         self._looking.count -= 1
         self._take_samples()
-        carried = self.engine.session.carried
+        carried = self.core.carried
         self._sample_wait = (
             SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, MAX_SAMPLE_INTERVAL)
         )
         self._carried = carried
-        if self.engine.session.at_rest:
+        if self.core.at_rest:
             self._arm()
         else:
             self.pump()
@@ -309,15 +310,15 @@ class SessionDriver:
     def _take_samples(self) -> None:
         now = self.loop.time()
         for link in list(self.links.values()):
-            self.engine.sample(link.id, link.channel.sample(), now=now)
-            self.engine.set_credit(link.id, link.channel.credit(), now=now)
+            self.core.sample(link.id, link.channel.sample(), now=now)
+            self.core.set_credit(link.id, link.channel.credit(), now=now)
 
     def fail(self, error: Exception) -> None:
         """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""
-        logger.error("internal error in session %s", self.engine.session.session_id.hex(), exc_info=error)
+        logger.error("internal error in session %s", self.core.session_id.hex(), exc_info=error)
         self._broken = True
         self._abort_channels()
-        self._finish(SessionLost(f"internal error: {error!r}"))
+        self._finish(SessionLost(Reason(Cause.INTERNAL, f"internal error: {error!r}")))
 
     def _abort_channels(self) -> None:
         leaving, self._leaving = self._leaving, set()
@@ -329,7 +330,7 @@ class SessionDriver:
     def _cut(self) -> None:
         """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
         if not self.closed.done():
-            self.engine.abort("the application's event loop ended", now=self.loop.time())
+            self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
         self._abort_channels()
         if self.soon is not None:
@@ -342,8 +343,8 @@ class SessionDriver:
         link = _Link(self, connection, channel)
         self.links[connection] = link
         now = self.loop.time()
-        self.engine.connection_opened(connection, facts, now=now)
-        self.engine.set_credit(connection, channel.credit(), now=now)
+        self.core.connection_opened(connection, facts, now=now)
+        self.core.set_credit(connection, channel.credit(), now=now)
         channel.start(link)
         return link
 
@@ -354,14 +355,15 @@ class SessionDriver:
         task.add_done_callback(self._dial_tasks.discard)
 
     async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
-        """Dial one candidate and report the outcome to the engine. Owned by `_dials`."""
+        """Dial one candidate and report the outcome to the core. Owned by `_dials`."""
         try:
             channel = await transport(candidate.transport).dial(candidate, self._settings)
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)
             answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
-            self.engine.attempt_failed(connection, str(error) or repr(error), answered=answered, now=self.loop.time())
+            reason = Reason(Cause.TRANSPORT, str(error) or repr(error))
+            self.core.attempt_failed(connection, reason, answered=answered, now=self.loop.time())
             self.pump()
             return
         finally:
@@ -481,14 +483,14 @@ class SessionDriver:
     def kept_to_send(self) -> int:
         """Bytes kept until the peer acknowledges them, with what keeping them costs."""
         kept = 0
-        for stream in self.engine.session.sender.streams.values():
+        for stream in self.core.sender.streams.values():
             kept += stream.memory
         return kept
 
     @property
     def memory(self) -> int:
         """Bytes kept for the peer and bytes of the peer that wait to be read, with what keeping them costs."""
-        receiver = self.engine.session.receiver
+        receiver = self.core.receiver
         return self.kept_to_send + receiver.charged - receiver.consumed
 
     async def next_peer_stream(self) -> StreamId | None:
@@ -513,38 +515,40 @@ class SessionDriver:
         if not self.attempted_all.done():
             self.attempted_all.set_result(None)
 
-    def _explained(self, reason: str) -> str:
+    def _explained(self, reason: Reason) -> Reason:
         """What a client knows besides about a handshake that failed: the answer is the same for every cause."""
-        session = self.engine.session
-        if session.side is not Side.CLIENT or session.confirmed or not reason.endswith(UNPROVEN):
+        session = self.core
+        if session.side is not Side.CLIENT or session.confirmed or reason.cause not in UNPROVEN:
             return reason
         if session.settings.psk:
             name = session.settings.psk_id.decode(errors="replace")
-            return f"{reason}: it has no pre-shared key {name!r}, or another one than this side"
-        return f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use"
+            return reason.reworded(f"{reason}: it has no pre-shared key {name!r}, or another one than this side")
+        return reason.reworded(f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use")
 
     def _session_closed(self, effect: SessionClosed) -> None:
-        effect = replace(effect, error=self._explained(effect.error))
-        self.engine.session.error = effect.error
-        self._finish(self._error_of(effect) if effect.error else None)
+        reason = self.core.reason = self._explained(effect.reason)
+        self._finish(None if reason.orderly else self._error_of(reason))
 
-    def _error_of(self, effect: SessionClosed) -> MultiError:
+    def _error_of(self, reason: Reason) -> MultiError:
         """What ended the session, in the application's terms."""
-        if self.engine.session.confirmed:
-            return SessionLost(effect.error)  # also when "session gone" was a refusal
-        if effect.refused:
-            return SessionRefused(effect.error)
-        refused = next((reason for _, reason in self.failures if reason.startswith(REFUSALS)), None)
+        if self.core.confirmed:
+            return SessionLost(reason)
+        refused = next((reason for _, reason in self._tried if reason.cause in REFUSALS), None)
         if refused is not None:
             return SessionRefused(refused)
-        return SessionLost("\n".join([effect.error, *(f"  {what}: {reason}" for what, reason in self.failures)]))
+        lines = [reason, *(f"  {what}: {failure}" for what, failure in self.failures)]
+        return SessionLost(reason.reworded("\n".join(lines)))
+
+    @property
+    def _tried(self) -> list[tuple[str, Reason]]:
+        """(candidate, reason) of every dial that did not lead to a connection while the session opened."""
+        paths = self.core.paths
+        return [(what, self._explained(reason)) for what, reason in paths.failures] if paths is not None else []
 
     @property
     def failures(self) -> list[tuple[str, str]]:
         """(candidate, reason) of everything that did not lead to a connection while the session opened."""
-        paths = self.engine.paths
-        tried = paths.failures if paths is not None else []
-        return self.attempts + [(what, self._explained(reason)) for what, reason in tried]
+        return [*self.attempts, *self._tried]
 
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():
@@ -559,7 +563,7 @@ class SessionDriver:
             self._sampler.cancel()
             self._sampler = None
             self._looking.count -= 1
-        failure = error or SessionLost("the session is closed")
+        failure = error or SessionLost()
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():
                 future.set_exception(failure)
@@ -599,7 +603,7 @@ class SessionDriver:
             if logger.isEnabledFor(logging.INFO):
                 logger.info(
                     "session %s connection %d (%s %s) %s: %s",
-                    self.engine.session.session_id.hex()[:8],
+                    self.core.session_id.hex()[:8],
                     event.connection,
                     event.facts.transport,
                     event.facts.interface or event.facts.local,
@@ -613,7 +617,7 @@ class SessionDriver:
             self._warnings.append(event)
         else:
             if logger.isEnabledFor(logging.DEBUG):
-                logger.debug("session %s %s", self.engine.session.session_id.hex()[:8], event)
+                logger.debug("session %s %s", self.core.session_id.hex()[:8], event)
             if isinstance(event, SessionConfirmed) and not self.confirmed.done():
                 self.confirmed.set_result(None)
         if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
@@ -623,18 +627,18 @@ class SessionDriver:
             self.on_event(event)
 
     def _remember(self, connection: ConnectionId) -> None:
-        ended = self.engine.session.connections.get(connection)
+        ended = self.core.connections.get(connection)
         if ended is None:
             return
         link = self.links.get(connection)
         self._ended[connection] = _info(ended, link)
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
-        self.engine.session.forget_connection(connection)
+        self.core.forget_connection(connection)
 
     def subscribe(self) -> Subscription:
         """A new subscription; it starts with one ConnectionChanged per current connection, then earlier warnings."""
-        session = self.engine.session
+        session = self.core
         first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
         first += self._warnings
         subscription = Subscription(first)
@@ -647,14 +651,14 @@ class SessionDriver:
     def connections(self) -> Iterator[ConnectionInfo]:
         """Living and ended connections, in order of id."""
         infos = dict(self._ended)
-        for connection in self.engine.session.connections.values():
+        for connection in self.core.connections.values():
             if connection.id not in infos:
                 link = self.links.get(connection.id)
                 infos[connection.id] = _info(connection, link)
         yield from (infos[key] for key in sorted(infos))
 
     def __repr__(self) -> str:
-        return f"<SessionDriver {self.engine.session.session_id.hex()[:8]} {self.engine.session.state.value}>"
+        return f"<SessionDriver {self.core.session_id.hex()[:8]} {self.core.state.value}>"
 
 
 def _info(connection: Connection, link: _Link | None) -> ConnectionInfo:

@@ -1,4 +1,4 @@
-"""What a client's session does as the networks of its device change: hears it, looks anew, tells the engine.
+"""What a client's session does as the networks of its device change: hears it, looks anew, tells the core.
 
 One per session. What is lost for certain is told at once; then, whatever changed, the candidates are found anew and
 the path manager decides what to do about them.
@@ -17,7 +17,7 @@ from multi.asyncio.suspend import sleep_watch
 from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
-from multi.events import AddressesAnnounced, Event, Notify, SessionDetached, SessionResumed, Warned
+from multi.events import AddressesAnnounced, Event, SessionDetached, SessionResumed, Warned
 from multi.linux.signal_predictor import Signal
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
@@ -109,7 +109,7 @@ class Networks:
         """The system says that something changed; `losses` are certain."""
         driver = self._driver
         for loss in losses:
-            driver.engine.network_changed(
+            driver.core.network_changed(
                 loss.interface, False, address=loss.address, reason=loss.reason, now=driver.now()
             )
         if losses:
@@ -118,13 +118,13 @@ class Networks:
 
     def _slept(self, seconds: float) -> None:
         driver = self._driver
-        driver.engine.slept(seconds, now=driver.now())
+        driver.core.slept(seconds, now=driver.now())
         driver.pump_due()
         self.look()
 
     def _signal(self, interface: str, signal: Signal, dbm: float) -> None:
         driver = self._driver
-        driver.engine.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
+        driver.core.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
         driver.pump_due()
 
     def _event(self, event: Event) -> None:
@@ -181,10 +181,10 @@ class Networks:
     def _use(self, found: Found) -> None:
         driver, before = self._driver, self._usable
         self._take(found)
-        engine, now = driver.engine, driver.now()
-        engine.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
+        core, now = driver.core, driver.now()
+        core.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
         for name in sorted(self._usable - before):
-            engine.network_changed(name, True, now=now)
+            core.network_changed(name, True, now=now)
         driver.pump_due()
 
     def _take(self, found: Found) -> None:
@@ -219,4 +219,4 @@ class Networks:
 
     def _warn(self, messages: Iterable[str]) -> None:
         for message in messages:
-            self._driver.engine.session.emit(Notify(Warned(message)))
+            self._driver.core.notify(Warned(message))

@@ -23,10 +23,10 @@ from multi.config import Config, load_config
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.dispatch import HELD_LIMIT
-from multi.protocol.engine import Engine
 from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.protocol.segment import SegmentType, encode, peek
 from multi.protocol.session import SessionCore
+from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, Listener, transport
 from multi.transports.half_open import FairQueue, source_of
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
@@ -254,7 +254,7 @@ class Server:
     def abort_clients(self) -> None:
         """End the living sessions at once: what is not delivered may never be."""
         for driver in self._table.values():
-            driver.engine.abort("the server stops", now=driver.now())
+            driver.core.abort(Reason(Cause.ABORTED, "the server stops"), now=driver.now())
             driver.pump()
 
     def _cut(self) -> None:
@@ -378,7 +378,7 @@ class Server:
             self._session_opened(driver)
 
         driver = SessionDriver(
-            Engine(core, now=loop.time()),
+            core,
             self._config.transport_settings(),
             send_buffer=self._config.limits.max_send_buffer,
             on_opened=opened,
@@ -392,7 +392,7 @@ class Server:
         listen = self._config.listen
         if listen is not None and listen.announce:
             addresses = [(address, self.port) for address in listen.announce]
-            driver.engine.announce(addresses, now=driver.now())
+            driver.core.announce(addresses, now=driver.now())
 
     def _session_opened(self, driver: SessionDriver) -> None:
         self._announce(driver)
@@ -426,7 +426,7 @@ class Server:
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.guard.closed(driver)
-        self._table.remove(driver.engine.session.session_id)
+        self._table.remove(driver.core.session_id)
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()

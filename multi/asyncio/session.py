@@ -13,10 +13,12 @@ from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import load_entry
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
+from multi.paths.manager import SESSION_ENDED
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
 from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
+from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Role, StreamId
 
@@ -28,7 +30,7 @@ class Session:
         self, driver: SessionDriver, resolver: Resolver | None, *, limit: int = DEFAULT_LIMIT, owns_close: bool
     ) -> None:
         self._driver = driver
-        self._core = driver.engine.session
+        self._core = driver.core
         self._resolver = resolver
         self._limit = limit
         self._aborted = False
@@ -82,7 +84,7 @@ class Session:
         """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
         while True:
             self._check_open()
-            stream = self._driver.engine.open_stream(priority, now=self._driver.now())
+            stream = self._driver.core.open_stream(priority, now=self._driver.now())
             if stream is not None:
                 self._driver.pump_soon()
                 return self._pair(stream)
@@ -92,7 +94,7 @@ class Session:
         """Yield the streams the peer opens, until the session ends."""
         while (stream := await self._driver.next_peer_stream()) is not None:
             pair = self._pair(stream)
-            self._driver.engine.accept_stream(stream, now=self._driver.now())
+            self._driver.core.accept_stream(stream, now=self._driver.now())
             self._driver.pump_soon()
             yield pair
 
@@ -113,28 +115,28 @@ class Session:
         """
         self._check_open()
         slots = self._slots(to)
-        done: asyncio.Future[str] = self._driver.loop.create_future()
-        self._driver.engine.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
+        done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
+        self._driver.core.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
         self._driver.pump()
 
         def ended(_: asyncio.Future[None]) -> None:
-            _settle(done, "the session has ended")  # after an internal error the path manager says nothing any more
+            _settle(done, SESSION_ENDED)  # after an internal error the path manager says nothing any more
 
         self._driver.closed.add_done_callback(ended)
         try:
-            reason = await done
+            failure = await done
         except asyncio.CancelledError:
-            self._driver.engine.cancel_handover()
+            self._driver.core.cancel_handover()
             raise
         finally:
             self._driver.closed.remove_done_callback(ended)
-        if reason:
+        if failure is not None:
             if self._driver.closed.done():
-                raise self._driver.closed_error or SessionLost("the session is closed")
-            raise TransportError(f"handover to {to} failed: {reason}")
+                raise self._driver.closed_error or SessionLost()
+            raise TransportError(f"handover to {to} failed: {failure}")
 
     def _slots(self, to: str | int) -> list[Slot]:
-        paths = self._driver.engine.paths
+        paths = self._driver.core.paths
         if paths is None:
             raise LocalProtocolError("only the client hands over")
         if isinstance(to, bool) or not isinstance(to, str | int):
@@ -158,7 +160,7 @@ class Session:
             named = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
             if named:
                 raise TransportError(f"handover to {to} failed: {'; '.join(sorted(named))}")
-        paths = self._driver.engine.paths
+        paths = self._driver.core.paths
         slots = paths.slots if paths is not None else []
         known = sorted({name for s in slots for c in s.candidates for name in (c.kind, c.interface or c.local_address)})
         raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(filter(None, known)) or 'none'}")
@@ -185,7 +187,7 @@ class Session:
                 raise NoUsableConnection("the entry leads to no connection", rejected)
             self._check_open()
             subscription = driver.subscribe()
-            slots = driver.engine.add_candidates(candidates, now=driver.now())
+            slots = driver.core.add_candidates(candidates, now=driver.now())
             driver.pump_due()
             while not all(s.connection is not None or s.attempted for s in slots):
                 event = await subscription.next()
@@ -197,7 +199,7 @@ class Session:
         finally:
             if not opened:  # what failed or was given up shall not come up later
                 resolver.withdraw(index)
-                driver.engine.withdraw_candidates(self._slots_of(index), now=driver.now())
+                driver.core.withdraw_candidates(self._slots_of(index), now=driver.now())
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
@@ -205,7 +207,7 @@ class Session:
 
     def _slots_of(self, entry: int) -> list[Slot]:
         """Those that are there for this entry alone, whoever has found its candidates first."""
-        paths = self._driver.engine.paths
+        paths = self._driver.core.paths
         slots = paths.slots if paths is not None else []
         return [slot for slot in slots if all(candidate.entry == entry for candidate in slot.candidates)]
 
@@ -213,7 +215,7 @@ class Session:
         """Drain a connection, then close it; return when it is closed. The last usable one cannot be removed."""
         self._check_open()
         wanted = ConnectionId(connection)
-        self._driver.engine.remove_connection(wanted, now=self._driver.now())
+        self._driver.core.remove_connection(wanted, now=self._driver.now())
         self._driver.pump()
         subscription = self._driver.subscribe()
         while wanted in self._core.connections and await subscription.next() is not None:
@@ -222,7 +224,7 @@ class Session:
     def set_role(self, connection: int, role: Role | str) -> None:
         """Make a connection `active` or `backup`, on both sides."""
         wanted = role if isinstance(role, Role) else _role(role)
-        self._driver.engine.set_role(ConnectionId(connection), wanted, now=self._driver.now())
+        self._driver.core.set_role(ConnectionId(connection), wanted, now=self._driver.now())
         self._driver.pump()
 
     def set_scheduler(self, scheduler: str | Mapping[str, Any] | Scheduler, **parameters: float) -> None:
@@ -238,19 +240,19 @@ class Session:
             scheduler = str(parameters.pop("name", ""))
         if isinstance(scheduler, str):
             policy = Policy(scheduler, tuple(parameters.items()), current.switch, current.reinject)
-            self._driver.engine.set_scheduler(policy, now=self._driver.now())
+            self._driver.core.set_scheduler(policy, now=self._driver.now())
         else:
             if isinstance(scheduler, type) or not callable(getattr(scheduler, "select", None)):
                 raise TypeError(f"found {scheduler!r}; allowed: a name, a mapping with `name`, an object with `select`")
             if parameters:
                 raise TypeError("parameters belong to a name; an object has its own already")
             policy = Policy(type(scheduler).__name__, (), current.switch, current.reinject)
-            self._driver.engine.set_scheduler(policy, scheduler, now=self._driver.now())
+            self._driver.core.set_scheduler(policy, scheduler, now=self._driver.now())
         self._driver.pump()
 
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
         """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
-        self._driver.engine.network_changed(interface, usable, now=self._driver.now())
+        self._driver.core.network_changed(interface, usable, now=self._driver.now())
         self._driver.pump_due()
 
     def announce(self, *addresses: str, port: int = 0) -> None:
@@ -261,7 +263,7 @@ class Session:
         if self._resolver is not None:
             raise LocalProtocolError("only the server announces addresses")
         wanted = port or next((split_address(c.local)[1] for c in self.connections), 0)
-        self._driver.engine.announce([(address, wanted) for address in addresses], now=self._driver.now())
+        self._driver.core.announce([(address, wanted) for address in addresses], now=self._driver.now())
         self._driver.pump_soon()
 
     # --- events ---
@@ -274,7 +276,7 @@ class Session:
 
     async def close(self) -> None:
         """Flush, end the session, and return when the peer has acknowledged everything; raise when it never will."""
-        self._driver.engine.close(now=self._driver.now())
+        self._driver.core.close(now=self._driver.now())
         self._driver.pump()
         await self._ended()
         if self._driver.closed_error is not None:
@@ -283,7 +285,7 @@ class Session:
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
         self._aborted = self._aborted or not self._driver.closed.done()
-        self._driver.engine.abort(reason, now=self._driver.now())
+        self._driver.core.abort(Reason(Cause.ABORTED, reason), now=self._driver.now())
         self._driver.pump()
 
     async def wait_closed(self) -> None:
@@ -309,7 +311,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._driver.closed.done():
-            raise self._driver.closed_error or SessionLost("the session is closed")
+            raise self._driver.closed_error or SessionLost()
         if self._core.closing:
             raise LocalProtocolError("the session is being closed")
 
@@ -351,7 +353,7 @@ def split_address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port or 0)
 
 
-def _settle(future: asyncio.Future[str], reason: str) -> None:
+def _settle(future: asyncio.Future[Reason | None], reason: Reason | None) -> None:
     if not future.done():
         future.set_result(reason)
 

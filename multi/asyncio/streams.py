@@ -32,9 +32,9 @@ class SessionReader:
         if limit <= 0:
             raise ValueError("Limit cannot be <= 0")
         self._driver = driver
-        self._streams = driver.engine.session.streams
+        self._streams = driver.core.streams
         self._stream = stream
-        self._received = driver.engine.session.receiver.streams.get(stream)
+        self._received = driver.core.receiver.streams.get(stream)
         self._limit = limit
         self._buffer = bytearray()
         """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
@@ -75,8 +75,8 @@ class SessionReader:
 
     def _pull(self, limit: int) -> bytes:
         driver = self._driver
-        data = driver.engine.read(self._stream, limit, now=driver.loop.time())
-        if driver.engine.session.receiver.ack_now:
+        data = driver.core.read(self._stream, limit, now=driver.loop.time())
+        if driver.core.receiver.ack_now:
             driver.pump_soon()
         return data
 
@@ -199,9 +199,9 @@ class SessionWriter:
     def __init__(self, owner: Owner, driver: SessionDriver, stream: StreamId, *, closes_session: bool) -> None:
         self._owner = owner
         self._driver = driver
-        self._engine = driver.engine
-        self._streams = driver.engine.session.streams
-        self._buffer = driver.engine.session.sender.streams.get(stream)
+        self._core = driver.core
+        self._streams = driver.core.streams
+        self._buffer = driver.core.sender.streams.get(stream)
         self._stream = stream
         self._closes_session = closes_session
         self._closing = False
@@ -239,11 +239,11 @@ class SessionWriter:
             raise LocalProtocolError("Cannot call write() after write_eof()")
         # Anything with a buffer, as array.array, whose length is not its size in bytes.
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
-        closing = self._closing or self._engine.session.closing
+        closing = self._closing or self._core.closing
         if closing or self._driver.closed.done() or self._send_error() is not None:
             logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
             return
-        self._engine.write(self._stream, kept, now=self._driver.loop.time())
+        self._core.write(self._stream, kept, now=self._driver.loop.time())
         self._driver.pump_soon()
 
     def writelines(self, data: Iterable[Data]) -> None:
@@ -272,7 +272,7 @@ class SessionWriter:
 
     def _raise_error(self) -> None:
         if self._driver.closed.done():
-            raise self._driver.closed_error or SessionLost("the session is closed")
+            raise self._driver.closed_error or SessionLost()
         error = self._send_error()
         if error is not None and not (self._closing and self._streams.finished(self._stream)):
             raise error
@@ -284,7 +284,7 @@ class SessionWriter:
         """End this direction after everything written; the other one stays open."""
         if not self._ended:
             self._ended = True
-            self._engine.finish(self._stream, now=self._driver.loop.time())
+            self._core.finish(self._stream, now=self._driver.loop.time())
             self._driver.pump_soon()
 
     # --- ending ---
@@ -296,10 +296,10 @@ class SessionWriter:
         self._closing = self._ended = True
         now = self._driver.loop.time()
         if self._closes_session:
-            self._engine.close(now=now)
+            self._core.close(now=now)
         else:
-            self._engine.finish(self._stream, now=now)
-            self._engine.stop_sending(self._stream, 0, now=now)
+            self._core.finish(self._stream, now=now)
+            self._core.stop_sending(self._stream, 0, now=now)
         self._driver.pump_soon()
 
     def is_closing(self) -> bool:
@@ -325,7 +325,7 @@ class SessionWriter:
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once: the peer's reader raises `StreamReset`."""
         self._closing = self._ended = True
-        self._engine.reset(self._stream, code, now=self._driver.loop.time())
+        self._core.reset(self._stream, code, now=self._driver.loop.time())
         self._driver.pump_soon()
 
     def abort(self) -> None:
@@ -333,10 +333,10 @@ class SessionWriter:
         self._aborted = self._closing = self._ended = True
         now = self._driver.loop.time()
         if self._closes_session:
-            self._engine.abort(now=now)
+            self._core.abort(now=now)
         else:
-            self._engine.reset(self._stream, 0, now=now)
-            self._engine.stop_sending(self._stream, 0, now=now)
+            self._core.reset(self._stream, 0, now=now)
+            self._core.stop_sending(self._stream, 0, now=now)
         self._driver.pump()
 
     # --- facts ---

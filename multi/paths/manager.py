@@ -26,6 +26,7 @@ from multi.events import (
 )
 from multi.paths.racing import Connect, Race
 from multi.paths.slots import Slot, slot_key, slots_of
+from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Role
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
@@ -34,6 +35,9 @@ SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before anothe
 TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
+
+NETWORK_GONE = "the network went away"
+SESSION_ENDED = Reason(Cause.CLOSED, "the session has ended")
 
 
 class Mode(Enum):
@@ -49,7 +53,7 @@ class Session(Protocol):
     def drain(self, connection: ConnectionId) -> None:
         """Nothing new on it; close it when nothing is outstanding."""
 
-    def give_up(self, connection: ConnectionId, reason: str) -> None:
+    def give_up(self, connection: ConnectionId, reason: Reason) -> None:
         """It is over at once; what it carried is rescued."""
 
     def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
@@ -70,7 +74,7 @@ class _Handover:
     """A handover under way: drain the others once one of `slots` is up."""
 
     slots: list[Slot]
-    done: Callable[[str], None]
+    done: Callable[[Reason | None], None]
     deadline: float
     left: list[Slot]
     """Those of `slots` that an earlier handover had left."""
@@ -117,18 +121,18 @@ class PathManager:
         self._given_up = False
         self._expecting = expecting
         self._handover: _Handover | None = None
-        self.failures: list[tuple[str, str]] = []
+        self.failures: list[tuple[str, Reason]] = []
         """(candidate, reason) of every attempt that failed while the session opened."""
 
     # --- inputs: attempts and connections  ---
 
-    def attempt_failed(self, connection: ConnectionId, reason: str, now: float, *, answered: bool = True) -> None:
+    def attempt_failed(self, connection: ConnectionId, reason: Reason, now: float, *, answered: bool = True) -> None:
         """The dial did not lead to a connection. `answered`: somebody said so, not the silence."""
         slot, candidate = self._attempt(connection)
         if slot is not None and candidate is not None:
             self._attempt_over(slot, connection, candidate, reason, now, answered=answered)
 
-    def connection_changed(self, connection: ConnectionId, state: ConnectionState, reason: str, now: float) -> None:
+    def connection_changed(self, connection: ConnectionId, state: ConnectionState, reason: Reason, now: float) -> None:
         """The session moved a connection to `state`."""
         slot, candidate = self._attempt(connection)
         if slot is not None and candidate is not None:
@@ -199,7 +203,7 @@ class PathManager:
 
     # --- inputs: networks  ---
 
-    def network_changed(self, interface: str, usable: bool, now: float, reason: str = "the network went away") -> None:
+    def network_changed(self, interface: str, usable: bool, now: float, reason: str = NETWORK_GONE) -> None:
         """An interface (empty = any) became usable: dial its slots at once; or unusable: give up its attempts."""
         for slot in self.slots:
             if not any(interface in ("", c.interface) for c in slot.candidates):
@@ -210,7 +214,8 @@ class PathManager:
             for connection, candidate in list(slot.attempts.items()):
                 if interface in ("", candidate.interface):
                     self._effects.append(CancelDial(connection))
-                    self._attempt_over(slot, connection, candidate, reason, now, answered=False, blame=False)
+                    gone = Reason(Cause.NETWORK_GONE, reason)
+                    self._attempt_over(slot, connection, candidate, gone, now, answered=False, blame=False)
 
     def update(
         self,
@@ -243,15 +248,16 @@ class PathManager:
 
     def _absent(self, slot: Slot, reason: str, now: float) -> None:
         slot.absent = reason
+        gone = Reason(Cause.NETWORK_GONE, reason)
         slot.attempted = True
         slot.retry_at = slot.unanswered_since = None
         for candidate in slot.candidates:
             self._race.skip(candidate)
         for connection, candidate in list(slot.attempts.items()):
             self._effects.append(CancelDial(connection))
-            self._attempt_over(slot, connection, candidate, reason, now, answered=False, blame=False)
+            self._attempt_over(slot, connection, candidate, gone, now, answered=False, blame=False)
         if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
-            self._fail_handover(reason)
+            self._fail_handover(gone)
 
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
         appeared, changed = bool(slot.absent), candidates != slot.candidates
@@ -338,16 +344,17 @@ class PathManager:
                 self._roles[connection] = role
         self._assign_roles(now)
 
-    def hand_over(self, slots: list[Slot], done: Callable[[str], None], now: float) -> None:
-        """Make one of `slots` carry the session and drain all others; `done("")` or `done(reason)` follows."""
+    def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], now: float) -> None:
+        """Make one of `slots` carry the session and drain all others; `done(None)` or `done(reason)` follows."""
         if self._stopped:
-            done("the session has ended")
+            done(SESSION_ENDED)
             return
         if self._handover is not None:
-            done("another handover is under way")
+            done(Reason(Cause.ABORTED, "another handover is under way"))
             return
         if not self._reachable(slots):
-            done(next((slot.absent for slot in slots if slot.absent), "it is not wanted any more"))
+            absent = next((slot.absent for slot in slots if slot.absent), "")
+            done(Reason(Cause.NETWORK_GONE, absent) if absent else Reason(Cause.REMOVED, "it is not wanted any more"))
             return
         left = [slot for slot in slots if slot.standby or slot.reactivated]
         self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left)
@@ -355,7 +362,7 @@ class PathManager:
             slot.standby = slot.reactivated = False
             if slot.connection is None and not slot.attempts:
                 slot.retry_at = now
-        self._notify(HandoverChanged(HandoverState.STARTED, _names(slots), ""))
+        self._notify(HandoverChanged(HandoverState.STARTED, _names(slots)))
         self._continue_handover(now)
 
     def cancel_handover(self) -> None:
@@ -363,7 +370,8 @@ class PathManager:
         handover, self._handover = self._handover, None
         if handover is not None:
             self._leave_again(handover)
-            self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), "it was cancelled"))
+            cancelled = Reason(Cause.ABORTED, "it was cancelled")
+            self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), cancelled))
 
     def stop(self) -> None:
         """The session is over: no more attempts."""
@@ -373,7 +381,7 @@ class PathManager:
                 self._effects.append(CancelDial(attempt))
             slot.attempts.clear()
             slot.retry_at = None
-        self._fail_handover("the session has ended")
+        self._fail_handover(SESSION_ENDED)
 
     def give_up(self, after: float) -> None:
         """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
@@ -385,7 +393,7 @@ class PathManager:
                 if str(candidate) not in failed:
                     tried = candidate in slot.attempts.values()
                     reason = f"no answer {within}" if tried else f"not tried {within}"
-                    self.failures.append((str(candidate), reason))
+                    self.failures.append((str(candidate), Reason(Cause.ATTEMPT_TIMEOUT, reason)))
 
     # --- time  ---
 
@@ -402,7 +410,7 @@ class PathManager:
             for connection, candidate in list(slot.attempts.items()):
                 if now >= self._started[connection] + ATTEMPT_TIMEOUT:
                     self._effects.append(CancelDial(connection))
-                    reason = f"no answer within {ATTEMPT_TIMEOUT:g} s"
+                    reason = Reason(Cause.ATTEMPT_TIMEOUT, f"no answer within {ATTEMPT_TIMEOUT:g} s")
                     self._attempt_over(slot, connection, candidate, reason, now, answered=False)
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
@@ -416,7 +424,8 @@ class PathManager:
         if self._dismiss_at is not None and now >= self._dismiss_at:
             self._dismiss(now)
         if self._handover is not None and now >= self._handover.deadline:
-            self._fail_handover(f"it did not come up within {HANDOVER_TIMEOUT:g} s")
+            text = f"it did not come up within {HANDOVER_TIMEOUT:g} s"
+            self._fail_handover(Reason(Cause.ATTEMPT_TIMEOUT, text))
 
     def next_timer(self) -> float | None:
         if self._stopped:
@@ -509,7 +518,8 @@ class PathManager:
             slot.trouble(now)
             self._roles.pop(replaced, None)
             slot.emptied(now)
-            self._session.give_up(replaced, f"silent, and replaced by connection {connection}")
+            text = f"silent, and replaced by connection {connection}"
+            self._session.give_up(replaced, Reason(Cause.REPLACED, text))
         slot.filled(connection, candidate, now)
         slot.start_trial(now, switch=self._mode is Mode.SWITCH)
         self._ping_at = now if slot.trial_until is not None else self._ping_at
@@ -531,7 +541,7 @@ class PathManager:
         slot: Slot,
         connection: ConnectionId,
         candidate: Candidate,
-        reason: str,
+        reason: Reason,
         now: float,
         *,
         answered: bool,
@@ -661,8 +671,8 @@ class PathManager:
         for slot in self.slots:
             if slot not in handover.slots:
                 self._park(slot, now)
-        self._notify(HandoverChanged(HandoverState.DONE, _names([target]), ""))
-        handover.done("")
+        self._notify(HandoverChanged(HandoverState.DONE, _names([target])))
+        handover.done(None)
 
     def _park(self, slot: Slot, now: float) -> None:
         """Not wanted for now."""
@@ -674,9 +684,9 @@ class PathManager:
 
     def _check_handover(self) -> None:
         if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
-            self._fail_handover("it was removed")
+            self._fail_handover(Reason(Cause.REMOVED, "it was removed"))
 
-    def _fail_handover(self, reason: str) -> None:
+    def _fail_handover(self, reason: Reason) -> None:
         handover, self._handover = self._handover, None
         if handover is not None:
             self._leave_again(handover)

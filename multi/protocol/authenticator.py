@@ -1,13 +1,13 @@
 """Who may be part of a session: the client's and the server's side of HELLO and JOIN, per connection.
 
 It decides when a connection is authenticated, when data may flow on it and which keys protect it. What follows from
-that (states, rescue, events) is the session's business, reached through the narrow `Host` interface.
+that (states, rescue, events) is the session's business, reached through `Outcome`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -39,21 +39,16 @@ from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.settings import SessionSettings
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, SessionId
 
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
 MAX_HELLO_PATIENCE = 1.0
 
 
-class Host(Protocol):
-    """What the authenticator may ask of its session."""
+class Outcome(Protocol):
+    """The session, as far as the outcome of handshakes concerns it."""
 
-    session_id: SessionId
-    settings: SessionSettings
-    connections: dict[ConnectionId, Connection]
-    outbox: Outbox
-
-    def entropy(self, count: int) -> bytes: ...
     def may_send(self, connection: Connection) -> None:
         """Data may be written on `connection` from now on, authenticated or not."""
 
@@ -66,15 +61,30 @@ class Host(Protocol):
     def start_over(self, connection: Connection) -> None:
         """The peer cannot read what was sent on `connection` so far."""
 
-    def refused(self, connection: Connection, refuse: Refuse) -> None: ...
-    def disconnect(self, connection: Connection, reason: str, *, abort: bool) -> None: ...
+    def refused(self, connection: Connection, refuse: Refuse) -> None:
+        """The server refused HELLO or JOIN."""
+
+    def disconnect(self, connection: Connection, reason: Reason, *, abort: bool) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What handshakes need to know of the session."""
+
+    session_id: SessionId
+    settings: SessionSettings
+    connections: Mapping[ConnectionId, Connection]
+    outbox: Outbox
+    entropy: Callable[[int], bytes]
+    """`entropy(n)` gives n random bytes."""
 
 
 class Authenticator(ABC):
     """Common to both sides."""
 
-    def __init__(self, host: Host) -> None:
-        self.host = host
+    def __init__(self, session: Identity, outcome: Outcome) -> None:
+        self.session = session
+        self.outcome = outcome
         self.keys: SessionKeys | None = None
         self.psk_id = b""
         self.psk_proved = False
@@ -126,12 +136,12 @@ class Authenticator(ABC):
 class ClientAuthenticator(Authenticator):
     """Says HELLO once, on the first connection, repeats it where that one dies, and JOINs with all others."""
 
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
-        self._pair = KeyPair(host.entropy(32))
-        settings = host.settings
+    def __init__(self, session: Identity, outcome: Outcome) -> None:
+        super().__init__(session, outcome)
+        self._pair = KeyPair(session.entropy(32))
+        settings = session.settings
         self._hello = Hello(
-            nonce=host.entropy(32),
+            nonce=session.entropy(32),
             key=self._pair.public,
             window=settings.initial_window,
             max_streams=settings.max_streams,
@@ -173,7 +183,7 @@ class ClientAuthenticator(Authenticator):
         if self.keys is not None or not self._waiting or not self._greeted:
             return None
         # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
-        rtt = max(self.host.connections[c].rtt if c in self.host.connections else 0.0 for c in self._greeted)
+        rtt = max(self.session.connections[c].rtt if c in self.session.connections else 0.0 for c in self._greeted)
         patience = max(MIN_HELLO_PATIENCE, 4 * rtt) if rtt else MAX_HELLO_PATIENCE
         return max(self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
 
@@ -184,8 +194,8 @@ class ClientAuthenticator(Authenticator):
 
     def _terms_for(self, connection: Connection) -> ConnectionTerms:
         terms = ConnectionTerms(
-            sealed=self.host.settings.protect.seals(connection.facts.secure),
-            ciphers=tuple(self.host.settings.ciphers),
+            sealed=self.session.settings.protect.seals(connection.facts.secure),
+            ciphers=tuple(self.session.settings.ciphers),
             role=connection.role,
             weight=connection.weight,
             max_rate=connection.max_rate,
@@ -196,14 +206,14 @@ class ClientAuthenticator(Authenticator):
     def _greet(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
         hello = replace(self._hello, terms=terms)
-        psk = self.host.settings.psk
+        psk = self.session.settings.psk
         if psk and connection.facts.secure:
             binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
             hello = replace(hello, binder=binder)
         self._greeted[connection.id] = now
         self._send(connection, SegmentType.HELLO, hello.encode(), now)
         if not terms.sealed:
-            self.host.may_send(connection)
+            self.outcome.may_send(connection)
 
     def take_tickets(self, tickets: Sequence[Ticket]) -> None:
         """The server has handed out tickets; the newest are kept."""
@@ -211,7 +221,7 @@ class ClientAuthenticator(Authenticator):
 
     def _join(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
-        join = Join(self.host.entropy(32), terms)
+        join = Join(self.session.entropy(32), terms)
         if self._tickets and self._cipher in terms.ciphers:
             self._join_with_ticket(connection, join, self._tickets.pop(0), now)
         else:
@@ -233,7 +243,7 @@ class ClientAuthenticator(Authenticator):
             outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
             connection.protect(outgoing, incoming, self._cipher)
         if _trusts(connection.facts, sealed=sealed):
-            self.host.may_send(connection)
+            self.outcome.may_send(connection)
 
     def handle(self, connection: Connection, segment: Segment, now: float) -> None:
         match segment.type:
@@ -243,11 +253,11 @@ class ClientAuthenticator(Authenticator):
                 self._challenge(connection, Challenge.decode(segment.payload), now)
             case SegmentType.ADMIT if connection.id in self._admissions:
                 if not same(self._admissions.pop(connection.id), decode_proof(segment.payload)):
-                    raise RemoteProtocolError("the server's proof is wrong")
+                    raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
                 del self._joins[connection.id]
-                self.host.authenticated(connection)
+                self.outcome.authenticated(connection)
             case SegmentType.REFUSE if not connection.authenticated:
-                self.host.refused(connection, Refuse.decode(segment.payload))
+                self.outcome.refused(connection, Refuse.decode(segment.payload))
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
@@ -255,16 +265,16 @@ class ClientAuthenticator(Authenticator):
         terms = self._terms[connection.id]
         self._check_choice(terms, accept.sealed, accept.cipher)
         if accept.version not in self._hello.versions:
-            raise RemoteProtocolError(f"the server chose version {accept.version}")
+            raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
         first = self.keys is None
         if first:
             shared = self._pair.agree(accept.key)
             keys = SessionKeys(
-                self.host.session_id,
+                self.session.session_id,
                 self._hello.session_part(),
                 accept.session_part(),
                 shared,
-                self.host.settings.psk,
+                self.session.settings.psk,
             )
         else:
             assert self.keys is not None
@@ -273,7 +283,7 @@ class ClientAuthenticator(Authenticator):
                 raise RemoteProtocolError("another server answered the repeated HELLO")
         binding, part = connection.facts.channel_binding, accept.connection_part()
         if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
-            raise RemoteProtocolError("the server's proof is wrong")
+            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
         self.keys, self._accepted_part, self._cipher = keys, accept.session_part(), accept.cipher
         del self._greeted[connection.id]
         connection.number = accept.number
@@ -283,8 +293,8 @@ class ClientAuthenticator(Authenticator):
             outgoing, incoming = self._secrets(accept.number, self._hello.nonce, accept.nonce)
             connection.protect(outgoing, incoming, accept.cipher)
         if first:
-            self.host.peer_known(accept.window, accept.max_streams, None)
-        self.host.authenticated(connection)
+            self.outcome.peer_known(accept.window, accept.max_streams, None)
+        self.outcome.authenticated(connection)
         for waiting in self._waiting:
             self._join(waiting, now)
         self._waiting.clear()
@@ -296,22 +306,22 @@ class ClientAuthenticator(Authenticator):
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
-            raise RemoteProtocolError("the server's proof is wrong")
+            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
         if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
-            self.host.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
+            self.outcome.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
         connection.number = challenge.number
         self._send(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), now)
         if challenge.sealed:
             outgoing, incoming = self._secrets(challenge.number, join.nonce, challenge.nonce)
             connection.protect(outgoing, incoming, challenge.cipher)
-        self.host.authenticated(connection)
+        self.outcome.authenticated(connection)
 
     @staticmethod
     def _check_choice(terms: ConnectionTerms, sealed: bool, cipher: Cipher) -> None:
         if sealed != terms.sealed:
-            raise RemoteProtocolError("the server changed the protection that was asked for")
+            raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
         if cipher not in terms.ciphers:
-            raise RemoteProtocolError("the server chose a cipher that was not offered")
+            raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
 
 
 def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
@@ -340,8 +350,8 @@ class _Expected:
 class ServerAuthenticator(Authenticator):
     """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
 
-    def __init__(self, host: Host, psk: Callable[[bytes], bytes | None] | None = None) -> None:
-        super().__init__(host)
+    def __init__(self, session: Identity, outcome: Outcome, psk: Callable[[bytes], bytes | None] | None = None) -> None:
+        super().__init__(session, outcome)
         self._psk = psk
         self._hello_part: bytes | None = None
         self._accept: Accept | None = None
@@ -378,12 +388,12 @@ class ServerAuthenticator(Authenticator):
         refuse = Refuse(code)
         # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
         # every failed JOIN has to be the same bytes.
-        connection.output[0].append(encode(SegmentType.REFUSE, self.host.session_id, refuse.encode()))
-        self.host.disconnect(connection, str(refuse), abort=False)
+        connection.output[0].append(encode(SegmentType.REFUSE, self.session.session_id, refuse.encode()))
+        self.outcome.disconnect(connection, refuse.reason, abort=False)
 
     def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
         """The cipher for these terms; None when this side does not agree to them."""
-        settings = self.host.settings
+        settings = self.session.settings
         if terms.sealed != settings.protect.seals(connection.facts.secure):
             return None
         return terms.choose_cipher(settings.ciphers)
@@ -434,19 +444,19 @@ class ServerAuthenticator(Authenticator):
         if hello.terms.sealed:
             connection.protect_outgoing(outgoing, cipher)
         if not repeat:
-            self.host.peer_known(hello.window, hello.max_streams, hello.policy)
+            self.outcome.peer_known(hello.window, hello.max_streams, hello.policy)
         # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
         if not repeat and (not psk or proved_by_binder):
             connection.receiving = not hello.terms.sealed
-            self.host.may_send(connection)
+            self.outcome.may_send(connection)
 
     def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
-        pair = KeyPair(self.host.entropy(32))
+        pair = KeyPair(self.session.entropy(32))
         shared = pair.agree(hello.key)
-        settings = self.host.settings
+        settings = self.session.settings
         self._accept = Accept(
             version,
-            self.host.entropy(32),
+            self.session.entropy(32),
             pair.public,
             settings.initial_window,
             settings.max_streams,
@@ -456,7 +466,7 @@ class ServerAuthenticator(Authenticator):
         )
         self._hello_part = part
         self.psk_id = hello.psk_id if psk else b""
-        self.keys = SessionKeys(self.host.session_id, part, self._accept.session_part(), shared, psk)
+        self.keys = SessionKeys(self.session.session_id, part, self._accept.session_part(), shared, psk)
 
     def _join(self, connection: Connection, join: Join, now: float) -> None:
         cipher = self._cipher_for(connection, join.terms)
@@ -467,7 +477,7 @@ class ServerAuthenticator(Authenticator):
             if self._admit(connection, join, cipher, now):
                 return
             connection.discarding = join.terms.sealed  # until PROVE: it is sealed with keys we do not have
-        challenge = Challenge(self._take_number(), self.host.entropy(32), join.terms.sealed, cipher)
+        challenge = Challenge(self._take_number(), self.session.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
@@ -504,22 +514,22 @@ class ServerAuthenticator(Authenticator):
         if sealed:
             incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
             connection.protect(outgoing, incoming, cipher)
-        self.host.authenticated(connection)
+        self.outcome.authenticated(connection)
         return True
 
     def hand_out_tickets(self) -> None:
         """See that the client has as many tickets as it may have."""
-        fresh = [Ticket(self._take_number(), self.host.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
+        fresh = [Ticket(self._take_number(), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
-            self.host.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
+            self.session.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
 
     def _proved(self, connection: Connection, expected: _Expected) -> None:
         del self._expected[connection.id]
         self._confirmed = True
         if expected.sealed:
             connection.protect_incoming(expected.incoming, expected.cipher)
-        self.host.authenticated(connection)
+        self.outcome.authenticated(connection)
 
     def _take_number(self) -> int:
         number = self._next_number

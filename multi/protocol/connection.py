@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
+from multi.events import ConnectionChanged
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
 from multi.protocol.state import check_connection
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
 
 SLOW_SEGMENT = 16 * 1024  # bytes, below 200 Mbit/s; one write may exceed TCP_NOTSENT_LOWAT by its size, and waits there
@@ -23,6 +25,8 @@ SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 sec
 UNKNOWN_RTT = 0.200
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+
+CONNECTED = Reason(Cause.CONNECTED, "connected")
 
 _DELIVERING = (ConnectionState.ACTIVE, ConnectionState.DRAINING, ConnectionState.AUTHENTICATING)
 
@@ -117,7 +121,7 @@ class Connection:
         self.lanes = facts.lanes
         self.data_lane = 1 if facts.lanes > 1 else 0
         self.state = ConnectionState.AUTHENTICATING
-        self.reason = "connected"
+        self.reason = CONNECTED
         self.number = -1
         """Number the server gave it; enters keys and control segments. -1 = not yet."""
         self.authenticated = False
@@ -241,9 +245,13 @@ class Connection:
 
     # --- state  ---
 
-    def move(self, state: ConnectionState, reason: str) -> None:
+    def move(self, state: ConnectionState, reason: Reason) -> None:
         self.state = check_connection(self.state, state)
         self.reason = reason
+
+    def changed(self) -> ConnectionChanged:
+        """The event that tells of its state."""
+        return ConnectionChanged(self.id, self.state, self.reason, self.facts)
 
     @property
     def alive(self) -> bool:

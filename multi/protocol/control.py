@@ -6,6 +6,7 @@ Control is state: what is lost with a connection is sent again on another. Which
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from multi.errors import RemoteProtocolError
@@ -29,7 +30,8 @@ class _Control:
 class Outbox:
     """The sending side."""
 
-    def __init__(self) -> None:
+    def __init__(self, connections: Mapping[ConnectionId, Connection]) -> None:
+        self._connections = connections
         self._next = 0
         self._sent = 0  # all below this have left once
         self._acked = 0
@@ -82,9 +84,7 @@ class Outbox:
                 control.type, (control.payload,), len(control.payload), sequence=number, stream=control.stream
             )
 
-    def acknowledge(
-        self, cumulative: int, ranges: tuple[Range, ...], connections: dict[ConnectionId, Connection]
-    ) -> list[tuple[SegmentType, StreamId]]:
+    def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[tuple[SegmentType, StreamId]]:
         """Return the control segments newly acknowledged."""
         highest = ranges[-1][1] if ranges else cumulative
         if highest > self._sent:
@@ -102,8 +102,8 @@ class Outbox:
             newly.append((control.type, control.stream))
             if control.connection is None:
                 self._waiting.remove(number)
-            elif control.connection in connections:
-                connections[control.connection].carried_control.discard(number)
+            elif control.connection in self._connections:
+                self._connections[control.connection].carried_control.discard(number)
         self._acked = max(self._acked, cumulative)
         return newly
 

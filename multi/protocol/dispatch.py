@@ -6,15 +6,17 @@ who takes its content. What is done about it is left to the streams, the sender,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from multi.errors import RemoteProtocolError
-from multi.events import AddressesAnnounced, Effect, Event, RoleChanged, StreamWritable
+from multi.events import AddressesAnnounced, RoleChanged, StreamWritable
 from multi.protocol.authenticator import Authenticator
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.handshake import decode_tickets
-from multi.protocol.liveness import Liveness
+from multi.protocol.liveness import DRAINED_BY_PEER, HEARD, Liveness
+from multi.protocol.output import Output
 from multi.protocol.payloads import (
     Close,
     DrainStep,
@@ -34,7 +36,9 @@ from multi.protocol.receiver import Receiver
 from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.protocol.state import Lifecycle
 from multi.protocol.streams import Streams
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState, SessionId, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
@@ -44,21 +48,9 @@ ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so af
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
-class Host(Protocol):
-    """What the segments of a session need of it."""
+class PeerActs(Protocol):
+    """The session, as far as the peer's words concern it as a whole."""
 
-    side: Side
-    session_id: SessionId
-    connections: dict[ConnectionId, Connection]
-    sender: Sender
-    receiver: Receiver
-    outbox: Outbox
-    streams: Streams
-    close_sent_at: float | None
-    needs_flush: bool
-
-    def emit(self, effect: Effect) -> None: ...
-    def notify(self, event: Event) -> None: ...
     def peer_policy(self, policy: Policy) -> None:
         """The peer says how it wants to be sent to, or how it sends."""
 
@@ -72,14 +64,33 @@ class Host(Protocol):
 class Incoming:
     """Takes the bytes of all connections of one session."""
 
-    def __init__(self, host: Host, authenticator: Authenticator, liveness: Liveness) -> None:
-        self._host = host
+    def __init__(
+        self,
+        side: Side,
+        session_id: SessionId,
+        lifecycle: Lifecycle,
+        connections: Mapping[ConnectionId, Connection],
+        sender: Sender,
+        receiver: Receiver,
+        outbox: Outbox,
+        streams: Streams,
+        output: Output,
+        authenticator: Authenticator,
+        liveness: Liveness,
+        session: PeerActs,
+    ) -> None:
+        self._side = side
+        self._session_id = session_id
+        self._lifecycle = lifecycle
+        self._connections = connections
+        self._sender = sender
+        self._receiver = receiver
+        self._outbox = outbox
+        self._streams = streams
+        self._output = output
         self._auth = authenticator
         self._liveness = liveness
-        # Looked up for every segment: they never change.
-        self._session_id = host.session_id
-        self._streams = host.streams
-        self._receiver = host.receiver
+        self._session = session
         self._policy_number = self._address_number = -1
 
     def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
@@ -96,7 +107,7 @@ class Incoming:
             connection.held.append((lane, data))
         connection.held_size += len(data) + HELD_OVERHEAD
         if connection.held_size > HELD_LIMIT:
-            raise RemoteProtocolError("too many bytes before the handshake")
+            raise RemoteProtocolError("too many bytes before the handshake", Cause.FLOW_CONTROL)
 
     def release_held(self, connection: Connection, now: float) -> None:
         """The handshake is far enough: take what had to wait for it."""
@@ -114,7 +125,7 @@ class Incoming:
             if segment.type == SegmentType.DATA and connection.receiving:
                 self._data(connection, segment, lane, now)
             else:
-                self._host.needs_flush = True
+                self._output.needs_flush = True
                 self._segment(connection, segment, lane, now)
 
     def _data(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
@@ -131,19 +142,19 @@ class Incoming:
         if not connection.ack_keepalive_due:
             connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
         if self._streams.data(segment, now) and not self._receiver.ack_due:
-            connection.ack_wanted = self._host.needs_flush = True
+            connection.ack_wanted = self._output.needs_flush = True
 
     def _still_sending(self, now: float) -> None:
         """The peer is: it needs our acknowledgements to end in order."""
-        if self._host.close_sent_at is not None:
-            self._host.close_sent_at = now
+        if self._lifecycle.lingering_since is not None:
+            self._lifecycle.lingering_since = now
 
     def _heard(self, connection: Connection, now: float) -> None:
         connection.heard(now)
         if connection.authenticated:
             connection.allowance = None
             if connection.state is ConnectionState.SUSPECT:
-                self._liveness.recovered(connection, "the peer was heard")
+                self._liveness.recovered(connection, HEARD)
 
     def _segment(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
         if segment.session_id != self._session_id:
@@ -160,7 +171,7 @@ class Incoming:
                 self.release_held(connection, now)
             return
         if not connection.receiving:
-            if self._host.side is Side.CLIENT:
+            if self._side is Side.CLIENT:
                 raise RemoteProtocolError("a segment before the handshake was done")
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
@@ -182,19 +193,17 @@ class Incoming:
         elif segment.type == SegmentType.CLOSE:
             if not connection.authenticated:
                 raise RemoteProtocolError("CLOSE before the handshake was done")
-            self._host.peer_closed(connection, decode_close(segment.payload))
+            self._session.peer_closed(connection, decode_close(segment.payload))
 
     def _ack(self, segment: Segment, now: float) -> None:
         ack = decode_ack(segment.payload)
-        if ack.session_window > self._host.sender.window:
-            self._host.sender.widen(ack.session_window, now)
-        for type_, stream in self._host.outbox.acknowledge(
-            ack.control_cumulative, ack.control_ranges, self._host.connections
-        ):
+        if ack.session_window > self._sender.window:
+            self._sender.widen(ack.session_window, now)
+        for type_, stream in self._outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
             self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
-            if self._host.sender.acknowledge(entry, self._host.connections, now):
-                self._host.emit(StreamWritable(entry.stream))
+            if self._sender.acknowledge(entry, now):
+                self._output.emit(StreamWritable(entry.stream))
                 self._streams.maybe_over(entry.stream)
 
     def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
@@ -223,21 +232,21 @@ class Incoming:
                 if connection is not None and segment.sequence > connection.role_sequence:
                     connection.role_sequence = segment.sequence
                     connection.role = role
-                    self._host.notify(RoleChanged(connection.id, role, by_peer=True))
+                    self._output.notify(RoleChanged(connection.id, role, by_peer=True))
             case SegmentType.POLICY:
                 policy = decode_policy(Fields(payload))
                 if segment.sequence > self._policy_number:
                     self._policy_number = segment.sequence
-                    self._host.peer_policy(policy)
+                    self._session.peer_policy(policy)
             case SegmentType.TICKETS:
                 self._auth.take_tickets(decode_tickets(payload))
             case SegmentType.ADDRESS:
                 addresses = decode_addresses(payload)
-                if self._host.side is Side.SERVER:
+                if self._side is Side.SERVER:
                     raise RemoteProtocolError("only a server announces addresses")
                 if segment.sequence > self._address_number:
                     self._address_number = segment.sequence
-                    self._host.notify(AddressesAnnounced(addresses))
+                    self._output.notify(AddressesAnnounced(addresses))
             case _:
                 self._streams.control(segment, now)
 
@@ -245,13 +254,13 @@ class Incoming:
         """The peer says how far a connection is on its way out."""
         if step is DrainStep.LOST:
             if connection is not carrier:
-                self._host.peer_lost(connection)
+                self._session.peer_lost(connection)
         elif step is DrainStep.SUSPECT:
             # Said on the connection itself it is a late word: it came through. Said again and again it would make us
             # copy everything in flight each time.
             settled = now >= connection.suspect_since + 2 * connection.suspect_after
             if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
-                self._liveness.suspect(connection, "the peer's network went away", now)
+                self._liveness.suspect(connection, Reason(Cause.NETWORK_GONE, "the peer's network went away"), now)
         elif step is DrainStep.SILENT:
             connection.peer_suspect_at = now  # unless it came over this very connection: that is progress
         else:
@@ -259,7 +268,7 @@ class Incoming:
             if not connection.authenticated:
                 connection.drain_asked = True  # it overtook the proof on another connection
             elif connection.state is not ConnectionState.DRAINING:
-                self._liveness.start_draining(connection, "drained by the peer")
+                self._liveness.start_draining(connection, DRAINED_BY_PEER)
 
     def _numbered(self, number: int) -> Connection | None:
-        return next((c for c in self._host.connections.values() if c.alive and c.number == number), None)
+        return next((c for c in self._connections.values() if c.alive and c.number == number), None)

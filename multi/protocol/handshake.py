@@ -33,6 +33,7 @@ from multi.errors import RemoteProtocolError
 from multi.protocol.payloads import Fields, Policy, decode_policy, decode_role_value, encode_policy
 from multi.protocol.sealing import Cipher, expand
 from multi.protocol.segment import SUPPORTED_VERSIONS
+from multi.reasons import Cause, Reason
 from multi.types import Role, SessionId
 
 NONCE_LENGTH = 32
@@ -260,10 +261,13 @@ REFUSED_VERSION = 2
 REFUSED_PROTECTION = 3
 REFUSED_BUSY = 4
 _REFUSALS = {
-    REFUSED: "the server refused the session or the proof",
-    REFUSED_VERSION: "the server speaks other versions of MULTI",
-    REFUSED_PROTECTION: "client and server disagree on protection (see the `protect` setting of both)",
-    REFUSED_BUSY: "the server has reached a limit; try again later",
+    REFUSED: (Cause.REFUSED, "the server refused the session or the proof"),
+    REFUSED_VERSION: (Cause.REFUSED_VERSION, "the server speaks other versions of MULTI"),
+    REFUSED_PROTECTION: (
+        Cause.REFUSED_PROTECTION,
+        "client and server disagree on protection (see the `protect` setting of both)",
+    ),
+    REFUSED_BUSY: (Cause.REFUSED_BUSY, "the server has reached a limit; try again later"),
 }
 
 
@@ -283,11 +287,12 @@ class Refuse:
         fields.end()
         return Refuse(code, versions)
 
-    def __str__(self) -> str:
-        text = _REFUSALS.get(self.code, f"refused with code {self.code}")
+    @property
+    def reason(self) -> Reason:
+        cause, text = _REFUSALS.get(self.code, (Cause.REFUSED, f"refused with code {self.code}"))
         if self.code == REFUSED_VERSION:
             text += f" ({', '.join(map(str, self.versions))})"
-        return text
+        return Reason(cause, text)
 
 
 def decode_proof(payload: bytes | memoryview) -> bytes:

@@ -6,16 +6,20 @@ asked for a sign of life or for a window. What a connection carries is left to t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.outgoing import Outgoing
+from multi.protocol.output import Output
 from multi.protocol.payloads import DrainStep, Keepalive, encode_drain, encode_keepalive
 from multi.protocol.receiver import Receiver
 from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
+from multi.protocol.state import Lifecycle
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState, Side
 
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
@@ -24,31 +28,51 @@ ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
 ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
 MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that may have been lost
 
+NO_PROGRESS = Reason(Cause.NO_PROGRESS, "no progress")
+NO_PROGRESS_DRAINING = Reason(Cause.NO_PROGRESS, "no progress while draining")
+SILENT = Reason(Cause.NO_PROGRESS, "silent for too long")
+DRAINED = Reason(Cause.DRAINED, "drained")
+DRAINED_HERE = Reason(Cause.DRAINED, "drained by this side")
+DRAINED_BY_PEER = Reason(Cause.DRAINED, "drained by the peer")
+HEARD = Reason(Cause.RECOVERED, "the peer was heard")
+PROGRESSED = Reason(Cause.RECOVERED, "the transport made progress")
 
-class Host(Protocol):
-    """What the life of connections needs of their session."""
 
-    side: Side
-    settings: SessionSettings
-    connections: dict[ConnectionId, Connection]
-    sender: Sender
-    receiver: Receiver
-    outbox: Outbox
-    confirmed: bool
-    close_sent_at: float | None
+class EndsConnections(Protocol):
+    """The session, as far as its connections can end."""
 
-    def notify_state(self, connection: Connection) -> None: ...
     def disconnect(
-        self, connection: Connection, reason: str, *, abort: bool, state: ConnectionState = ConnectionState.LOST
-    ) -> None: ...
+        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+    ) -> None:
+        """Give up one connection; what it carried is rescued."""
 
 
 class Liveness:
     """Watches over all connections of one session."""
 
-    def __init__(self, host: Host, outgoing: Outgoing) -> None:
-        self._host = host
+    def __init__(
+        self,
+        side: Side,
+        settings: SessionSettings,
+        lifecycle: Lifecycle,
+        connections: Mapping[ConnectionId, Connection],
+        sender: Sender,
+        receiver: Receiver,
+        outbox: Outbox,
+        outgoing: Outgoing,
+        output: Output,
+        session: EndsConnections,
+    ) -> None:
+        self._side = side
+        self._settings = settings
+        self._lifecycle = lifecycle
+        self._connections = connections
+        self._sender = sender
+        self._receiver = receiver
+        self._outbox = outbox
         self._outgoing = outgoing
+        self._output = output
+        self._session = session
         self.probe_at: float | None = None
         """When the peer is asked for its window; None = nothing waits for it."""
         self._probe_wait = MIN_PROBE
@@ -56,34 +80,31 @@ class Liveness:
 
     def check(self, connection: Connection, now: float) -> None:
         """Do what is due for a living connection."""
-        settings = self._host.settings
+        settings = self._settings
         if connection.state is ConnectionState.AUTHENTICATING:
             if now >= connection.created_at + settings.handshake_timeout:
-                reason = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
-                if self._host.side is Side.CLIENT and not connection.bytes_received:
-                    reason = f"the peer does not speak MULTI ({reason})"
-                self._host.disconnect(connection, reason, abort=True)
+                text = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
+                if self._side is Side.CLIENT and not connection.bytes_received:
+                    text = f"the peer does not speak MULTI ({text})"
+                self._session.disconnect(connection, Reason(Cause.HANDSHAKE_TIMEOUT, text), abort=True)
             elif (late := self._early_data_late_at(connection)) is not None and now >= late:
                 connection.early_data_moved = True
-                self._host.sender.lose(connection, self._host.connections)
+                self._sender.lose(connection)
             return
         if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
-            self._host.disconnect(
-                connection,
-                f"nothing received for {settings.idle_timeout_of(connection.transport):g} s",
-                abort=True,
-            )
+            text = f"nothing received for {settings.idle_timeout_of(connection.transport):g} s"
+            self._session.disconnect(connection, Reason(Cause.IDLE_TIMEOUT, text), abort=True)
             return
         deadline = connection.suspect_at()
         if deadline is not None and now >= deadline:
             if connection.state is ConnectionState.ACTIVE:
-                self.suspect(connection, "no progress", now, tell=DrainStep.SILENT)
+                self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
             elif connection.state is ConnectionState.DRAINING:
-                self._host.disconnect(connection, "no progress while draining", abort=True)
+                self._session.disconnect(connection, NO_PROGRESS_DRAINING, abort=True)
                 return
         if connection.state is ConnectionState.SUSPECT:
             if now >= connection.suspect_since + self._dead_after(connection):
-                self._host.disconnect(connection, "silent for too long", abort=True)
+                self._session.disconnect(connection, SILENT, abort=True)
                 return
             if now >= self._ask_at(connection):
                 connection.ask_after = min(connection.ask_after * ASK_GROWTH, MAX_ASK_INTERVAL)
@@ -96,7 +117,7 @@ class Liveness:
 
     def deadlines(self, connection: Connection, due: list[float]) -> None:
         """Add to `due` when `check` must run."""
-        settings = self._host.settings
+        settings = self._settings
         if connection.state is ConnectionState.AUTHENTICATING:
             due.append(connection.created_at + settings.handshake_timeout)
             if (late := self._early_data_late_at(connection)) is not None:
@@ -123,15 +144,15 @@ class Liveness:
         return connection.session_progress_at + connection.suspect_after
 
     def _has_active(self) -> bool:
-        return any(c.state is ConnectionState.ACTIVE for c in self._host.connections.values())
+        return any(c.state is ConnectionState.ACTIVE for c in self._connections.values())
 
     def _keepalive_interval(self, connection: Connection) -> float:
-        return min(KEEPALIVE_INTERVAL, self._host.settings.idle_timeout_of(connection.transport) / 3)
+        return min(KEEPALIVE_INTERVAL, self._settings.idle_timeout_of(connection.transport) / 3)
 
     def _dead_after(self, connection: Connection) -> float:
         return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
 
-    def suspect(self, connection: Connection, reason: str, now: float, *, tell: DrainStep | None = None) -> None:
+    def suspect(self, connection: Connection, reason: Reason, now: float, *, tell: DrainStep | None = None) -> None:
         """It may be dead: what it carries is said again elsewhere; it comes back when it is heard.
 
         `tell`: what the peer is told, if anything is left to tell it on; it would find out later, by silence.
@@ -139,59 +160,59 @@ class Liveness:
         connection.move(ConnectionState.SUSPECT, reason)
         connection.suspect_since = now
         connection.ask_after = ASK_SUSPECT
-        self._host.outbox.lose(connection)
-        self._host.sender.lose(connection, self._host.connections)
-        self._host.receiver.everything_dirty()
-        self._host.notify_state(connection)
+        self._outbox.lose(connection)
+        self._sender.lose(connection)
+        self._receiver.everything_dirty()
+        self._output.notify(connection.changed())
         if tell is not None and any(c.may_deliver for c in self._outgoing.usable_for_control()):
             self.say(connection, tell)
 
-    def recovered(self, connection: Connection, reason: str) -> None:
+    def recovered(self, connection: Connection, reason: Reason) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""
         if connection.state is ConnectionState.SUSPECT:
             connection.move(ConnectionState.ACTIVE, reason)
-            self._host.sender.recover(connection)
-            self._host.notify_state(connection)
+            self._sender.recover(connection)
+            self._output.notify(connection.changed())
             self.relieve_suspects()
 
     def relieve_suspects(self) -> None:
         """A connection became usable: what suspect ones were given for want of a better one goes there as well."""
-        for connection in self._host.connections.values():
+        for connection in self._connections.values():
             if connection.state is ConnectionState.SUSPECT:
-                self._host.outbox.lose(connection)
-                self._host.sender.lose(connection, self._host.connections)
+                self._outbox.lose(connection)
+                self._sender.lose(connection)
 
-    def drain(self, connection: Connection, reason: str) -> None:
+    def drain(self, connection: Connection, reason: Reason) -> None:
         """Send nothing new on it from now on, and ask the peer to do the same."""
         self.say(connection, DrainStep.ASKED)
         self.start_draining(connection, reason)
 
     def say(self, connection: Connection, step: DrainStep) -> None:
         """Tell the peer how far it is with a connection that both know by its number."""
-        if step > DrainStep.DRAINED and self._host.outbox.full:
+        if step > DrainStep.DRAINED and self._outbox.full:
             return  # it will notice by itself
-        self._host.outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
+        self._outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
 
-    def start_draining(self, connection: Connection, reason: str) -> None:
+    def start_draining(self, connection: Connection, reason: Reason) -> None:
         """One side has asked for the drain."""
         if connection.state is ConnectionState.SUSPECT:
-            self._host.sender.lose(connection, self._host.connections)
+            self._sender.lose(connection)
         connection.move(ConnectionState.DRAINING, reason)
-        self._host.notify_state(connection)
+        self._output.notify(connection.changed())
 
     def finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
-        if self._host.close_sent_at is not None:
+        if self._lifecycle.lingering_since is not None:
             return  # the peer's CLOSE may be on its way on any of them
         replaced = self._has_active()
-        for connection in self._host.connections.values():
+        for connection in self._connections.values():
             if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
                 continue  # never break before make: with nothing else left it goes on carrying
             if not connection.drain_sent:
                 connection.drain_sent = True
                 self.say(connection, DrainStep.DRAINED)
-            elif connection.drain_received and not connection.carried_control and self._host.side is Side.CLIENT:
-                self._host.disconnect(connection, "drained", abort=False, state=ConnectionState.CLOSED)
+            elif connection.drain_received and not connection.carried_control and self._side is Side.CLIENT:
+                self._session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
 
     # --- questions  ---
 
@@ -207,9 +228,9 @@ class Liveness:
     def plan_probe(self, now: float) -> None:
         """Bytes wait for window and nothing is in flight whose acknowledgement could bring it: ask after a while."""
         if (
-            not self._host.confirmed
-            or any(c.in_flight for c in self._host.connections.values())
-            or not self._host.sender.blocked_by_window
+            not self._lifecycle.confirmed
+            or any(c.in_flight for c in self._connections.values())
+            or not self._sender.blocked_by_window
         ):
             self.probe_at, self._probe_wait = None, MIN_PROBE
         elif self.probe_at is None:

@@ -6,8 +6,7 @@ the sender, the outbox and the receiver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
@@ -19,20 +18,16 @@ from multi.types import ConnectionId, ConnectionState, Role
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 
 
-class Host(Protocol):
-    """What has to leave, and over what it may."""
-
-    connections: dict[ConnectionId, Connection]
-    sender: Sender
-    receiver: Receiver
-    outbox: Outbox
-
-
 class Outgoing:
     """Chooses connections for one session."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(
+        self, connections: Mapping[ConnectionId, Connection], sender: Sender, receiver: Receiver, outbox: Outbox
+    ) -> None:
+        self._connections = connections
+        self._sender = sender
+        self._receiver = receiver
+        self._outbox = outbox
         self.reinject_at: float | None = None
         """When late bytes are looked at again; None = nothing could be done about them."""
 
@@ -41,19 +36,19 @@ class Outgoing:
 
         When neither is there, a connection that drains is still better than none, and a suspect one better than that.
         """
-        sending = [c for c in self._host.connections.values() if c.may_send]
+        sending = [c for c in self._connections.values() if c.may_send]
         ready = [c for c in sending if c.state is ConnectionState.ACTIVE] or [
             c for c in sending if c.state is ConnectionState.AUTHENTICATING
         ]
         active = [c for c in ready if c.role is Role.ACTIVE]
         if active or ready:
             return active or ready
-        left = [c for c in self._host.connections.values() if c.may_send and c.alive]
+        left = [c for c in self._connections.values() if c.may_send and c.alive]
         return [c for c in left if c.state is ConnectionState.DRAINING] or left
 
     def usable_for_control(self) -> list[Connection]:
         """Connections for acknowledgements and control now, whatever their role: the best there are."""
-        ready = [c for c in self._host.connections.values() if c.may_send and c.authenticated and c.alive]
+        ready = [c for c in self._connections.values() if c.may_send and c.authenticated and c.alive]
         return (
             [c for c in ready if c.state is ConnectionState.ACTIVE]
             or [c for c in ready if c.state is ConnectionState.DRAINING]
@@ -62,14 +57,14 @@ class Outgoing:
 
     def send_control(self, now: float) -> None:
         """Put waiting control on the connection that delivers it first."""
-        if self._host.outbox.waiting and (ready := self.usable_for_control()):
-            self._host.outbox.send(min(ready, key=_delivery_time), now)
+        if self._outbox.waiting and (ready := self.usable_for_control()):
+            self._outbox.send(min(ready, key=_delivery_time), now)
 
     def send_acks(self, now: float) -> None:
         """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
-        receiver = self._host.receiver
+        receiver = self._receiver
         due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
-        wanted = [c for c in self._host.connections.values() if c.ack_wanted and c.alive and c.may_send]
+        wanted = [c for c in self._connections.values() if c.ack_wanted and c.alive and c.may_send]
         if not due and not wanted:
             return
         ready = self.usable_for_control()
@@ -101,9 +96,9 @@ class Outgoing:
     def plan_reinjection(self, usable: Sequence[Connection], now: float) -> None:
         """Late bytes are looked at again soon even when nothing else happens, while a connection could take them."""
         waiting = (
-            self._host.sender.reinject == "full"
+            self._sender.reinject == "full"
             and len(usable) > 1
-            and any(c.in_flight for c in self._host.connections.values())
+            and any(c.in_flight for c in self._connections.values())
             and any(c.credit > 0 for c in usable)
         )
         self.reinject_at = now + REINJECT_CHECK if waiting else None

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from multi.errors import RemoteProtocolError, SessionLost
 from multi.events import StreamReadable
 from multi.protocol.payloads import MAX_RANGES, Range
+from multi.reasons import Cause
 from multi.types import StreamId
 
 MAX_GAPS = 4096  # separate ranges kept per stream; bounds the overhead a peer of tiny segments can cause
@@ -200,7 +201,8 @@ class ReceiveStream:
         end = start + len(payload)
         if end > self.window.advertised:
             raise RemoteProtocolError(
-                f"data up to {end} on stream {self.id}, but the window ends at {self.window.advertised}"
+                f"data up to {end} on stream {self.id}, but the window ends at {self.window.advertised}",
+                Cause.FLOW_CONTROL,
             )
         if self.final is not None and end > self.final:
             raise RemoteProtocolError(f"data up to {end} on stream {self.id}, which ends at {self.final}")
@@ -268,7 +270,7 @@ class ReceiveStream:
             after.start = self._starts[index] = start
         else:
             if len(self._islands) >= MAX_GAPS:
-                raise RemoteProtocolError(f"more than {MAX_GAPS} gaps on stream {self.id}")
+                raise RemoteProtocolError(f"more than {MAX_GAPS} gaps on stream {self.id}", Cause.FLOW_CONTROL)
             self._islands.insert(index, _Island(start, end, piece))
             self._starts.insert(index, start)
 

@@ -12,6 +12,7 @@ from multi.protocol.control import Inbox
 from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.reasons import Cause
 from multi.types import StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
@@ -83,7 +84,8 @@ class Receiver:
         if advanced > 0 and self.charged + advanced > self.window.advertised:
             raise RemoteProtocolError(
                 f"{self.charged + advanced} bytes on all streams, but the session window ends at "
-                f"{self.window.advertised}"
+                f"{self.window.advertised}",
+                Cause.FLOW_CONTROL,
             )
 
     def finish(self, stream: ReceiveStream, final: int) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 
 from multi.errors import RemoteProtocolError
+from multi.reasons import Cause
 from multi.types import SESSION_ID_LENGTH, SessionId, StreamId
 
 VERSION = 1  # never 0x16: that is how a server tells TLS from MULTI
@@ -143,7 +144,8 @@ def _check(type_: int, header_length: int, segment_length: int) -> None:
         raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
     limit = (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
     if not header_length <= segment_length <= header_length + limit:
-        raise RemoteProtocolError(f"segment length {segment_length} is not in {header_length}..{header_length + limit}")
+        allowed = f"{header_length}..{header_length + limit}"
+        raise RemoteProtocolError(f"segment length {segment_length} is not in {allowed}", Cause.SEGMENT_SIZE)
 
 
 def _stream_of(data: memoryview, start: int, end: int) -> StreamId:

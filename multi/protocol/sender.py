@@ -7,7 +7,7 @@ that lost it while another is usable".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -39,9 +39,15 @@ class Sender:
     """All send streams of one session."""
 
     def __init__(
-        self, scheduler: Scheduler, reinject: str, session_window: int, scheduler_failed: Callable[[Exception], None]
+        self,
+        connections: Mapping[ConnectionId, Connection],
+        scheduler: Scheduler,
+        reinject: str,
+        session_window: int,
+        scheduler_failed: Callable[[Exception], None],
     ) -> None:
         """`scheduler_failed` puts another scheduler in the place of one that raised, or raises itself."""
+        self._connections = connections
         self.scheduler = scheduler
         self._scheduler_failed = scheduler_failed
         self.reinject = reinject
@@ -110,7 +116,7 @@ class Sender:
         if size > GROWTH * self._window_size:
             self._window_size, self._window_grown_at = size, now
 
-    def acknowledge(self, ack: StreamAck, connections: dict[ConnectionId, Connection], now: float) -> bool:
+    def acknowledge(self, ack: StreamAck, now: float) -> bool:
         """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
         stream = self.streams.get(ack.stream)
         if stream is None:
@@ -118,35 +124,33 @@ class Sender:
         newly = stream.acknowledge(ack.cumulative, ack.ranges)
         for item in newly:
             stream.rescued(item)
-            self._release(item, connections, now)
+            self._release(item, now)
         grown = ack.window > stream.window
         if grown:
             stream.window = ack.window
         return bool(newly) or grown
 
-    @staticmethod
-    def _release(item: Outstanding, connections: dict[ConnectionId, Connection], now: float) -> None:
+    def _release(self, item: Outstanding, now: float) -> None:
         size = item.end - item.start
         for carrier in item.carriers:
-            connection = connections.get(carrier)
+            connection = self._connections.get(carrier)
             if connection is not None:
                 connection.in_flight -= size
                 if len(item.carriers) == 1:
                     connection.delivered(size, now)
 
-    def forget(self, stream: SendStream, connections: dict[ConnectionId, Connection], now: float) -> None:
+    def forget(self, stream: SendStream, now: float) -> None:
         """The stream was reset: nothing of it is outstanding any more."""
         for item in stream.discard():
-            self._release(item, connections, now)
+            self._release(item, now)
 
     # --- loss  ---
 
-    def lose(
-        self, connection: Connection, connections: dict[ConnectionId, Connection], *, certain: bool = False
-    ) -> None:
+    def lose(self, connection: Connection, *, certain: bool = False) -> None:
         """`connection` is suspect or gone: rescue what only it, or others like it, carry. `certain`: it is lost."""
         if self.reinject == "off" and connection.alive and not certain:
             return
+        connections = self._connections
         for stream in self.streams.values():
             for item in stream.outstanding():
                 if connection.id in item.carriers and not any(

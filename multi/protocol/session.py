@@ -8,17 +8,18 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from multi.errors import ConfigError, LocalProtocolError, RemoteProtocolError, SessionLost
+from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from multi.events import (
+    CancelDial,
     CloseConnection,
     ConnectionChanged,
     Effect,
     Event,
+    NetworkChanged,
     Notify,
     RoleChanged,
-    SchedulerChanged,
     SendBytes,
     SessionClosed,
     SessionConfirmed,
@@ -26,41 +27,46 @@ from multi.events import (
     SessionEnded,
     SessionOpened,
     SessionResumed,
+    SignalChanged,
     StreamReadable,
     StreamWritable,
-    Warned,
 )
-from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
+from multi.paths.manager import NETWORK_GONE, Memory, Mode, PathManager
+from multi.paths.racing import Connect
+from multi.paths.slots import Slot
+from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Identity, ServerAuthenticator
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.dispatch import Incoming
 from multi.protocol.handshake import REFUSED, Refuse
-from multi.protocol.liveness import Liveness
+from multi.protocol.liveness import DRAINED, DRAINED_BY_PEER, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.outgoing import Outgoing
+from multi.protocol.output import Output
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
     CLOSE_NORMAL,
-    DEFAULT_SCHEDULER,
     Address,
     Close,
     DrainStep,
     Policy,
     encode_addresses,
     encode_close,
-    encode_policy,
     encode_role,
 )
 from multi.protocol.receiver import Receiver
+from multi.protocol.scheduling import SchedulerMaker, Scheduling
 from multi.protocol.segment import (
     SegmentType,
 )
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
-from multi.protocol.state import SessionState, check_session
+from multi.protocol.state import Lifecycle, SessionState
 from multi.protocol.streams import Streams
+from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.types import (
     STREAM_ZERO,
+    Candidate,
     ConnectionFacts,
     ConnectionId,
     ConnectionState,
@@ -71,6 +77,7 @@ from multi.types import (
     TransportSample,
 )
 
+MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
@@ -78,7 +85,19 @@ MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 REFUSALS_WITHIN = 5.0  # seconds; REFUSALS of them within this time end a session that has no connection left
 REFUSALS = 3  # whose server has not proved itself, for anybody in the path can make those
 
-SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
+ABORTED = Reason(Cause.ABORTED, "aborted")
+AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
+CLOSING = Reason(Cause.CLOSED, "the session is closing")
+NEVER_CONFIRMED = Reason(Cause.NEVER_CONFIRMED, "the client never confirmed the session")
+PEER_CLOSED = Reason(Cause.PEER_CLOSED, "the peer closed the connection")
+PEER_CLOSED_EARLY = Reason(Cause.PEER_CLOSED, "the peer closed the connection during the handshake")
+PEER_LOST = Reason(Cause.PEER_LOST, "the peer lost it")
+READS_NOTHING = Reason(Cause.FLOW_CONTROL, "the peer sends and does not read")
+NO_CONNECTION = Reason(Cause.NO_CONNECTION, "no connection could be opened")
+REMOVED = Reason(Cause.REMOVED, "removed")
+SESSION_GONE = Reason(Cause.SESSION_GONE, "session gone: the server no longer knows this session")
+TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in this session")
+
 Entropy = Callable[[int], bytes]
 
 
@@ -105,34 +124,67 @@ class SessionCore:
         self.side = side
         self.session_id = session_id
         self.settings = settings
-        self.entropy = entropy
         self.connections: dict[ConnectionId, Connection] = {}
-        self.state = SessionState.OPENING
-        self.confirmed = False
-        self.error = ""
+        self.paths: PathManager | None = None
+        """Client, once `open` was called: which connections should exist."""
+        self.lifecycle = Lifecycle()
+        self.reason: Reason | None = None
+        """Why it ended; None while it lives."""
         self._now = now
-        self._make_scheduler = make_scheduler
-        self._make_peer_scheduler = make_peer_scheduler or make_scheduler
-        self.policy = settings.policy
-        self._effects: list[Effect] = []
-        self._fresh_for = (self.policy.scheduler, self.policy.parameters) if scheduler is None else None
-        """The name and parameters the scheduler was made for, as long as it is the one made with the session."""
-        self.needs_flush = True
-        """Something has happened since the last effects that may call for more than acknowledgements."""
-        if scheduler is None:
-            scheduler = make_scheduler(self.policy.scheduler, dict(self.policy.parameters))
-        self.sender = Sender(scheduler, self.policy.reinject, EARLY_DATA_LIMIT, self._scheduler_failed)
+        self._output = output = Output()
+        self.scheduling = Scheduling(
+            side,
+            settings.policy,
+            make_scheduler,
+            make_peer_scheduler or make_scheduler,
+            follows=settings.follow_peer_policy,
+        )
+        self.sender = Sender(
+            self.connections,
+            self.scheduling.first(scheduler),
+            settings.policy.reinject,
+            EARLY_DATA_LIMIT,
+            self.scheduling.failed,
+        )
         self.receiver = Receiver(settings, now)
-        self.outbox = Outbox()
-        self.streams = Streams(self, settings)
-        self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
-        self._outgoing = Outgoing(self)
-        self._liveness = Liveness(self, self._outgoing)
-        self._incoming = Incoming(self, self._auth, self._liveness)
+        self.outbox = Outbox(self.connections)
+        self.scheduling.attach(self.sender, self.outbox, output)
+        self.streams = Streams(side, settings, self.sender, self.receiver, self.outbox, output, self._smoothed_rtt)
+        identity = Identity(session_id, settings, self.connections, self.outbox, entropy)
+        self._auth: Authenticator = (
+            ClientAuthenticator(identity, self) if side is Side.CLIENT else ServerAuthenticator(identity, self, psk)
+        )
+        self._outgoing = Outgoing(self.connections, self.sender, self.receiver, self.outbox)
+        self._liveness = Liveness(
+            side,
+            settings,
+            self.lifecycle,
+            self.connections,
+            self.sender,
+            self.receiver,
+            self.outbox,
+            self._outgoing,
+            output,
+            self,
+        )
+        self._incoming = Incoming(
+            side,
+            session_id,
+            self.lifecycle,
+            self.connections,
+            self.sender,
+            self.receiver,
+            self.outbox,
+            self.streams,
+            output,
+            self._auth,
+            self._liveness,
+            self,
+        )
+        self._open_timeout = 0.0
+        self._open_deadline: float | None = None
         self._opened = False
         self._closing = False
-        self.close_sent_at: float | None = None
-        """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
         self._peer_closing = False
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
@@ -145,9 +197,28 @@ class SessionCore:
         if side is Side.SERVER:
             self.sender.early_limit = None
 
+    @property
+    def state(self) -> SessionState:
+        return self.lifecycle.state
+
+    @property
+    def confirmed(self) -> bool:
+        """The peer has proved itself."""
+        return self.lifecycle.confirmed
+
+    @property
+    def policy(self) -> Policy:
+        """How this side sends."""
+        return self.scheduling.policy
+
+    @property
+    def now(self) -> float:
+        """The time of the last input."""
+        return self._now
+
     def _act(self, now: float) -> None:
         self._now = now
-        self.needs_flush = True
+        self._output.needs_flush = True
 
     # === inputs: connections  ===
 
@@ -155,17 +226,17 @@ class SessionCore:
         """A transport connection is established (client) or was accepted (server)."""
         self._act(now)
         if self.state is SessionState.CLOSED:
-            self._effects.append(CloseConnection(connection, True, "the session is closed"))
+            self._output.emit(CloseConnection(connection, True, IN_ORDER))
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
         if self.side is Side.SERVER and len(self._alive()) > self.settings.max_connections:
             # Whoever knows the Session ID gets this far: strangers must not keep the client out.
             oldest = next(c for c in self._alive() if not c.authenticated)
-            self.disconnect(oldest, "too many connections in this session", abort=True)
+            self.disconnect(oldest, TOO_MANY_CONNECTIONS, abort=True)
             if not created.alive:
                 return
-        self.notify_state(created)
+        self._output.notify(created.changed())
         self._auth.opened(created, now)
 
     def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
@@ -178,27 +249,33 @@ class SessionCore:
         try:
             self._incoming.receive(found, data, lane, now)
         except RemoteProtocolError as error:
-            self.needs_flush = True
+            self._output.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
                 self._protocol_error(found, error)
 
-    def connection_lost(self, connection: ConnectionId, reason: str, *, now: float) -> None:
-        """The transport connection ended; an empty reason means the peer closed it in order."""
+    def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
+        """A dial failed; `answered`: somebody said so, not the silence."""
+        self._now = now
+        if self.paths is not None:
+            self.paths.attempt_failed(connection, reason, now, answered=answered)
+
+    def connection_lost(self, connection: ConnectionId, failure: Reason | None, *, now: float) -> None:
+        """The transport connection ended; no failure means that the peer closed it in order."""
         self._act(now)
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
         if found.state is ConnectionState.DRAINING and not found.in_flight:
-            self._retire(found, ConnectionState.CLOSED, "drained")
-        elif self.close_sent_at is not None:
-            self._retire(found, ConnectionState.CLOSED, "the session is closing")
-        elif self._peer_closing and not reason:
+            self._retire(found, ConnectionState.CLOSED, DRAINED)
+        elif self.lifecycle.lingering_since is not None:
+            self._retire(found, ConnectionState.CLOSED, CLOSING)
+        elif self._peer_closing and failure is None:
             # The peer lingers no more: what it has not acknowledged until now it never will.
             self._end_unacknowledged()
-        elif not found.authenticated and not reason:
-            self._retire(found, ConnectionState.LOST, "the peer closed the connection during the handshake")
+        elif not found.authenticated and failure is None:
+            self._retire(found, ConnectionState.LOST, PEER_CLOSED_EARLY)
         else:
-            self._retire(found, ConnectionState.LOST, reason or "the peer closed the connection")
+            self._retire(found, ConnectionState.LOST, failure or PEER_CLOSED)
 
     def set_credit(self, connection: ConnectionId, credit: int, *, now: float) -> None:
         """Bytes the transport of `connection` will take now."""
@@ -212,7 +289,7 @@ class SessionCore:
         found = self.connections.get(connection)
         if found is not None and found.alive and found.take_sample(sample, now) and found.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
-            self._liveness.recovered(found, "the transport made progress")
+            self._liveness.recovered(found, PROGRESSED)
 
     # === inputs: application  ===
 
@@ -263,9 +340,9 @@ class SessionCore:
         self._closing = True
         self.streams.finish_all(now)
         if not self._opened and not any(c.alive for c in self.connections.values()):
-            self._end("")
+            self._end(IN_ORDER)
 
-    def abort(self, reason: str = "aborted", *, now: float) -> None:
+    def abort(self, reason: Reason = ABORTED, *, now: float) -> None:
         """End the session at once; the peer is told if a connection takes it."""
         self._act(now)
         if self.state is SessionState.CLOSED:
@@ -276,10 +353,134 @@ class SessionCore:
                 connection.send(SegmentType.CLOSE, (payload,), len(payload))
         self._end(reason)
 
-    def fail(self, reason: str, *, refused: bool = False, now: float) -> None:
+    def fail(self, reason: Reason, *, now: float) -> None:
         """End the session for a reason outside of it: no candidate could be opened."""
         self._act(now)
-        self._end(reason, refused=refused)
+        self._end(reason)
+
+    # === inputs: which connections exist (client)  ===
+
+    def open(
+        self,
+        candidates: Iterable[Candidate],
+        *,
+        connect: Connect,
+        mode: Mode,
+        open_timeout: float,
+        jitter: Callable[[], float],
+        now: float,
+        memory: Memory | None = None,
+        race_order: Sequence[Candidate] | None = None,
+        expecting: bool = False,
+    ) -> None:
+        """Client: start to open the candidates; see `PathManager`."""
+        self._now = now
+        self.paths = PathManager(
+            candidates,
+            connect=connect,
+            mode=mode,
+            session=_PathCommands(self),
+            jitter=jitter,
+            now=now,
+            memory=memory,
+            race_order=race_order,
+            expecting=expecting,
+        )
+        self._open_timeout = open_timeout
+        self._open_deadline = now + open_timeout
+        self.paths.handle_timer(now)
+
+    def add_candidates(self, candidates: Sequence[Candidate], *, now: float) -> list[Slot]:
+        """Client: want more connections."""
+        self._now = now
+        return self._path_manager().add(candidates, now)
+
+    def withdraw_candidates(self, slots: Sequence[Slot], *, now: float) -> None:
+        """Client: want what `add_candidates` returned no more."""
+        self._now = now
+        self._path_manager().withdraw(slots, now)
+
+    def remove_connection(self, connection: ConnectionId, *, now: float) -> None:
+        """Drain a connection and do not dial it again. The last usable one cannot be removed."""
+        self._now = now
+        others = [c for c in self.connections.values() if c.id != connection and c.state is ConnectionState.ACTIVE]
+        if not others:
+            raise LocalProtocolError("the last usable connection cannot be removed")
+        self.drain(connection, now=now)
+        if self.paths is not None:
+            self.paths.remove(connection, now)
+
+    def cancel_handover(self) -> None:
+        """Client: forget a handover under way."""
+        self._path_manager().cancel_handover()
+
+    def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], *, now: float) -> None:
+        """Make-before-break to one of `slots`; see `PathManager.hand_over`."""
+        self._now = now
+        self._path_manager().hand_over(slots, done, now)
+
+    def update_candidates(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        reason: Callable[[int], str],
+        expecting: bool,
+        now: float,
+    ) -> None:
+        """Client: these are all candidates there are now; see `PathManager.update`."""
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            return
+        self._path_manager().update(candidates, now, reason=reason, expecting=expecting)
+
+    def network_changed(
+        self, interface: str, usable: bool, *, now: float, address: str = "", reason: str = NETWORK_GONE
+    ) -> None:
+        """The application or the system says that an interface became usable or stopped being so.
+
+        With `address` only that address of the interface is meant; what was bound to it can never work again.
+        """
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            return
+        if not usable:
+            for connection in list(self.connections.values()):
+                if not connection.alive or interface not in ("", connection.interface):
+                    continue
+                if interface and connection.facts.more_interfaces:
+                    continue  # an MPTCP connection goes on over the others, also without its first subflow
+                if not address:
+                    self.suspect(connection.id, Reason(Cause.NETWORK_GONE, reason), now=now)
+                elif connection.facts.local_address == address:
+                    self.give_up(connection.id, Reason(Cause.ADDRESS_GONE, reason), now=now)
+        if self.paths is not None and not address:
+            self.paths.network_changed(interface, usable, now, reason)
+        self._output.notify(NetworkChanged(interface, usable, reason if not usable else "usable again"))
+
+    def signal_changed(self, interface: str, fading: bool, dbm: float, *, now: float) -> None:
+        """Client: the radio of an interface is about to lose its network, or is good again."""
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            return
+        self._output.notify(SignalChanged(interface, fading, dbm))
+        if self.paths is not None:
+            self.paths.signal_changed(interface, fading, now)
+
+    def slept(self, seconds: float, *, now: float) -> None:
+        """The machine was suspended: nothing is known of any connection."""
+        self._now = now
+        if self.state is SessionState.CLOSED:
+            return
+        reason = Reason(Cause.SUSPENDED, f"the machine slept for {seconds:.0f} s")
+        for connection in list(self.connections.values()):
+            self.suspect(connection.id, reason, now=now)
+        if self.paths is not None:
+            self.paths.network_changed("", True, now)
+
+    def _path_manager(self) -> PathManager:
+        if self.paths is None:
+            raise LocalProtocolError("only the client decides which connections exist")
+        return self.paths
 
     # === inputs: policy  ===
 
@@ -288,11 +489,11 @@ class SessionCore:
         self._act(now)
         found = self._find(connection)
         if not found.authenticated:
-            self.disconnect(found, "removed", abort=True)
+            self.disconnect(found, REMOVED, abort=True)
         elif found.state is not ConnectionState.DRAINING:
-            self._liveness.drain(found, "drained by this side")
+            self._liveness.drain(found, DRAINED_HERE)
 
-    def give_up(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+    def give_up(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
         """It can never work again, or another has taken its place: rescue what it carries."""
         self._act(now)
         self.disconnect(self._find(connection), reason, abort=True)
@@ -305,11 +506,19 @@ class SessionCore:
     def announce(self, addresses: Sequence[Address], *, now: float) -> None:
         """Server: further addresses (literal, port) at which the client may reach it; replaces earlier ones."""
         self._act(now)
+        if self.state is SessionState.CLOSED:
+            return
         self.outbox.add(SegmentType.ADDRESS, encode_addresses(addresses))
 
-    def set_role(self, connection: ConnectionId, role: Role, reason: str = "", *, now: float) -> None:
-        """Change a connection's role on both sides."""
+    def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
+        """The application changes a connection's role on both sides."""
         self._act(now)
+        self.give_role(connection, role, "")
+        if self.paths is not None:
+            self.paths.set_role(connection, role, now)
+
+    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
+        """Change a connection's role on both sides."""
         found = self._find(connection)
         if found.role is role:
             return
@@ -318,7 +527,7 @@ class SessionCore:
             self._say_role(found)
         else:
             found.role_unsaid = True
-        self.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
+        self._output.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
 
     def _say_role(self, connection: Connection) -> None:
         connection.role_unsaid = False
@@ -329,15 +538,9 @@ class SessionCore:
         self._act(now)
         if self.state is SessionState.CLOSED:
             return
-        if scheduler is not None:
-            self._use_scheduler(policy, scheduler, by_peer=False)
-            return
-        scheduler = self._make_scheduler(policy.scheduler, dict(policy.parameters))
-        if self.side is Side.CLIENT:
-            self.outbox.add(SegmentType.POLICY, encode_policy(policy))
-        self._use_scheduler(policy, scheduler, by_peer=False)
+        self.scheduling.set(policy, scheduler)
 
-    def suspect(self, connection: ConnectionId, reason: str, *, now: float) -> None:
+    def suspect(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
         """Something outside says that the connection may be dead (carrier lost, clock jump)."""
         self._act(now)
         found = self.connections.get(connection)
@@ -357,23 +560,36 @@ class SessionCore:
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
             everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            self._end("" if everything_said else f"no connection for {self.settings.resume_timeout:g} s")
-        if self.close_sent_at is not None and now >= self.close_sent_at + self._linger:
-            self._end("")
+            text = f"no connection for {self.settings.resume_timeout:g} s"
+            self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
+        if self.lifecycle.lingering_since is not None and now >= self.lifecycle.lingering_since + self._linger:
+            self._end(IN_ORDER)
         if (
             self.side is Side.SERVER
             and not self.confirmed
             and now >= self._created_at + self.settings.handshake_timeout
             and not self._alive()
         ):
-            self._end("the client never confirmed the session")
+            self._end(NEVER_CONFIRMED)
         self._liveness.probe_window(now)
+        if self.paths is not None:
+            self.paths.handle_timer(now)
+            if self._open_deadline is not None and now >= self._open_deadline:
+                self._open_deadline = None
+                if not self.confirmed:
+                    self.paths.give_up(self._open_timeout)
+                    text = f"the session did not open within {round(self._open_timeout, 1):g} s"
+                    self._end(Reason(Cause.NO_CONNECTION, text))
 
     def next_timer(self) -> float | None:
         """When `handle_timer` must be called, or None. Call after `effects`."""
         if self.state is SessionState.CLOSED:
             return None
         due: list[float] = []
+        if self.paths is not None:
+            for optional in (self.paths.next_timer(), self._open_deadline):
+                if optional is not None:
+                    due.append(optional)
         for optional in (
             self.receiver.ack_due if self._outgoing.usable_for_control() else None,
             self.sender.hold_until,
@@ -385,8 +601,8 @@ class SessionCore:
                 due.append(optional)
         if self._detached_at is not None:
             due.append(self._detached_at + self.settings.resume_timeout)
-        if self.close_sent_at is not None:
-            due.append(self.close_sent_at + self._linger)
+        if self.lifecycle.lingering_since is not None:
+            due.append(self.lifecycle.lingering_since + self._linger)
         if self.side is Side.SERVER and not self.confirmed and not self._alive():
             due.append(self._created_at + self.settings.handshake_timeout)
         for connection in self.connections.values():
@@ -401,23 +617,75 @@ class SessionCore:
     # === outputs  ===
 
     def effects(self) -> list[Effect]:
-        """Return what is to be done, in order, after everything since the last call has been taken in."""
+        """Return what is to be done, in order, after everything since the last call has been taken in.
+
+        What the session says about its connections makes the path manager act, and what that does can give the session
+        more to say: they take turns until both are quiet. Bytes that come and go cost one turn.
+        """
+        collected = fresh = self._own_effects()
+        if self.paths is None:
+            return collected
+        for _ in range(MAX_ROUNDS):
+            noticed = False
+            for effect in fresh:
+                if type(effect) is Notify:
+                    self._tell_paths(self.paths, effect.event)
+                    noticed = True
+            was_over = self.state is SessionState.CLOSED
+            reaction = self._path_effects(self.paths)
+            if not noticed and not reaction and was_over == (self.state is SessionState.CLOSED):
+                break
+            collected += reaction
+            fresh = self._own_effects()
+            collected += fresh
+        if self.state is SessionState.CLOSED:
+            collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
+        return collected
+
+    def _own_effects(self) -> list[Effect]:
         if self._nothing_to_send():
-            effects, self._effects = self._effects, []
-            return effects
-        self.needs_flush = False
+            return self._output.take()
+        self._output.needs_flush = False
         if self.state is not SessionState.CLOSED:
             self._flush(self._now)
         for connection in self.connections.values():
             if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
-                self.disconnect(connection, "the peer sends and does not read", abort=True)
+                self.disconnect(connection, READS_NOTHING, abort=True)
             self._collect(connection)
-        effects, self._effects = self._effects, []
+        return self._output.take()
+
+    def _path_effects(self, paths: PathManager) -> list[Effect]:
+        if self.state is SessionState.OPENING and paths.hopeless:
+            self.fail(NO_CONNECTION, now=self._now)
+        effects: list[Effect] = []
+        for effect in paths.effects():
+            if isinstance(effect, CancelDial):
+                opened = self.connections.get(effect.connection)
+                if opened is not None:
+                    if opened.alive:
+                        self.drain(opened.id, now=self._now)
+                    continue
+            effects.append(effect)
         return effects
+
+    def _tell_paths(self, paths: PathManager, event: Event) -> None:
+        if isinstance(event, ConnectionChanged):
+            if event.state is ConnectionState.ACTIVE and self.confirmed:
+                paths.established()
+                self._open_deadline = None
+            paths.connection_changed(event.connection, event.state, event.reason, self._now)
+            if self.confirmed:
+                paths.retry_unfilled(self._now)
+        elif isinstance(event, SessionDetached):
+            paths.detached(self._now)
+        elif isinstance(event, SessionResumed):
+            paths.resumed()
+        elif isinstance(event, SessionEnded):
+            paths.stop()
 
     def _nothing_to_send(self) -> bool:
         """At most bytes have come and were read since the last time, and their acknowledgement is not due yet."""
-        if self.needs_flush or self.receiver.ack_now or self.outbox.waiting or not self.sender.idle:
+        if self._output.needs_flush or self.receiver.ack_now or self.outbox.waiting or not self.sender.idle:
             return False
         due = self.receiver.ack_due
         return due is None or self._now < due
@@ -439,12 +707,11 @@ class SessionCore:
     def _collect(self, connection: Connection) -> None:
         for lane, buffers in enumerate(connection.output):
             if buffers:
-                self._effects.append(SendBytes(connection.id, lane, buffers))
+                self._output.emit(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
                 connection.unsampled = True
 
-    @property
-    def smoothed_rtt(self) -> float:
+    def _smoothed_rtt(self) -> float:
         """The longest round trip of the usable connections: the pace at which windows can matter."""
         if self._now >= self._rtt_until:
             self._rtt_until = self._now + RTT_KEPT
@@ -471,7 +738,7 @@ class SessionCore:
     def at_rest(self) -> bool:
         """Nothing is on its way or waits to be: what the transports tell now can change nothing."""
         return (
-            not self._effects
+            not self._output.effects
             and not self.sender.waiting
             and not self.outbox.waiting
             and not self.receiver.ack_now
@@ -484,23 +751,15 @@ class SessionCore:
         proved = self.confirmed or self._auth.psk_proved
         return self._auth.psk_id.decode(errors="replace") if proved else ""
 
+    def notify(self, event: Event) -> None:
+        """Let subscribers hear of something that the layers around the session have noticed."""
+        self._output.notify(event)
+
     def usable(self) -> list[Connection]:
         """Connections for data now; see `Outgoing.usable`."""
         return self._outgoing.usable()
 
     # === for its parts  ===
-
-    def notify(self, event: Event) -> None:
-        self.needs_flush = True
-        self._effects.append(Notify(event))
-
-    def emit(self, effect: Effect) -> None:
-        self._effects.append(effect)
-
-    def emit_once(self, effect: Effect) -> None:
-        """As `emit`, unless it would follow itself."""
-        if not self._effects or self._effects[-1] is not effect:
-            self._effects.append(effect)
 
     def may_send(self, connection: Connection) -> None:
         connection.may_send = True
@@ -508,34 +767,34 @@ class SessionCore:
         connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
         if not self._opened:
             self._opened = True
-            self._effects.append(SessionOpened())
+            self._output.emit(SessionOpened())
 
     def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
         self.sender.early_limit = None
         self.sender.window = max(self.sender.window, window)
         self.streams.peer_known(window, max_streams)
-        if policy is not None and self.settings.follow_peer_policy:
-            self._follow(policy)
+        if policy is not None:
+            self.scheduling.peer_wants(policy)
 
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself: the connection becomes ACTIVE."""
         connection.authenticated = connection.receiving = True
-        connection.move(ConnectionState.ACTIVE, "authenticated")
+        connection.move(ConnectionState.ACTIVE, AUTHENTICATED)
         connection.heard(self._now)
-        self.notify_state(connection)
+        self._output.notify(connection.changed())
         self.may_send(connection)
         if not self.confirmed:
-            self.confirmed = True
-            self.state = check_session(self.state, SessionState.OPEN)
-            self.notify(SessionConfirmed())
+            self.lifecycle.confirmed = True
+            self.lifecycle.move(SessionState.OPEN)
+            self._output.notify(SessionConfirmed())
         self._attached()
         if connection.role_unsaid:
             self._say_role(connection)
         self._liveness.relieve_suspects()
-        if self.close_sent_at is not None:
+        if self.lifecycle.lingering_since is not None:
             self._say_close([connection])  # the peer came back because it has not heard it
         if connection.drain_asked:
-            self._liveness.start_draining(connection, "drained by the peer")
+            self._liveness.start_draining(connection, DRAINED_BY_PEER)
         self.receiver.everything_dirty()
         connection.ack_wanted = True
         if self.side is Side.SERVER:
@@ -547,81 +806,40 @@ class SessionCore:
         """The peer cannot read what was sent on `connection` so far: all of it is said again."""
         connection.unprotect()
         self.outbox.lose(connection)
-        self.sender.lose(connection, self.connections, certain=True)
+        self.sender.lose(connection, certain=True)
         self.sender.detach(connection)
 
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         """The server refused HELLO or JOIN on this connection."""
         joining = self.confirmed
-        self._retire(connection, ConnectionState.LOST, str(refuse))
-        self._effects.append(CloseConnection(connection.id, True, str(refuse)))
+        self._retire(connection, ConnectionState.LOST, refuse.reason)
+        self._output.emit(CloseConnection(connection.id, True, refuse.reason))
         if not joining or refuse.code != REFUSED or self._carrying():
             return
-        if self.close_sent_at is not None:
-            self._end("")  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
+        if self.lifecycle.lingering_since is not None:
+            self._end(IN_ORDER)  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
             return
         # No connection is left and the server does not know us: it restarted or forgot.
         self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
         self._refusals.append(self._now)
         if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end("session gone: the server no longer knows this session", refused=True)
+            self._end(SESSION_GONE)
 
     def disconnect(
-        self, connection: Connection, reason: str, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
     ) -> None:
         """Give up one connection; what it carried is rescued."""
         self._collect(connection)
-        self._effects.append(CloseConnection(connection.id, abort, reason))
+        self._output.emit(CloseConnection(connection.id, abort, reason))
         self._retire(connection, state, reason)
 
-    # === policy of the peer  ===
-
     def peer_policy(self, policy: Policy) -> None:
-        if self.side is Side.CLIENT:
-            self.notify(Warned(f"the server schedules with {policy.scheduler}, not as asked"))
-        elif self.settings.follow_peer_policy:
-            self._follow(policy)
-
-    def _follow(self, policy: Policy) -> None:
-        """Schedule as the client asks; an unknown name falls back to `adaptive` and both sides hear of it."""
-        if self._fresh_for == (policy.scheduler, policy.parameters):
-            self._use_scheduler(policy, self.sender.scheduler, by_peer=True)  # most clients ask for the default
-            return
-        try:
-            scheduler = self._make_peer_scheduler(policy.scheduler, dict(policy.parameters))
-            reason = ""
-        except ConfigError as error:
-            scheduler = self._make_scheduler(DEFAULT_SCHEDULER, {})
-            policy = Policy(DEFAULT_SCHEDULER, (), policy.switch, policy.reinject)
-            reason = str(error)
-            if not self.outbox.holds(SegmentType.POLICY):  # or a peer that acknowledges nothing could pile them up
-                self.outbox.add(SegmentType.POLICY, encode_policy(policy))
-        self._use_scheduler(policy, scheduler, by_peer=True, reason=reason)
-
-    def _use_scheduler(self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = "") -> None:
-        self.policy = policy
-        if scheduler is not self.sender.scheduler:
-            self._fresh_for = None
-        self.sender.scheduler = scheduler
-        self.sender.reinject = policy.reinject
-        self.notify(SchedulerChanged(policy.scheduler, by_peer, reason))
-
-    def _scheduler_failed(self, error: Exception) -> None:
-        """The application's scheduler is no reason to lose the session. The default one is: there is no other."""
-        scheduler = self._make_scheduler(DEFAULT_SCHEDULER, {})
-        if type(self.sender.scheduler) is type(scheduler):
-            raise error
-        reason = f"{self.policy.scheduler} failed: {error!r}{_place(error)}"
-        policy = Policy(DEFAULT_SCHEDULER, (), self.policy.switch, self.policy.reinject)
-        self._use_scheduler(policy, scheduler, by_peer=False, reason=reason)
-        self.notify(Warned(f"scheduler {reason}"))
-        if self.side is Side.SERVER and not self.outbox.holds(SegmentType.POLICY):
-            self.outbox.add(SegmentType.POLICY, encode_policy(policy))
+        self.scheduling.peer_wants(policy)
 
     def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
-        reason = str(error)
+        reason = Reason(error.cause, str(error))
         if not connection.authenticated and not connection.answered and self.side is Side.CLIENT:
-            reason = f"the peer does not speak MULTI ({error})"
+            reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
         self.disconnect(connection, reason, abort=True)
 
     # === life of a connection  ===
@@ -629,20 +847,20 @@ class SessionCore:
     def peer_lost(self, connection: Connection) -> None:
         """On the peer's side it is over: nothing need be said about it any more."""
         self._peer_lost = connection.id
-        self.disconnect(connection, "the peer lost it", abort=True)
+        self.disconnect(connection, PEER_LOST, abort=True)
 
-    def _retire(self, connection: Connection, state: ConnectionState, reason: str) -> None:
+    def _retire(self, connection: Connection, state: ConnectionState, reason: Reason) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
         if state is ConnectionState.LOST and connection.authenticated and connection.id != self._peer_lost:
             self._liveness.say(connection, DrainStep.LOST)
         connection.move(state, reason)
         connection.may_send = False
         self.outbox.lose(connection)
-        self.sender.lose(connection, self.connections)
+        self.sender.lose(connection)
         self.sender.detach(connection)
         self.receiver.everything_dirty()
         self._auth.lost(connection, self._now)
-        self.notify_state(connection)
+        self._output.notify(connection.changed())
         self._check_detached()
 
     def forget_connection(self, connection: ConnectionId) -> None:
@@ -651,9 +869,6 @@ class SessionCore:
         if found is not None and not found.alive:
             self._collect(found)
             del self.connections[connection]
-
-    def notify_state(self, connection: Connection) -> None:
-        self.notify(ConnectionChanged(connection.id, connection.state, connection.reason, connection.facts))
 
     def _alive(self) -> list[Connection]:
         return [c for c in self.connections.values() if c.alive]
@@ -673,22 +888,22 @@ class SessionCore:
         if self.confirmed and self._detached_at is None and not self._carrying():
             if self.state is SessionState.CLOSED:
                 return
-            if self.close_sent_at is not None:
+            if self.lifecycle.lingering_since is not None:
                 return  # CLOSE may have been lost with it: linger, the peer may come back on another connection
             self._detached_at = self._now
-            self.state = check_session(self.state, SessionState.DETACHED)
-            self.notify(SessionDetached(self.settings.resume_timeout))
+            self.lifecycle.move(SessionState.DETACHED)
+            self._output.notify(SessionDetached(self.settings.resume_timeout))
 
     def _attached(self) -> None:
         self._refusals.clear()
         if self._detached_at is not None:
             after, self._detached_at = self._now - self._detached_at, None
-            self.state = check_session(self.state, SessionState.OPEN)
-            self.notify(SessionResumed(after))
+            self.lifecycle.move(SessionState.OPEN)
+            self._output.notify(SessionResumed(after))
 
     def _finish_close(self) -> None:
         """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
-        if not self._closing or self.close_sent_at is not None or not self.confirmed:
+        if not self._closing or self.lifecycle.lingering_since is not None or not self.confirmed:
             return
         if not self.streams.all_sent_acknowledged or not self.outbox.settled:
             return
@@ -696,15 +911,15 @@ class SessionCore:
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
         self._say_close(self._carrying())
         if self._peer_closing:
-            self._end("")
+            self._end(IN_ORDER)
             return
-        self.close_sent_at = self._now
-        self.state = check_session(self.state, SessionState.CLOSING)
+        self.lifecycle.lingering_since = self._now
+        self.lifecycle.move(SessionState.CLOSING)
 
     @property
     def _linger(self) -> float:
         """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
-        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.smoothed_rtt, MAX_LINGER))
+        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self._smoothed_rtt(), MAX_LINGER))
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
@@ -716,46 +931,70 @@ class SessionCore:
         if close.code == CLOSE_NORMAL and self._closing and not self.streams.all_sent_acknowledged:
             self._peer_closing = True  # both closed at once: the peer lingers to acknowledge what is still on its way
             return
-        if self.close_sent_at is None:
+        if self.lifecycle.lingering_since is None:
             self._say_close(self._carrying())
         if close.code != CLOSE_NORMAL:
-            self._end(f"the peer ended the session: {close.reason or 'aborted'}")
+            text = f"the peer ended the session: {close.reason or 'aborted'}"
+            self._end(Reason(Cause.PEER_ABORTED, text))
         else:
             self._end_unacknowledged()
 
     def _end_unacknowledged(self) -> None:
         left = self.streams.unacknowledged
-        self._end(f"the peer closed the session before {left} bytes were acknowledged" if left else "")
+        text = f"the peer closed the session before {left} bytes were acknowledged"
+        self._end(Reason(Cause.PEER_CLOSED, text) if left else IN_ORDER)
 
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""
         return connection.may_send and (connection.authenticated or self.side is Side.SERVER)
 
-    def _end(self, error: str, *, refused: bool = False) -> None:
+    def _end(self, reason: Reason) -> None:
         """The session is over. SessionClosed is its last effect."""
         if self.state is SessionState.CLOSED:
             return
-        self.state = check_session(self.state, SessionState.CLOSED)
-        self.error = error
+        self.lifecycle.move(SessionState.CLOSED)
+        self.reason = reason
         for connection in self._alive():
             self._collect(connection)
             # Where nobody is known to listen there is no goodbye to wait for.
             silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
-            self._effects.append(CloseConnection(connection.id, silent, error or "the session is closed"))
-            connection.move(ConnectionState.CLOSED, error or "the session is closed")
-            self.notify_state(connection)
-        self.streams.session_ended(SessionLost(error) if error else None)
+            self._output.emit(CloseConnection(connection.id, silent, reason))
+            connection.move(ConnectionState.CLOSED, reason)
+            self._output.notify(connection.changed())
+        self.streams.session_ended(None if reason.orderly else SessionLost(reason))
         for stream in list(self.receiver.streams):
-            self._effects.append(StreamReadable(stream))
+            self._output.emit(StreamReadable(stream))
         for stream in list(self.sender.streams):
-            self._effects.append(StreamWritable(stream))
-        self.notify(SessionEnded(error))
-        self._effects.append(SessionClosed(error, refused))
+            self._output.emit(StreamWritable(stream))
+        self._output.notify(SessionEnded(reason))
+        self._output.emit(SessionClosed(reason))
 
 
-def _place(error: Exception) -> str:
-    """Where it was raised."""
-    at = error.__traceback__
-    while at is not None and at.tb_next is not None:
-        at = at.tb_next
-    return f" in {at.tb_frame.f_code.co_filename}, line {at.tb_lineno}" if at is not None else ""
+class _PathCommands:
+    """What the path manager may do to connections.
+
+    It knows of a connection's end only once it has seen the event; meanwhile it may still speak of it.
+    """
+
+    def __init__(self, session: SessionCore) -> None:
+        self._session = session
+
+    def drain(self, connection: ConnectionId) -> None:
+        if self._alive(connection):
+            self._session.drain(connection, now=self._session.now)
+
+    def give_up(self, connection: ConnectionId, reason: Reason) -> None:
+        if self._alive(connection):
+            self._session.give_up(connection, reason, now=self._session.now)
+
+    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
+        if self._alive(connection):
+            self._session.give_role(connection, role, reason)
+
+    def ping(self, connection: ConnectionId) -> None:
+        if self._alive(connection):
+            self._session.ping(connection, now=self._session.now)
+
+    def _alive(self, connection: ConnectionId) -> bool:
+        found = self._session.connections.get(connection)
+        return found is not None and found.alive

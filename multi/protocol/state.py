@@ -22,6 +22,22 @@ class SessionState(Enum):
     CLOSED = "closed"
 
 
+class Lifecycle:
+    """How far a session is; every part may look."""
+
+    __slots__ = ("confirmed", "lingering_since", "state")
+
+    def __init__(self) -> None:
+        self.state = SessionState.OPENING
+        self.confirmed = False
+        """The peer has proved itself."""
+        self.lingering_since: float | None = None
+        """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
+
+    def move(self, state: SessionState) -> None:
+        self.state = check_session(self.state, state)
+
+
 _C = ConnectionState
 CONNECTION_TRANSITIONS: dict[ConnectionState, frozenset[ConnectionState]] = {
     _C.CONNECTING: frozenset({_C.AUTHENTICATING, _C.LOST, _C.CLOSED}),

@@ -5,12 +5,12 @@ It decides which stream ids are legal, when a stream is over on both sides, and 
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset
-from multi.events import Effect, StreamOpened, StreamReadable, StreamWritable
-from multi.protocol.connection import Connection
+from multi.events import StreamOpened, StreamReadable, StreamWritable
 from multi.protocol.control import Outbox
+from multi.protocol.output import Output
 from multi.protocol.payloads import decode_unsigned, encode_unsigned
 from multi.protocol.receive_stream import ReceiveStream
 from multi.protocol.receiver import Receiver
@@ -18,37 +18,39 @@ from multi.protocol.segment import Segment, SegmentType
 from multi.protocol.send_stream import SendStream
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
-from multi.types import STREAM_ZERO, ConnectionId, Side, StreamId
+from multi.reasons import Cause, Reason
+from multi.types import STREAM_ZERO, Side, StreamId
 
 LOWEST_PRIORITY = 7
 DEFAULT_PRIORITY = 3
 CODE_CLOSED = 0  # STOP_SENDING code of a reader that simply went away
-
-
-class Host(Protocol):
-    """What the streams need of their session."""
-
-    side: Side
-    sender: Sender
-    receiver: Receiver
-    outbox: Outbox
-    connections: dict[ConnectionId, Connection]
-
-    def emit(self, effect: Effect) -> None: ...
-    def emit_once(self, effect: Effect) -> None: ...
-    @property
-    def smoothed_rtt(self) -> float: ...
+STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
+RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 
 
 class Streams:
     """Client's ids are even, server's odd; stream 0 exists from the start and belongs to both."""
 
-    def __init__(self, host: Host, settings: SessionSettings) -> None:
-        self._host = host
+    def __init__(
+        self,
+        side: Side,
+        settings: SessionSettings,
+        sender: Sender,
+        receiver: Receiver,
+        outbox: Outbox,
+        output: Output,
+        rtt: Callable[[], float],
+    ) -> None:
+        """`rtt()` gives the round-trip time that paces windows."""
         self._settings = settings
-        self._own_parity = 0 if host.side is Side.CLIENT else 1
-        self._next_own = 2 if host.side is Side.CLIENT else 1
-        self._next_peer = 1 if host.side is Side.CLIENT else 2
+        self._sender = sender
+        self._receiver = receiver
+        self._outbox = outbox
+        self._output = output
+        self._rtt = rtt
+        self._own_parity = 0 if side is Side.CLIENT else 1
+        self._next_own = 2 if side is Side.CLIENT else 1
+        self._next_peer = 1 if side is Side.CLIENT else 2
         self._own_opened = 0
         self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
         self._peer_opened = 0
@@ -61,17 +63,17 @@ class Streams:
     # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
-        sending = self._host.sender.streams[stream] = SendStream(stream, self._peer_window, priority)
-        received = self._host.receiver.add(stream, 0.0)
+        sending = self._sender.streams[stream] = SendStream(stream, self._peer_window, priority)
+        received = self._receiver.add(stream, 0.0)
         if self._closing:  # the peer opened it before it heard of our end
             sending.final = True
-            self._host.receiver.discard(received, 0.0)
+            self._receiver.discard(received, 0.0)
 
     def open(self, priority: int) -> StreamId | None:
         if not 0 <= priority <= LOWEST_PRIORITY:
             raise LocalProtocolError(f"priority {priority} is not in 0..{LOWEST_PRIORITY}")
         if self._over:
-            raise self._ended or SessionLost("the session is closed")
+            raise self._ended or SessionLost()
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
         if self._own_opened >= self._own_limit:
@@ -80,19 +82,19 @@ class Streams:
         self._next_own += 2
         self._own_opened += 1
         self.create(stream, priority)
-        self._host.outbox.add(SegmentType.OPEN, encode_unsigned((priority, 1)), stream)
+        self._outbox.add(SegmentType.OPEN, encode_unsigned((priority, 1)), stream)
         return stream
 
     def peer_known(self, window: int, max_streams: int) -> None:
         self._peer_window = max(window, EARLY_DATA_LIMIT)
         self._own_limit = max_streams
-        for stream in self._host.sender.streams.values():
+        for stream in self._sender.streams.values():
             stream.window = max(stream.window, self._peer_window)
-        self._host.emit(StreamWritable(STREAM_ZERO))
+        self._output.emit(StreamWritable(STREAM_ZERO))
 
     def _of_peer(self, stream: StreamId) -> bool:
         """Make sure a stream named by the peer exists; return False when it has ended here."""
-        if stream in self._host.receiver.streams:
+        if stream in self._receiver.streams:
             return True
         if stream == STREAM_ZERO or stream % 2 == self._own_parity:
             if stream >= self._next_own and stream != STREAM_ZERO:
@@ -102,19 +104,19 @@ class Streams:
             return False
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
         if self._peer_opened + (stream - self._next_peer) // 2 >= self._peer_limit:
-            raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open")
+            raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open", Cause.STREAM_LIMIT)
         while self._next_peer <= stream:
             opened = StreamId(self._next_peer)
             self._next_peer += 2
             self._peer_opened += 1
             self.create(opened, DEFAULT_PRIORITY)
-            self._host.receiver.streams[opened].accepted = False
-            self._host.emit(StreamOpened(opened))
+            self._receiver.streams[opened].accepted = False
+            self._output.emit(StreamOpened(opened))
         return True
 
     def accept(self, stream: StreamId) -> None:
         """The application has taken a stream of the peer; only now does it make room for another when it ends."""
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         if found is not None:
             found.accepted = True
             self.maybe_over(stream)
@@ -122,99 +124,99 @@ class Streams:
     # --- the application writes  ---
 
     def check_writable(self, stream: StreamId) -> SendStream:
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         if found is not None and found.error is not None:
             raise found.error
         if self._over:
-            raise self._ended or SessionLost("the session is closed")
+            raise self._ended or SessionLost()
         if found is None or found.final:
             raise LocalProtocolError("the writing side of this stream has ended")
         return found
 
     def finish(self, stream: StreamId) -> None:
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         if found is None or found.final or self._over:
             return
         found.final = True
 
     def send_fins(self) -> None:
         """Say the end of every stream whose last byte has been handed out; before that it could break the window."""
-        for stream in self._host.sender.streams.values():
+        for stream in self._sender.streams.values():
             if stream.final and not stream.unsent and not stream.fin_sent and stream.reset_code is None:
                 stream.fin_sent = True
-                self._host.outbox.add(SegmentType.FIN, encode_unsigned((stream.end_offset, 8)), stream.id)
+                self._outbox.add(SegmentType.FIN, encode_unsigned((stream.end_offset, 8)), stream.id)
 
     def reset(self, stream: StreamId, code: int, now: float) -> None:
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         if found is None or found.finish_acked or found.reset_code is not None or self._over:
             return
-        self._host.sender.forget(found, self._host.connections, now)
+        self._sender.forget(found, now)
         found.final, found.reset_code = True, code
-        self._host.outbox.add(SegmentType.RESET, encode_unsigned((found.next_offset, 8), (code, 4)), stream)
-        self._host.emit(StreamWritable(stream))
+        self._outbox.add(SegmentType.RESET, encode_unsigned((found.next_offset, 8), (code, 4)), stream)
+        self._output.emit(StreamWritable(stream))
 
     def finish_all(self, now: float) -> None:
         """Session close: end every writing side, read no more."""
         self._closing = True
-        for stream in list(self._host.sender.streams):
+        for stream in list(self._sender.streams):
             self.finish(stream)
-        for received in list(self._host.receiver.streams.values()):
-            self._host.receiver.discard(received, now)
+        for received in list(self._receiver.streams.values()):
+            self._receiver.discard(received, now)
 
     @property
     def all_sent_acknowledged(self) -> bool:
-        return all(s.done for s in self._host.sender.streams.values())
+        return all(s.done for s in self._sender.streams.values())
 
     @property
     def unacknowledged(self) -> int:
-        return self._host.sender.unacked
+        return self._sender.unacked
 
     def send_error(self, stream: StreamId) -> SessionLost | None:
         """Why the writing side no longer works, or None."""
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         if found is not None and found.error is not None:
             return found.error
         return self._ended if self._over else None
 
     def unsent(self, stream: StreamId) -> int:
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         return found.unsent if found is not None else 0
 
     def finished(self, stream: StreamId) -> bool:
         """Everything written, with the end, was acknowledged (or nothing of it matters any more)."""
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         return found is None or found.done
 
     # --- the application reads  ---
 
     def read(self, stream: StreamId, limit: int, now: float) -> bytes:
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         if found is None:
             return b""
-        data = self._host.receiver.read(found, limit, now, self._host.smoothed_rtt)
+        data = self._receiver.read(found, limit, now, self._rtt())
         if found.at_end:
             self.maybe_over(stream)
         return data
 
     def readable(self, stream: StreamId) -> int:
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         return found.readable if found is not None and not found.discarding else 0
 
     def at_end(self, stream: StreamId) -> bool:
         """Nothing more will ever be read from this stream."""
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         if found is None or found.at_end or found.discarding:
             return True
         return self._over and not found.readable
 
     def complete(self, stream: StreamId) -> bool:
         """Everything up to the end has come (or nothing of it matters any more)."""
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         return found is None or found.complete or found.discarding
 
     def receive_error(self, stream: StreamId) -> SessionLost | None:
         """Why reading ends early, or None. Bytes that arrived before are read first."""
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         if found is not None and found.error is not None:
             return found.error
         if not self._over or self._ended is None or found is None or found.readable or found.complete:
@@ -222,19 +224,19 @@ class Streams:
         return self._ended
 
     def stop_sending(self, stream: StreamId, code: int, now: float) -> None:
-        found = self._host.receiver.streams.get(stream)
+        found = self._receiver.streams.get(stream)
         if found is None or found.discarding or self._over:
             return
-        self._host.receiver.discard(found, now)
+        self._receiver.discard(found, now)
         if not found.complete:
-            self._host.outbox.add(SegmentType.STOP_SENDING, encode_unsigned((code, 4)), stream)
+            self._outbox.add(SegmentType.STOP_SENDING, encode_unsigned((code, 4)), stream)
         self.maybe_over(stream)
 
     # --- the peer sends  ---
 
     def data(self, segment: Segment, now: float) -> bool:
         """Take a DATA segment; return True when nothing in it was new."""
-        receiver = self._host.receiver
+        receiver = self._receiver
         found = receiver.streams.get(segment.stream)
         if found is None:
             if not self._of_peer(segment.stream):
@@ -243,7 +245,7 @@ class Streams:
             found = receiver.streams[segment.stream]
         known = found.highest
         if receiver.data(found, segment.sequence, segment.payload, segment.owned, now):
-            self._host.emit_once(found.news)
+            self._output.emit_once(found.news)
             if found.complete:
                 self.maybe_over(found.id)
             return False
@@ -255,48 +257,48 @@ class Streams:
         match segment.type:
             case SegmentType.OPEN:
                 (priority,) = decode_unsigned(segment.payload, 1)
-                if self._of_peer(stream) and stream in self._host.sender.streams:
-                    self._host.sender.streams[stream].priority = min(priority, LOWEST_PRIORITY)
+                if self._of_peer(stream) and stream in self._sender.streams:
+                    self._sender.streams[stream].priority = min(priority, LOWEST_PRIORITY)
             case SegmentType.FIN:
                 (final,) = decode_unsigned(segment.payload, 8)
                 if self._of_peer(stream):
-                    received = self._host.receiver.streams[stream]
-                    self._host.receiver.finish(received, final)
-                    self._host.emit(StreamReadable(stream))
+                    received = self._receiver.streams[stream]
+                    self._receiver.finish(received, final)
+                    self._output.emit(StreamReadable(stream))
                     self.maybe_over(stream)
             case SegmentType.RESET:
                 final, code = decode_unsigned(segment.payload, 8, 4)
                 if self._of_peer(stream):
-                    self._peer_reset(self._host.receiver.streams[stream], final, code, now)
+                    self._peer_reset(self._receiver.streams[stream], final, code, now)
             case SegmentType.STOP_SENDING:
                 (code,) = decode_unsigned(segment.payload, 4)
                 if self._of_peer(stream):
-                    sending = self._host.sender.streams.get(stream)
+                    sending = self._sender.streams.get(stream)
                     if sending is not None and not sending.finish_acked:
-                        sending.error = StreamReset("the peer stopped reading this stream", code, sending.unacked)
+                        sending.error = StreamReset(STOPPED_BY_PEER, code, sending.unacked)
                         self.reset(stream, code, now)
             case SegmentType.MAX_STREAMS:
                 (limit,) = decode_unsigned(segment.payload, 8)
                 self._own_limit = max(self._own_limit, limit)
-                self._host.emit(StreamWritable(STREAM_ZERO))
+                self._output.emit(StreamWritable(STREAM_ZERO))
 
     def _peer_reset(self, received: ReceiveStream, final: int, code: int, now: float) -> None:
         if received.complete:
             return
-        self._host.receiver.reset(received, final, code, now)
+        self._receiver.reset(received, final, code, now)
         if not received.discarding:
-            received.error = StreamReset("the peer reset this stream", code)
-        self._host.emit(StreamReadable(received.id))
+            received.error = StreamReset(RESET_BY_PEER, code)
+        self._output.emit(StreamReadable(received.id))
         self.maybe_over(received.id)
 
     def control_acknowledged(self, type_: SegmentType, stream: StreamId) -> None:
         if type_ not in (SegmentType.FIN, SegmentType.RESET):
             return
-        found = self._host.sender.streams.get(stream)
+        found = self._sender.streams.get(stream)
         if found is None or (type_ is SegmentType.FIN and found.reset_code is not None):
             return
         found.finish_acked = True
-        self._host.emit(StreamWritable(stream))
+        self._output.emit(StreamWritable(stream))
         self.maybe_over(stream)
 
     # --- the end  ---
@@ -308,18 +310,18 @@ class Streams:
         """
         if stream == STREAM_ZERO:
             return
-        sending = self._host.sender.streams.get(stream)
-        received = self._host.receiver.streams.get(stream)
+        sending = self._sender.streams.get(stream)
+        received = self._receiver.streams.get(stream)
         if sending is None or received is None or not sending.done:
             return
         read = received.at_end or received.reset_code is not None or received.discarding
         if not (received.complete and read and received.accepted):
             return
-        del self._host.sender.streams[stream]
-        self._host.receiver.forget(received)
+        del self._sender.streams[stream]
+        self._receiver.forget(received)
         if stream % 2 != self._own_parity:
             self._peer_limit += 1
-            self._host.outbox.add(SegmentType.MAX_STREAMS, encode_unsigned((self._peer_limit, 8)))
+            self._outbox.add(SegmentType.MAX_STREAMS, encode_unsigned((self._peer_limit, 8)))
 
     def session_ended(self, error: SessionLost | None) -> None:
         self._over = True

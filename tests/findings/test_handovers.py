@@ -9,6 +9,7 @@ import pytest
 
 import multi
 from multi.lab.sim.wire import route
+from multi.reasons import Reason
 from multi.types import ConnectionState
 from tests.integration.support import Way, run, serving, until
 from tests.sim.test_handover import hand_over
@@ -22,7 +23,7 @@ PATIENCE = 2.0  # seconds; on loopback a handover takes milliseconds
 # --- what began before  ---
 
 
-def handover_during_dial(refused: bool) -> tuple[list[str], list[str]]:
+def handover_during_dial(refused: bool) -> tuple[list[Reason | None], list[str]]:
     """What a handover comes to that begins during a dial to its network, and the networks used after it.
 
     That dial is answered well or with a refusal; the network works from then on.
@@ -59,7 +60,7 @@ def handover_during_dial(refused: bool) -> tuple[list[str], list[str]]:
     ],
 )
 def test_a_handover_does_not_fail_on_a_dial_that_began_before_it(refused: bool) -> None:
-    assert handover_during_dial(refused) == ([""], ["if1"])
+    assert handover_during_dial(refused) == ([None], ["if1"])
 
 
 # --- what is cancelled  ---

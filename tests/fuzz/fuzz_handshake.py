@@ -70,7 +70,7 @@ def _hello(payload: bytes) -> bytes:
 
 def _refuse(payload: bytes) -> bytes:
     refuse = Refuse.decode(payload)
-    check(str(refuse).isprintable(), "a refusal with control characters")
+    check(refuse.reason.isprintable(), "a refusal with control characters")
     return refuse.encode()
 
 

@@ -45,6 +45,7 @@ from multi.protocol.payloads import (
 from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode
 from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.protocol.settings import Protect, SessionSettings
+from multi.reasons import Cause, Reason
 from multi.schedulers import scheduler_names
 from multi.types import ConnectionFacts, Role, SessionId, Side, StreamId
 from tests.fuzz.fuzz_handshake import spoken
@@ -65,6 +66,8 @@ MODULES = (
 
 
 # --- the grammar  ---
+
+RESET = Reason(Cause.TRANSPORT, "reset")
 
 
 class Grammar:
@@ -349,7 +352,7 @@ def run_peer(data: bytes, side: Side) -> None:
             case 1:
                 _pass_time(ends, choices.pick((0.01, 0.1, 1.0, 10.0)))
             case 2 if choices.chance(4):
-                node.session.connection_lost(line.id, choices.pick(("", "reset")), now=ends.now)
+                node.session.connection_lost(line.id, choices.pick((None, RESET)), now=ends.now)
             case 3 if side is Side.CLIENT and len(lines) < 6:
                 lines.append(ends.connect(choices.pick((PLAIN, QUIC))))
                 if sealed:

@@ -8,6 +8,7 @@ from multi.lab.sim.pair import Pair
 from multi.lab.sim.wire import route
 from multi.paths.manager import PathManager
 from multi.protocol.payloads import Policy
+from multi.reasons import Reason
 from multi.types import ConnectionState
 from tests.sim.worlds import FAST, SLOW, data, opened, transfer
 
@@ -15,15 +16,15 @@ pytestmark = pytest.mark.simulation
 
 
 def paths_of(pair: Pair) -> PathManager:
-    paths = pair.client.engine.paths
+    paths = pair.client.session.paths
     assert paths is not None
     return paths
 
 
-def hand_over(pair: Pair, index: int) -> list[str]:
+def hand_over(pair: Pair, index: int) -> list[Reason | None]:
     """Start a handover to slot `index`; what it comes to is put into the list returned."""
-    done: list[str] = []
-    pair.client.engine.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
+    done: list[Reason | None] = []
+    pair.client.session.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
     pair.client.pump()
     return done
 
@@ -49,7 +50,7 @@ def test_a_handover_goes_on_when_its_suspect_connection_recovers() -> None:
     pair = suspect_slow_path()
     done = hand_over(pair, 1)
     pair.restore(1)
-    assert pair.until(lambda: done == [""], 3.0)
+    assert pair.until(lambda: done == [None], 3.0)
     assert pair.until(lambda: pair.client.state_of(0) is None, 3.0)
     assert transfer(pair, pair.client, 100_000) < 2.0
 
@@ -71,11 +72,11 @@ def test_a_handover_fails_only_when_none_of_its_ways_is_left() -> None:
         pair.cut(index, notice=0.01)
     pair.run(0.05)
     pair.refused.discard(2)
-    done: list[str] = []
-    pair.client.engine.hand_over(paths_of(pair).slots[1:], done.append, now=pair.clock.now)
+    done: list[Reason | None] = []
+    pair.client.session.hand_over(paths_of(pair).slots[1:], done.append, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: bool(done), 5.0)
-    assert done == [""]
+    assert done == [None]
     assert pair.client.active == [pair.client.active[0]] != [0]
 
 
@@ -95,7 +96,7 @@ def test_a_handover_ends_when_its_target_is_no_longer_wanted() -> None:
     pair.cut(1, notice=0.01, down=True)
     pair.run(0.1)
     done = hand_over(pair, 1)
-    pair.client.engine.withdraw_candidates([paths_of(pair).slots[1]], now=pair.clock.now)
+    pair.client.session.withdraw_candidates([paths_of(pair).slots[1]], now=pair.clock.now)
     pair.client.pump()
     assert done == ["it was removed"]
 
@@ -103,7 +104,7 @@ def test_a_handover_ends_when_its_target_is_no_longer_wanted() -> None:
 def handed_over() -> Pair:
     """Two paths; the session has moved to the second."""
     pair = opened(FAST, SLOW)
-    assert hand_over(pair, 1) == [""]
+    assert hand_over(pair, 1) == [None]
     assert pair.until(lambda: pair.client.state_of(0) is None, 3.0)
     pair.run(1.0)
     assert pair.client.active == [1]
@@ -147,7 +148,7 @@ def test_the_alternatives_of_an_added_entry_are_all_tried() -> None:
     pair = opened_group(FAST)
     pair.routes += [SLOW, route(0.5e6, 0.020)]
     pair.refused.add(1)
-    added = pair.client.engine.add_candidates(
+    added = pair.client.session.add_candidates(
         [pair.candidate(1, group="more"), pair.candidate(2, group="more")], now=pair.clock.now
     )
     pair.client.pump()

@@ -13,6 +13,7 @@ from multi.paths.racing import Connect
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import Protect, SessionSettings
+from multi.reasons import Cause
 from multi.types import ConnectionId, ConnectionState
 from tests.sim.worlds import FAST, SLOW, clear_pair, close_both, data, of_type, opened, quiet, reasons, transfer
 
@@ -53,7 +54,7 @@ def test_a_joined_connection_is_usable_after_one_round_trip() -> None:
     pair = opened(FAST)
     pair.routes.append(route(1e6, 0.040))
     start = pair.clock.now
-    pair.client.engine.add_candidates([pair.candidate(1)], now=start)
+    pair.client.session.add_candidates([pair.candidate(1)], now=start)
     pair.client.pump()
     connected = start + 0.080
     assert pair.until(lambda: len(pair.client.active) == 2, 2.0)
@@ -117,9 +118,9 @@ def test_when_all_fail_the_session_closes_with_every_attempt_listed() -> None:
     pair = clear_pair(route(error="connection refused"), route(error="no route to host"))
     pair.run(1.0)
     assert pair.client.closed is not None
-    assert pair.client.closed.error == "no connection could be opened"
-    assert pair.client.engine.paths is not None
-    assert [reason for _, reason in pair.client.engine.paths.failures] == ["connection refused", "no route to host"]
+    assert pair.client.closed.reason == "no connection could be opened"
+    assert pair.client.session.paths is not None
+    assert [reason for _, reason in pair.client.session.paths.failures] == ["connection refused", "no route to host"]
     assert len(of_type(pair.client, AttemptFailed)) == 2
 
 
@@ -184,8 +185,8 @@ def test_a_verified_server_that_forgot_the_session_ends_it_at_once() -> None:
     pair.forget_session()
     assert pair.until(lambda: pair.client.closed is not None, 2.0)
     assert pair.client.closed is not None
-    assert pair.client.closed.error.startswith("session gone")
-    assert pair.client.closed.refused
+    assert pair.client.closed.reason.startswith("session gone")
+    assert pair.client.closed.reason.cause is Cause.SESSION_GONE
 
 
 def test_an_unverified_refusal_counts_only_after_three() -> None:
@@ -193,7 +194,7 @@ def test_an_unverified_refusal_counts_only_after_three() -> None:
     pair.forget_session()
     assert pair.until(lambda: pair.client.closed is not None, 10.0)
     assert pair.client.closed is not None
-    assert pair.client.closed.error.startswith("session gone")
+    assert pair.client.closed.reason.startswith("session gone")
     assert len(pair.dials) == 4
 
 

@@ -97,10 +97,10 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(index=ROUTE)
     def hand_over(self, index: int) -> None:
-        paths = self.pair.client.engine.paths
+        paths = self.pair.client.session.paths
         assert paths is not None
         slots = [slot for slot in paths.slots if slot.candidates[0].entry == index]
-        self.pair.client.engine.hand_over(slots, lambda reason: None, now=self.pair.clock.now)
+        self.pair.client.session.hand_over(slots, lambda reason: None, now=self.pair.clock.now)
         self.pair.client.pump()
 
     @invariant()

@@ -10,6 +10,7 @@ from multi.events import AddressesAnnounced, HandoverChanged, HandoverState, Rol
 from multi.lab.sim.pair import Pair
 from multi.paths.manager import DISMISS_AFTER, HANDOVER_TIMEOUT, Mode, PathManager
 from multi.paths.slots import BESIDE_FIRST, MAX_PROBATION, TRIAL_FIRST
+from multi.reasons import Reason
 from multi.types import ConnectionId, ConnectionState, Role
 from tests.sim.worlds import FAST, SLOW, data, opened, transfer
 
@@ -19,7 +20,7 @@ GONE = "no carrier"
 
 
 def paths_of(pair: Pair) -> PathManager:
-    paths = pair.client.engine.paths
+    paths = pair.client.session.paths
     assert paths is not None
     return paths
 
@@ -28,7 +29,7 @@ def networks(pair: Pair, *there: int) -> None:
     """These routes can be dialled now, no others."""
     present = [pair.candidates[index] for index in there]
     client = pair.client
-    client.engine.update_candidates(present, reason=lambda entry: GONE, expecting=False, now=client.now)
+    client.session.update_candidates(present, reason=lambda entry: GONE, expecting=False, now=client.now)
     client.pump()
 
 
@@ -146,14 +147,14 @@ def test_the_server_hears_of_a_lost_network_over_the_other_one() -> None:
 def test_a_lost_address_ends_its_connection_on_both_sides() -> None:
     pair = opened(FAST, SLOW)
     pair.stall(0)
-    pair.client.engine.network_changed(
+    pair.client.session.network_changed(
         "if0", False, address="10.0.0.2", reason="the address was removed", now=pair.clock.now
     )
     pair.client.pump()
     assert pair.client.state_of(0) is None
     assert pair.until(lambda: pair.peer.state_of(0) is None, 1.0)
     other = opened(FAST, SLOW)
-    other.client.engine.network_changed(
+    other.client.session.network_changed(
         "if0", False, address="10.9.9.9", reason="the address was removed", now=other.clock.now
     )
     other.client.pump()
@@ -167,10 +168,10 @@ def test_an_mptcp_connection_outlives_the_address_of_its_first_subflow() -> None
     over_one.facts = replace(over_one.facts, local="192.0.2.2:50000")
     for index in (0, 1):
         gone = f"192.0.2.{index + 1}"
-        pair.client.engine.network_changed(f"if{index}", False, address=gone, now=pair.clock.now)
+        pair.client.session.network_changed(f"if{index}", False, address=gone, now=pair.clock.now)
     pair.client.pump()
     assert pair.client.active == [0]
-    pair.client.engine.network_changed("", False, now=pair.clock.now)
+    pair.client.session.network_changed("", False, now=pair.clock.now)
     pair.client.pump()
     assert pair.client.state_of(0) is ConnectionState.SUSPECT, "all networks are gone"
 
@@ -207,31 +208,31 @@ def test_switching_back_takes_longer_than_switching_away() -> None:
 def test_a_fading_signal_moves_a_switching_session_before_its_network_is_gone() -> None:
     pair = opened(FAST, SLOW, mode=Mode.SWITCH)
     pair.run(0.5)
-    pair.client.engine.signal_changed("if0", True, -80.0, now=pair.clock.now)
+    pair.client.session.signal_changed("if0", True, -80.0, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: role_of(pair, ConnectionId(1)) is Role.ACTIVE, 0.5)
-    pair.client.engine.signal_changed("if0", False, -60.0, now=pair.clock.now)
+    pair.client.session.signal_changed("if0", False, -60.0, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: role_of(pair, ConnectionId(0)) is Role.ACTIVE, 0.5)
     assert not pair.client.changes(ConnectionState.SUSPECT)
 
 
 def handed_over(pair: Pair, index: int) -> list[str]:
-    done: list[str] = []
-    pair.client.engine.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
+    done: list[Reason | None] = []
+    pair.client.session.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
     pair.client.pump()
     return done
 
 
 def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     assert pair.client.active == [1]
-    pair.client.engine.signal_changed("if1", True, -80.0, now=pair.clock.now)
+    pair.client.session.signal_changed("if1", True, -80.0, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
-    pair.client.engine.signal_changed("if1", False, -60.0, now=pair.clock.now)
+    pair.client.session.signal_changed("if1", False, -60.0, now=pair.clock.now)
     pair.client.pump()
     pair.run(DISMISS_AFTER - 0.5)
     assert len(pair.client.active) == 2
@@ -240,7 +241,7 @@ def test_a_fading_signal_brings_back_what_a_handover_had_left() -> None:
 
 def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     busy(pair)
     pair.run(0.3)
@@ -254,7 +255,7 @@ def test_what_was_recalled_goes_again_when_the_target_of_the_handover_lives_on()
 
 def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     busy(pair)
     pair.run(0.3)
@@ -271,7 +272,7 @@ def test_what_was_recalled_stays_while_the_target_is_in_trouble_again() -> None:
 
 def test_what_was_recalled_goes_also_when_the_target_had_to_be_dialled_again() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     busy(pair)
     pair.run(0.3)
@@ -312,7 +313,7 @@ def test_after_a_sleep_nothing_is_taken_for_granted() -> None:
     pair = opened(FAST, SLOW)
     pair.cut(0, notice=None)
     pair.cut(1, notice=None)
-    pair.client.engine.slept(3600.0, now=pair.clock.now)
+    pair.client.session.slept(3600.0, now=pair.clock.now)
     pair.client.pump()
     assert [e.reason for e in pair.client.changes(ConnectionState.SUSPECT)] == ["the machine slept for 3600 s"] * 2
     assert pair.until(lambda: len(pair.client.active) == 2, 1.0)
@@ -341,7 +342,7 @@ def test_what_was_removed_is_not_brought_back_by_its_network() -> None:
 def test_a_client_hears_of_further_addresses_and_the_newest_word_counts() -> None:
     pair = opened(FAST)
     for addresses in ([("192.0.2.1", 7788)], [("192.0.2.2", 7788), ("2001:db8::2", 7789)]):
-        pair.peer.engine.announce(addresses, now=pair.clock.now)
+        pair.peer.session.announce(addresses, now=pair.clock.now)
     pair.peer.pump()
     pair.run(0.2)
     told = [e.addresses for e in pair.client.events if isinstance(e, AddressesAnnounced)]

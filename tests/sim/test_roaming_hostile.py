@@ -56,7 +56,7 @@ def test_all_networks_may_be_gone_for_a_while() -> None:
 
 def test_what_a_handover_had_left_comes_back_when_its_target_goes() -> None:
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     networks(pair, 0)
     pair.cut(1, notice=0.01)
@@ -66,7 +66,7 @@ def test_what_a_handover_had_left_comes_back_when_its_target_goes() -> None:
 def left_for_the_other() -> Pair:
     """A session that was moved from the first network to the second; the first swallows everything now."""
     pair = opened(SLOW, FAST)
-    assert handed_over(pair, 1) == [""]
+    assert handed_over(pair, 1) == [None]
     pair.run(1.0)
     assert interfaces(pair) == ["if1"]
     pair.cut(0, notice=0.01, down=True)
@@ -87,7 +87,7 @@ def test_a_target_that_had_been_left_is_left_again_when_the_handover_back_to_it_
     pair = left_for_the_other()
     handed_over(pair, 0)
     pair.run(0.3)
-    pair.client.engine.cancel_handover()
+    pair.client.session.cancel_handover()
     pair.client.pump()
     pair.restore(0)
     pair.run(30.0)

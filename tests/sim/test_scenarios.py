@@ -16,6 +16,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
+from multi.reasons import Reason
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.types import ConnectionId, ConnectionState, Role, StreamId
 from tests.sim.worlds import FAST, SLOW, clear_pair, close_both, data, of_type, opened, quiet, reasons, transfer
@@ -257,7 +258,7 @@ def test_total_loss_beyond_the_timeout_ends_with_a_reason() -> None:
     assert pair.until(lambda: all(end.closed is not None for end in pair.ends), 5.0)
     for end in pair.ends:
         assert end.closed is not None
-        assert end.closed.error == "no connection for 3 s"
+        assert end.closed.reason == "no connection for 3 s"
     error = pair.client.receive_error()
     assert isinstance(error, SessionLost)
     with pytest.raises(SessionLost, match="no connection for 3 s"):
@@ -385,19 +386,19 @@ def test_a_handover_makes_before_it_breaks() -> None:
     pair = opened(FAST, route(1e6, 0.012), client=CLEAR)
     pair.client.write(data(pair, 3_000_000))
     pair.run(0.3)
-    done: list[str] = []
-    paths = pair.client.engine.paths
+    done: list[Reason | None] = []
+    paths = pair.client.session.paths
     assert paths is not None
     copied = pair.client.session.sender.reinjected_bytes
-    pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.client.state_of(0) is None, 1.0)
-    assert done == [""]
+    assert done == [None]
     assert pair.client.session.sender.reinjected_bytes == copied
     # ... and straight back, while the other is still draining.
-    pair.client.engine.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
     pair.client.pump()
-    pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.peer.got() == 3_000_000, 10.0)
     assert done[:2] == ["", "another handover is under way"] or done[1:] == ["", ""] or len(done) == 3
@@ -408,10 +409,10 @@ def test_a_handover_to_a_dead_network_leaves_the_old_connection() -> None:
     pair.cut(1, notice=0.01, down=False)
     pair.refused.add(1)
     pair.run(0.05)
-    done: list[str] = []
-    paths = pair.client.engine.paths
+    done: list[Reason | None] = []
+    paths = pair.client.session.paths
     assert paths is not None
-    pair.client.engine.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
     pair.client.pump()
     pair.run(2.0)
     assert done == ["connection refused"]
@@ -593,7 +594,7 @@ def test_a_graceful_close_delivers_what_is_in_flight() -> None:
     pair.client.close()
     assert pair.until(lambda: pair.client.closed is not None, 5.0)
     assert pair.peer.got() == 1_000_000
-    assert [end.closed.error for end in pair.ends if end.closed is not None] == ["", ""]
+    assert [end.closed.reason.orderly for end in pair.ends if end.closed is not None] == [True, True]
 
 
 def test_both_may_close_at_once_with_data_in_flight_both_ways() -> None:
@@ -621,7 +622,7 @@ def test_a_close_lost_with_its_connection_is_said_again_to_a_peer_that_comes_bac
     assert pair.until(lambda: pair.peer.session.state is SessionState.CLOSING, 1.0)
     pair.cut(0, notice=0.02)
     assert pair.until(lambda: all(end.closed is not None for end in pair.ends), 3.0)
-    assert [end.closed.error for end in pair.ends if end.closed is not None] == ["", ""]
+    assert [end.closed.reason.orderly for end in pair.ends if end.closed is not None] == [True, True]
 
 
 def test_streams_opened_after_a_close_do_not_keep_the_session_open() -> None:
@@ -632,7 +633,7 @@ def test_streams_opened_after_a_close_do_not_keep_the_session_open() -> None:
     with pytest.raises(LocalProtocolError, match="closed the session"):
         pair.client.open_stream()
     assert pair.until(lambda: all(end.closed is not None for end in pair.ends), 5.0)
-    assert [end.closed.error for end in pair.ends if end.closed is not None] == ["", ""]
+    assert [end.closed.reason.orderly for end in pair.ends if end.closed is not None] == [True, True]
 
 
 def test_an_abort_ends_both_sides_at_once() -> None:
@@ -642,7 +643,7 @@ def test_an_abort_ends_both_sides_at_once() -> None:
     pair.client.abort("enough")
     assert pair.until(lambda: pair.server is not None and pair.peer.closed is not None, 1.0)
     assert pair.peer.closed is not None
-    assert pair.peer.closed.error == "the peer ended the session: enough"
+    assert pair.peer.closed.reason == "the peer ended the session: enough"
 
 
 def test_a_close_during_a_total_loss_waits_for_the_network() -> None:
@@ -657,7 +658,7 @@ def test_a_close_during_a_total_loss_waits_for_the_network() -> None:
     pair.client.change_network("if0", True)
     assert pair.until(lambda: pair.client.closed is not None, 5.0)
     assert pair.client.closed is not None
-    assert pair.client.closed.error == ""
+    assert pair.client.closed.reason.orderly
     assert pair.peer.got() == 100_000
 
 

@@ -49,7 +49,7 @@ def close_both(pair: Pair, limit: float = 20.0) -> None:
     for end in pair.ends:
         end.close()
     assert pair.until(lambda: all(end.closed is not None for end in pair.ends), limit)
-    assert [end.closed.error for end in pair.ends if end.closed is not None] == ["", ""]
+    assert [end.closed.reason.orderly for end in pair.ends if end.closed is not None] == [True, True]
 
 
 def quiet(pair: Pair) -> bool:

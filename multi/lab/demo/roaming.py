@@ -30,6 +30,7 @@ from multi.lab.demo.view import View
 from multi.lab.files.progress import in_words
 from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState
 
 __all__ = ["STORY", "Step", "run_roaming_demo", "write_results"]
@@ -222,7 +223,8 @@ async def _stream(session: Session, recorder: Recorder) -> tuple[int, str, str]:
                 length -= len(piece)
         end = await read_message(reader, End)
     except EOFError:
-        raise SessionLost("the server has ended the session before everything was there") from None
+        text = "the server has ended the session before everything was there"
+        raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None
     recorder.finish()
     return recorder.delivered, end.sha256.lower(), sha256.hexdigest()
 

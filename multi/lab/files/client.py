@@ -36,6 +36,7 @@ from multi.lab.files.protocol import (
     read_message,
 )
 from multi.lab.files.tree import NAME_LIMIT, Place, allowed_mode, refused
+from multi.reasons import Cause, Reason
 from multi.types import host_of
 
 __all__ = ["ConnectionShare", "Copied", "OnProgress", "Transfer", "get_file", "partial_of", "put_file"]
@@ -275,4 +276,5 @@ async def _complete(waiting: Coroutine[Any, Any, T]) -> T:
     try:
         return await waiting
     except EOFError as error:
-        raise SessionLost(f"the server has ended the session before everything was copied ({error})") from None
+        text = f"the server has ended the session before everything was copied ({error})"
+        raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None

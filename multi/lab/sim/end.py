@@ -1,6 +1,6 @@
 """One end of a simulated session: it plays the driver and the application.
 
-It performs effects, feeds samples, credit and timers to the engine, reads what can be read, and remembers what was
+It performs effects, feeds samples, credit and timers to the session, reads what can be read, and remembers what was
 written and what arrived. What must hold on the way is checked by `oracles`.
 """
 
@@ -28,9 +28,9 @@ from multi.events import (
 from multi.lab.sim.oracles import Oracles, Unwatched
 from multi.lab.sim.trace import event_comment, event_words
 from multi.lab.sim.wire import Wire, World
-from multi.protocol.engine import Engine
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
+from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
@@ -39,13 +39,13 @@ _OVER = (ConnectionState.LOST, ConnectionState.CLOSED)
 
 
 class End:
-    """An engine with everything a driver and an application would keep."""
+    """A session with everything a driver and an application would keep."""
 
-    def __init__(self, world: World, engine: Engine, name: str, *, watched: bool = True) -> None:
+    def __init__(self, world: World, session: SessionCore, name: str, *, watched: bool = True) -> None:
         self.world = world
         self.other: End | None = None
         """The other end, once it is there."""
-        self.engine = engine
+        self.session = session
         self.name = name
         self.sent: dict[StreamId, bytearray] = {}
         self.received: dict[StreamId, bytearray] = {}
@@ -69,10 +69,6 @@ class End:
         self._credit_at: dict[ConnectionId, float] = {}
 
     @property
-    def session(self) -> SessionCore:
-        return self.engine.session
-
-    @property
     def now(self) -> float:
         return self.world.clock.now
 
@@ -84,39 +80,39 @@ class End:
     # --- the application  ---
 
     def write(self, data: bytes, stream: StreamId = STREAM_ZERO) -> None:
-        self.engine.write(stream, data, now=self.now)
+        self.session.write(stream, data, now=self.now)
         self.sent.setdefault(stream, bytearray()).extend(data)
         self.pump()
 
     def finish(self, stream: StreamId = STREAM_ZERO) -> None:
-        self.engine.finish(stream, now=self.now)
+        self.session.finish(stream, now=self.now)
         self.pump()
 
     def reset(self, stream: StreamId, code: int = 7) -> None:
-        self.engine.reset(stream, code, now=self.now)
+        self.session.reset(stream, code, now=self.now)
         self.pump()
 
     def stop_sending(self, stream: StreamId, code: int = 7) -> None:
-        self.engine.stop_sending(stream, code, now=self.now)
+        self.session.stop_sending(stream, code, now=self.now)
         self.pump()
 
     def open_stream(self, priority: int = 3) -> StreamId | None:
-        stream = self.engine.open_stream(priority, now=self.now)
+        stream = self.session.open_stream(priority, now=self.now)
         if stream is not None:
             self.own_streams.append(stream)
             self.pump()
         return stream
 
     def set_role(self, connection: ConnectionId, role: Role) -> None:
-        self.engine.set_role(connection, role, now=self.now)
+        self.session.set_role(connection, role, now=self.now)
         self.pump()
 
     def set_scheduler(self, policy: Policy) -> None:
-        self.engine.set_scheduler(policy, now=self.now)
+        self.session.set_scheduler(policy, now=self.now)
         self.pump()
 
     def remove_connection(self, connection: ConnectionId) -> None:
-        self.engine.remove_connection(connection, now=self.now)
+        self.session.remove_connection(connection, now=self.now)
         self.pump()
 
     def drain(self, connection: ConnectionId) -> None:
@@ -124,11 +120,11 @@ class End:
         self.pump()
 
     def close(self) -> None:
-        self.engine.close(now=self.now)
+        self.session.close(now=self.now)
         self.pump()
 
     def abort(self, reason: str = "aborted") -> None:
-        self.engine.abort(reason, now=self.now)
+        self.session.abort(Reason(Cause.ABORTED, reason), now=self.now)
         self.pump()
 
     def read_all(self) -> None:
@@ -158,7 +154,7 @@ class End:
     def _read(self, stream: StreamId) -> None:
         if not self.reading or stream in self.paused:
             return
-        data = self.engine.read(stream, -1, now=self.now)
+        data = self.session.read(stream, -1, now=self.now)
         if data:
             if self.first_read_at is None:
                 self.first_read_at = self.now
@@ -173,30 +169,31 @@ class End:
         wire.outgoing(self).on_writable = self.pump
 
     def attempt_failed(self, connection: ConnectionId, reason: str) -> None:
-        self.engine.attempt_failed(connection, reason, now=self.now)
+        self.session.attempt_failed(connection, Reason(Cause.TRANSPORT, reason), now=self.now)
         self.pump()
 
     def connected(self, wire: Wire, facts: ConnectionFacts) -> None:
         """A connection is established, or was accepted."""
         self.attached(wire)
-        self.engine.connection_opened(wire.id, facts, now=self.now)
+        self.session.connection_opened(wire.id, facts, now=self.now)
 
     def take(self, wire: Wire, data: bytes, lane: int) -> None:
         """Bytes have come on a wire."""
         if wire.id not in self.wires:
             return
-        self.engine.receive(wire.id, memoryview(data), lane, now=self.now)
+        self.session.receive(wire.id, memoryview(data), lane, now=self.now)
         self.pump()
 
     def lose(self, wire: Wire, reason: str) -> None:
         """The transport says that a connection has ended; an empty reason means in order."""
         if self.wires.pop(wire.id, None) is not None:
-            self.engine.connection_lost(wire.id, reason, now=self.now)
+            failure = Reason(Cause.TRANSPORT, reason) if reason else None
+            self.session.connection_lost(wire.id, failure, now=self.now)
             wire.release(self, abort=False)
             self.pump()
 
     def change_network(self, interface: str, usable: bool) -> None:
-        self.engine.network_changed(interface, usable, now=self.now)
+        self.session.network_changed(interface, usable, now=self.now)
         self.pump()
 
     # --- the pump  ---
@@ -211,8 +208,8 @@ class End:
             for wire in self.wires.values():
                 credit = wire.outgoing(self).credit()
                 self.oracles.granted(wire, credit)
-                self.engine.set_credit(wire.id, credit, now=self.now)
-            effects = self.engine.effects()
+                self.session.set_credit(wire.id, credit, now=self.now)
+            effects = self.session.effects()
             for effect in effects:
                 self._perform(effect)
             if not effects and not self._again:
@@ -229,7 +226,7 @@ class End:
             self._watch_credit()
 
     def _arm(self) -> None:
-        deadline = self.engine.next_timer()
+        deadline = self.session.next_timer()
         if deadline is not None and deadline != self._timer:
             assert deadline > self.now, f"{self.name}: a timer in the past"
             self.world.clock.at(deadline, lambda: self._fire(deadline))
@@ -241,7 +238,7 @@ class End:
             self.oracles.timer_fired()
             # What the transports know comes first, as in the driver.
             self._take_samples()
-            self.engine.handle_timer(now=self.now)
+            self.session.handle_timer(now=self.now)
             self.pump()
 
     def _sample(self) -> None:
@@ -251,7 +248,7 @@ class End:
 
     def _take_samples(self) -> None:
         for wire in self.wires.values():
-            self.engine.sample(wire.id, wire.outgoing(self).sample(), now=self.now)
+            self.session.sample(wire.id, wire.outgoing(self).sample(), now=self.now)
 
     def _watch_credit(self) -> None:
         """Wake up when a full send buffer is half empty, as a transport's `writable` does."""
@@ -293,11 +290,11 @@ class End:
                 self.opened_at = self.now
             case SessionClosed():
                 self.closed, self.closed_at = effect, self.now
-                self.world.clock.log(self.name, "over", int(bool(effect.error)), comment=effect.error)
+                self.world.clock.log(self.name, "over", int(not effect.reason.orderly), comment=effect.reason)
                 self.world.ended(self)
             case StreamOpened(stream):
                 self.peer_streams.append(stream)
-                self.engine.accept_stream(stream, now=self.now)
+                self.session.accept_stream(stream, now=self.now)
             case AllAttempted():
                 self.all_attempted += 1
             case StreamWritable():

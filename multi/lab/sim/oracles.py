@@ -12,37 +12,37 @@ from multi.events import CloseConnection, ConnectionChanged, Effect, SessionClos
 from multi.lab.sim.wire import Terminal, Wire
 from multi.protocol.segment import SegmentDecoder, SegmentType
 from multi.protocol.session import SessionCore
+from multi.reasons import Cause
 from multi.types import ConnectionId, ConnectionState, StreamId
 
 TIMERS_PER_WINDOW = 400  # firings in TIMER_WINDOW seconds; a scheduler that waits makes 20, a spin more than 1000
 TIMER_WINDOW = 0.1
 CONTROL_ROOM = 64 * 1024  # acknowledgements and control may exceed a full buffer; more would be a leak
 
-EXPECTED_REASONS = (
-    "the peer lost it",
-    "silent, and replaced",
-    "another connection",
-    "aborted",
-    "drained",
-    "no answer",
-    "no connection for",
-    "no progress while draining",
-    "nothing received for",
-    "removed",
-    "reset",
-    "silent for too long",
-    "the client never confirmed",
-    "the address was removed",
-    "the network went away",
-    "the peer closed",
-    "the peer does not speak MULTI (no answer",
-    "the peer ended the session",
-    "the server refused",
-    "the session",
-    "session gone",
-    "refused",
+EXPECTED_CAUSES = frozenset(
+    {
+        Cause.ABORTED,
+        Cause.ADDRESS_GONE,
+        Cause.CLOSED,
+        Cause.DRAINED,
+        Cause.HANDSHAKE_TIMEOUT,
+        Cause.IDLE_TIMEOUT,
+        Cause.NETWORK_GONE,
+        Cause.NEVER_CONFIRMED,
+        Cause.NO_CONNECTION,
+        Cause.NO_PROGRESS,
+        Cause.PEER_ABORTED,
+        Cause.PEER_CLOSED,
+        Cause.PEER_LOST,
+        Cause.REFUSED,
+        Cause.REMOVED,
+        Cause.REPLACED,
+        Cause.RESUME_TIMEOUT,
+        Cause.SESSION_GONE,
+        Cause.TRANSPORT,
+    }
 )
-"""Beginnings of reasons for which a connection may end in a healthy pair. Anything else is a protocol error."""
+"""Why a connection may end in a healthy pair. Anything else is a protocol error."""
 
 
 class Watched(Terminal, Protocol):
@@ -138,7 +138,7 @@ class Oracles:
 
     def connection_changed(self, event: ConnectionChanged) -> None:
         """A healthy pair never breaks the protocol."""
-        if event.state is ConnectionState.LOST and not event.reason.startswith(EXPECTED_REASONS):
+        if event.state is ConnectionState.LOST and event.reason.cause not in EXPECTED_CAUSES:
             self._fail(f"connection {event.connection} was lost: {event.reason}")
 
     # --- what time does  ---

@@ -1,6 +1,6 @@
-"""Two ends in virtual time: a client engine, a server table, routes between them, and what happens to the routes.
+"""Two ends in virtual time: a client, a server table, routes between them, and what happens to the routes.
 
-What the simulator proves holds for the product: the driver pumps the same engine in the same way.
+What the simulator proves holds for the product: the driver pumps the same session in the same way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from multi.lab.sim.wire import Route, Terminal, Wire
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
-from multi.protocol.engine import Engine
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
@@ -79,7 +78,7 @@ class Pair:
             make_scheduler=create_scheduler,
             now=0.0,
         )
-        self.client = End(self, Engine(session, now=0.0), "client", watched=watched)
+        self.client = End(self, session, "client", watched=watched)
         self.candidates = [
             self.candidate(
                 index,
@@ -89,7 +88,7 @@ class Pair:
             )
             for index in range(len(self.routes))
         ]
-        self.client.engine.open(
+        self.client.session.open(
             self.candidates,
             connect=connect,
             mode=mode,
@@ -244,7 +243,7 @@ class Pair:
             make_scheduler=create_scheduler,
             now=self.clock.now,
         )
-        self.server = End(self, Engine(session, now=self.clock.now), "server", watched=self.watched)
+        self.server = End(self, session, "server", watched=self.watched)
         self.server.other, self.client.other = self.client, self.server
         return self.server
 

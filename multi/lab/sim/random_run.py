@@ -26,6 +26,7 @@ from multi.paths.racing import Connect
 from multi.protocol.authenticator import ServerAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
+from multi.reasons import Reason
 from multi.types import STREAM_ZERO, Candidate, Role, StreamId
 
 SCHEDULERS = (
@@ -211,8 +212,8 @@ class RandomRun:
         for end in pair.ends:
             if end.closed is None:
                 raise AssertionError(f"{end.name} did not end: {end.session.state.value}")
-            if in_order and end.closed.error:
-                raise AssertionError(f"{end.name} ended with {end.closed.error!r}")
+            if in_order and not end.closed.reason.orderly:
+                raise AssertionError(f"{end.name} ended with {end.closed.reason!r}")
         pair.run(2.0)
         if any(end.wires for end in pair.ends):
             raise AssertionError("a connection was left open")
@@ -315,8 +316,8 @@ class RandomRun:
 
     def _remove(self) -> None:
         client = self.pair.client
-        assert client.engine.paths is not None
-        if len(client.active) > 1 and len(client.engine.paths.slots) > 1:
+        assert client.session.paths is not None
+        if len(client.active) > 1 and len(client.session.paths.slots) > 1:
             connection = self._random.choice(client.active)
             self._log("client removes", connection)
             client.remove_connection(connection)
@@ -326,7 +327,7 @@ class RandomRun:
         self._log("client adds", index)
         candidate = self.pair.candidate(index, group=f"added {len(self.pair.candidates)}")
         self.pair.candidates.append(candidate)
-        self.pair.client.engine.add_candidates([candidate], now=self.pair.clock.now)
+        self.pair.client.session.add_candidates([candidate], now=self.pair.clock.now)
         self.pair.client.pump()
 
     def _set_role(self) -> None:
@@ -343,14 +344,14 @@ class RandomRun:
 
     def _hand_over(self) -> None:
         client = self.pair.client
-        assert client.engine.paths is not None
-        slot = self._random.choice(client.engine.paths.slots)
+        assert client.session.paths is not None
+        slot = self._random.choice(client.session.paths.slots)
 
-        def handed_over(reason: str) -> None:
-            self._log("handover", int(bool(reason)), comment=reason)
+        def handed_over(failure: Reason | None) -> None:
+            self._log("handover", int(failure is not None), comment=failure or "")
 
         self._log("client hands-over", slot.candidates[0].entry)
-        client.engine.hand_over([slot], handed_over, now=client.now)
+        client.session.hand_over([slot], handed_over, now=client.now)
         client.pump()
 
     def _network_changed(self) -> None:
@@ -365,13 +366,13 @@ class RandomRun:
     def _update(self, there: list[Candidate]) -> None:
         client = self.pair.client
         self._log("networks", *[c.entry for c in there])
-        client.engine.update_candidates(there, reason=lambda entry: "no carrier", expecting=False, now=client.now)
+        client.session.update_candidates(there, reason=lambda entry: "no carrier", expecting=False, now=client.now)
         client.pump()
 
     def _lose_address(self) -> None:
         client, index = self.pair.client, self._route()
         self._log("address", index)
-        client.engine.network_changed(
+        client.session.network_changed(
             f"if{index}", False, address=f"10.0.{index}.2", reason="the address was removed", now=client.now
         )
         client.pump()
@@ -379,19 +380,19 @@ class RandomRun:
     def _sleep(self) -> None:
         client = self.pair.client
         self._log("client sleeps")
-        client.engine.slept(100.0, now=client.now)
+        client.session.slept(100.0, now=client.now)
         client.pump()
 
     def _change_signal(self) -> None:
         client, index, fading = self.pair.client, self._route(), self._random.random() < 0.6
         self._log("signal", index, int(fading))
-        client.engine.signal_changed(f"if{index}", fading, -80.0, now=client.now)
+        client.session.signal_changed(f"if{index}", fading, -80.0, now=client.now)
         client.pump()
 
     def _announce(self) -> None:
         if self.pair.server is not None:
             self._log("server announces")
-            self.pair.server.engine.announce([("192.0.2.1", 7788)], now=self.pair.clock.now)
+            self.pair.server.session.announce([("192.0.2.1", 7788)], now=self.pair.clock.now)
             self.pair.server.pump()
 
     def _forget_tickets(self) -> None:

@@ -79,19 +79,17 @@ def event_words(event: Event) -> tuple[object, ...]:
         case SessionResumed():
             return ("resumed", f"{event.after:.6f}")
         case SessionEnded():
-            return ("ended", int(bool(event.error)))
+            return ("ended", int(not event.reason.orderly))
         case Warned():
             return ("warned",)
 
 
 def event_comment(event: Event) -> str:
     match event:
-        case ConnectionChanged() | AttemptFailed() | HandoverChanged() | NetworkChanged():
+        case ConnectionChanged() | AttemptFailed() | NetworkChanged() | SchedulerChanged() | SessionEnded():
             return event.reason
-        case SchedulerChanged():
-            return event.reason
-        case SessionEnded():
-            return event.error
+        case HandoverChanged():
+            return event.reason or ""
         case Warned():
             return event.message
         case _:

@@ -8,6 +8,7 @@ from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, Handov
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
+from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
 
 ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
@@ -110,10 +111,10 @@ def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
     world = World(candidate(0), candidate(1), candidate(2), connect=Connect.SEQUENTIAL)
     world.paths.established()
     world.paths.connection_changed(ConnectionId(0), ACTIVE, "", world.now)
-    done: list[str] = []
+    done: list[Reason | None] = []
     world.paths.hand_over([world.paths.slots[0]], done.append, world.now)
     world.run(10.0)
-    assert done == [""]
+    assert done == [None]
     assert [c.entry for _, c in world.dials] == [0]
 
 
@@ -126,7 +127,7 @@ def test_an_alternative_that_appears_when_the_others_were_started_is_tried_too()
     world.state(0, ACTIVE)
     world.paths.update([first, fresh, other], world.now)
     world.turn()
-    world.paths.attempt_failed(ConnectionId(1), "refused", world.now)
+    world.paths.attempt_failed(ConnectionId(1), Reason(Cause.TRANSPORT, "refused"), world.now)
     world.run(0.5)
     assert fresh in [c for _, c in world.dials]
 
@@ -192,7 +193,7 @@ def test_a_handover_that_is_cancelled_has_an_end() -> None:
     world = World(candidate(0), candidate(1))
     world.state(0, ACTIVE)
     world.turn()
-    done: list[str] = []
+    done: list[Reason | None] = []
     world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
     world.paths.cancel_handover()
     world.turn()

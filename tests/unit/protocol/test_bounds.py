@@ -83,7 +83,7 @@ def test_a_peer_that_answers_close_with_nothing_but_questions_does_not_keep_the_
         bad.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(token))))
         ends.advance(0.5)
     assert ends.server.closed is not None
-    assert ends.server.closed.error == ""
+    assert ends.server.closed.reason.orderly
 
 
 @pytest.mark.parametrize("side", ["client", "server"])

@@ -655,7 +655,7 @@ def test_without_a_connection_refusals_end_the_session_sooner_when_the_server_is
         ends.pump()
         assert (ends.client.closed is not None) == (count == needed)
     assert ends.client.closed is not None
-    assert "session gone" in ends.client.closed.error
+    assert "session gone" in ends.client.closed.reason
 
 
 # --- repeated HELLO  ---

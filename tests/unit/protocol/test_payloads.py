@@ -371,11 +371,11 @@ def test_a_key_name_longer_than_64_bytes_is_refused() -> None:
 
 
 def test_a_refusal_says_in_words_what_the_matter_is() -> None:
-    assert "refused" in str(Refuse(1))
-    assert "(1, 7)" in str(Refuse(2, (1, 7)))
-    assert "protect" in str(Refuse(3))
-    assert "limit" in str(Refuse(4))
-    assert "99" in str(Refuse(99))
+    assert "refused" in Refuse(1).reason
+    assert "(1, 7)" in Refuse(2, (1, 7)).reason
+    assert "protect" in Refuse(3).reason
+    assert "limit" in Refuse(4).reason
+    assert "99" in Refuse(99).reason
 
 
 @pytest.mark.parametrize("address", [("server", 7788), ("192.0.2.1", 0), ("192.0.2.1", 65536), ("", 7788)])

@@ -16,6 +16,7 @@ from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
+from multi.reasons import Cause, Reason
 from multi.schedulers import create_scheduler
 from multi.types import ConnectionFacts, ConnectionId, SessionId, Side, StreamId
 
@@ -164,7 +165,7 @@ class Ends:
         line.down.clear()
         for node in (line.client, line.server):
             if node is not None:
-                node.session.connection_lost(line.id, "reset", now=self.now)
+                node.session.connection_lost(line.id, Reason(Cause.TRANSPORT, "reset"), now=self.now)
         self.pump()
 
     # --- time and movement  ---
