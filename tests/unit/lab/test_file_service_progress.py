@@ -10,6 +10,7 @@ from rich.console import Console
 from multi.events import ConnectionChanged, Event, SessionDetached, SessionResumed, Warned
 from multi.lab.files.client import ConnectionShare, Copied
 from multi.lab.files.progress import LiveView, Meter, Total, in_words, size_in_words, summary
+from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, ConnectionState
 
 
@@ -42,7 +43,7 @@ def test_events_are_told_in_words_and_states_before_are_remembered() -> None:
     seen: dict[ConnectionId, ConnectionState] = {}
 
     def change(state: ConnectionState, reason: str = "") -> str:
-        return in_words(ConnectionChanged(ConnectionId(1), state, reason, facts), seen)
+        return in_words(ConnectionChanged(ConnectionId(1), state, Reason(Cause.NO_PROGRESS, reason), facts), seen)
 
     assert change(ConnectionState.AUTHENTICATING) == ""
     assert change(ConnectionState.ACTIVE) == "connection 1 (tcp over wlan0) is open"

@@ -11,6 +11,7 @@ from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
 
+REASON = Reason(Cause.CONNECTED, "whatever")
 ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
 SETUP = 0.02  # seconds
 
@@ -89,7 +90,7 @@ class World:
     def state(self, connection: int, state: ConnectionState) -> None:
         if state is ACTIVE:
             self.paths.established()
-        self.paths.connection_changed(ConnectionId(connection), state, "", self.now)
+        self.paths.connection_changed(ConnectionId(connection), state, REASON, self.now)
         self.paths.retry_unfilled(self.now)
         self.collect()
 
@@ -110,7 +111,7 @@ def candidate(entry: int, address: str = "192.0.2.1", group: str = "") -> Candid
 def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
     world = World(candidate(0), candidate(1), candidate(2), connect=Connect.SEQUENTIAL)
     world.paths.established()
-    world.paths.connection_changed(ConnectionId(0), ACTIVE, "", world.now)
+    world.paths.connection_changed(ConnectionId(0), ACTIVE, REASON, world.now)
     done: list[Reason | None] = []
     world.paths.hand_over([world.paths.slots[0]], done.append, world.now)
     world.run(10.0)

@@ -302,7 +302,7 @@ def test_an_acknowledgement_may_not_cost_more_than_it_says() -> None:
         ends.server.session.set_role(line.id, Role.ACTIVE, now=0.0)
         ends.pump()
     tracemalloc.start()
-    outbox.acknowledge(0, ((1, 6000),), ends.server.session.connections)
+    outbox.acknowledge(0, ((1, 6000),))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert outbox.empty

@@ -8,7 +8,8 @@ import pytest
 
 from multi.errors import LocalProtocolError
 from multi.protocol.payloads import Policy
-from multi.protocol.session import SchedulerMaker, SessionCore
+from multi.protocol.scheduling import SchedulerMaker
+from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.schedulers import create_scheduler, register_scheduler
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
