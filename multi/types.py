@@ -30,9 +30,8 @@ class Role(IntEnum):
 
 
 class ConnectionState(Enum):
-    """Lifecycle of a connection; `multi.protocol.state` holds the legal transitions."""
+    """Lifecycle of a connection; `multi.protocol.state` has its phases and steps."""
 
-    CONNECTING = "connecting"
     AUTHENTICATING = "authenticating"
     ACTIVE = "active"
     SUSPECT = "suspect"

@@ -39,6 +39,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.settings import SessionSettings
+from multi.protocol.state import Step
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, SessionId
 
@@ -49,8 +50,8 @@ MAX_HELLO_PATIENCE = 1.0
 class Outcome(Protocol):
     """The session, as far as the outcome of handshakes concerns it."""
 
-    def may_send(self, connection: Connection) -> None:
-        """Data may be written on `connection` from now on, authenticated or not."""
+    def may_send(self, connection: Connection, *, receives: bool = False) -> None:
+        """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
 
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself on `connection`."""
@@ -447,8 +448,7 @@ class ServerAuthenticator(Authenticator):
             self.outcome.peer_known(hello.window, hello.max_streams, hello.policy)
         # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
         if not repeat and (not psk or proved_by_binder):
-            connection.receiving = not hello.terms.sealed
-            self.outcome.may_send(connection)
+            self.outcome.may_send(connection, receives=not hello.terms.sealed)
 
     def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
         pair = KeyPair(self.session.entropy(32))
@@ -476,7 +476,8 @@ class ServerAuthenticator(Authenticator):
         if join.ticket:
             if self._admit(connection, join, cipher, now):
                 return
-            connection.discarding = join.terms.sealed  # until PROVE: it is sealed with keys we do not have
+            if join.terms.sealed:
+                connection.advance(Step.IGNORE_EARLY)
         challenge = Challenge(self._take_number(), self.session.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
@@ -538,7 +539,7 @@ class ServerAuthenticator(Authenticator):
 
     @staticmethod
     def _apply(connection: Connection, terms: ConnectionTerms) -> None:
-        if not connection.role_unsaid:
+        if not connection.role_pending:
             connection.role = terms.role
         connection.weight = terms.weight
         connection.set_max_rate(terms.max_rate)

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from math import inf
 
 from multi.events import ConnectionChanged
+from multi.protocol.payloads import DrainStep
 from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
-from multi.protocol.state import check_connection
+from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
+from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId, TransportSample
 
 SLOW_SEGMENT = 16 * 1024  # bytes, below 200 Mbit/s; one write may exceed TCP_NOTSENT_LOWAT by its size, and waits there
 FAST_SEGMENT = 64 * 1024
@@ -27,8 +28,6 @@ BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 
 CONNECTED = Reason(Cause.CONNECTED, "connected")
-
-_DELIVERING = (ConnectionState.ACTIVE, ConnectionState.DRAINING, ConnectionState.AUTHENTICATING)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -49,6 +48,7 @@ class Connection:
         "_tokens_at",
         "ack_keepalive_due",
         "ack_wanted",
+        "alive",
         "allowance",
         "answered",
         "ask_after",
@@ -62,10 +62,8 @@ class Connection:
         "created_at",
         "credit",
         "data_lane",
-        "discarding",
-        "drain_asked",
-        "drain_received",
-        "drain_sent",
+        "delivers",
+        "drain_pending",
         "early_data_moved",
         "facts",
         "has_samples",
@@ -77,26 +75,27 @@ class Connection:
         "interface",
         "lanes",
         "max_rate",
-        "may_send",
         "min_rtt",
         "not_sent",
         "number",
         "output",
         "payload_received",
         "peer_suspect_at",
+        "phase",
         "ping_sent_at",
         "ping_token",
         "progress_at",
         "rate",
         "reason",
-        "receiving",
+        "receives",
         "reinjected",
         "role",
+        "role_pending",
         "role_sequence",
-        "role_unsaid",
         "rtt",
         "rtt_variation",
         "sampled_acked",
+        "sends",
         "sent_at",
         "session_progress_at",
         "state",
@@ -120,20 +119,12 @@ class Connection:
         self.max_rate = facts.max_rate
         self.lanes = facts.lanes
         self.data_lane = 1 if facts.lanes > 1 else 0
-        self.state = ConnectionState.AUTHENTICATING
+        self._enter(Phase.HANDSHAKE)
         self.reason = CONNECTED
         self.number = -1
         """Number the server gave it; enters keys and control segments. -1 = not yet."""
-        self.authenticated = False
-        """The peer has proved itself on this connection."""
-        self.may_send = False
-        """Data and acknowledgements may be written (early data included)."""
         self.answered = False
         """The peer has sent what only a MULTI server sends."""
-        self.receiving = False
-        """Segments other than the handshake are taken; until then they are held."""
-        self.discarding = False
-        """What comes before the proof is of no use; it is not even held."""
         self.held_size = 0
         self.held: list[tuple[int, bytes]] = []
         """(lane, bytes) that came before the handshake was far enough."""
@@ -157,13 +148,11 @@ class Connection:
         """Streams it brought bytes of since the last ACK that went back on it."""
         self.early_data_moved = False
         """It did not authenticate in time: all that was sent on it so far has been queued for rescue."""
-        self.drain_asked = False
-        """The peer has asked for a drain before it had proved itself here."""
-        self.drain_sent = self.drain_received = False
-        """That side has said that nothing of its own is outstanding any more."""
+        self.drain_pending: DrainStep | None = None
+        """How far the peer has drained it, said before it had proved itself here."""
         self.role_sequence = -1
         """Number of the newest ROLE taken."""
-        self.role_unsaid = False
+        self.role_pending = False
         """This side has set the role before the peer had proved itself here."""
         self.carried_control: set[int] = set()
 
@@ -245,22 +234,23 @@ class Connection:
 
     # --- state  ---
 
-    def move(self, state: ConnectionState, reason: Reason) -> None:
-        self.state = check_connection(self.state, state)
+    def step(self, step: Step, reason: Reason) -> None:
+        """Enter the next phase, for `reason`."""
+        self._enter(next_phase(self.phase, step))
         self.reason = reason
+
+    def advance(self, step: Step) -> None:
+        """Enter the next phase, of which nobody need be told."""
+        self._enter(next_phase(self.phase, step))
+
+    def _enter(self, phase: Phase) -> None:
+        self.phase = phase
+        # Looked at for every segment: attributes, though the phase says it all.
+        self.state, self.sends, self.receives, self.authenticated, self.delivers, self.alive = TRAITS[phase]
 
     def changed(self) -> ConnectionChanged:
         """The event that tells of its state."""
         return ConnectionChanged(self.id, self.state, self.reason, self.facts)
-
-    @property
-    def alive(self) -> bool:
-        return self.state not in (ConnectionState.LOST, ConnectionState.CLOSED)
-
-    @property
-    def may_deliver(self) -> bool:
-        """Bytes sent on it can be expected to arrive."""
-        return self.state in _DELIVERING
 
     # --- sending  ---
 

@@ -15,7 +15,7 @@ from multi.protocol.authenticator import Authenticator
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.handshake import decode_tickets
-from multi.protocol.liveness import DRAINED_BY_PEER, HEARD, Liveness
+from multi.protocol.liveness import HEARD, Liveness
 from multi.protocol.output import Output
 from multi.protocol.payloads import (
     Close,
@@ -36,7 +36,7 @@ from multi.protocol.receiver import Receiver
 from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT
-from multi.protocol.state import Lifecycle
+from multi.protocol.state import Lifecycle, Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState, SessionId, Side
@@ -95,15 +95,15 @@ class Incoming:
 
     def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
         """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection."""
-        if lane and not connection.receiving:
+        if lane and not connection.receives:
             self._hold(connection, lane, bytes(data))
             return
         decoder = connection.decoder(lane)
-        decoder.streaming = connection.receiving and not connection.opens
+        decoder.streaming = connection.receives and not connection.opens
         self._feed(connection, decoder, data, lane, now)
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
-        if not connection.discarding:
+        if connection.phase is not Phase.DISCARDING:
             connection.held.append((lane, data))
         connection.held_size += len(data) + HELD_OVERHEAD
         if connection.held_size > HELD_LIMIT:
@@ -122,7 +122,7 @@ class Incoming:
         for segment in decoder.feed(data):
             if not connection.alive:
                 return
-            if segment.type == SegmentType.DATA and connection.receiving:
+            if segment.type == SegmentType.DATA and connection.receives:
                 self._data(connection, segment, lane, now)
             else:
                 self._output.needs_flush = True
@@ -167,10 +167,10 @@ class Incoming:
             if lane:
                 raise RemoteProtocolError("a handshake segment outside lane 0")
             self._auth.handle(connection, segment, now)
-            if connection.receiving and connection.held:
+            if connection.receives and connection.held:
                 self.release_held(connection, now)
             return
-        if not connection.receiving:
+        if not connection.receives:
             if self._side is Side.CLIENT:
                 raise RemoteProtocolError("a segment before the handshake was done")
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
@@ -264,11 +264,10 @@ class Incoming:
         elif step is DrainStep.SILENT:
             connection.peer_suspect_at = now  # unless it came over this very connection: that is progress
         else:
-            connection.drain_received = connection.drain_received or step is DrainStep.DRAINED
-            if not connection.authenticated:
-                connection.drain_asked = True  # it overtook the proof on another connection
-            elif connection.state is not ConnectionState.DRAINING:
-                self._liveness.start_draining(connection, DRAINED_BY_PEER)
+            if not connection.authenticated:  # it overtook the proof on another connection
+                connection.drain_pending = max(step, connection.drain_pending or step)
+            else:
+                self._liveness.peer_drains(connection, step)
 
     def _numbered(self, number: int) -> Connection | None:
         return next((c for c in self._connections.values() if c.alive and c.number == number), None)

@@ -18,7 +18,7 @@ from multi.protocol.receiver import Receiver
 from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
-from multi.protocol.state import Lifecycle
+from multi.protocol.state import Lifecycle, Phase, Step
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionId, ConnectionState, Side
 
@@ -157,20 +157,20 @@ class Liveness:
 
         `tell`: what the peer is told, if anything is left to tell it on; it would find out later, by silence.
         """
-        connection.move(ConnectionState.SUSPECT, reason)
+        connection.step(Step.SILENT, reason)
         connection.suspect_since = now
         connection.ask_after = ASK_SUSPECT
         self._outbox.lose(connection)
         self._sender.lose(connection)
         self._receiver.everything_dirty()
         self._output.notify(connection.changed())
-        if tell is not None and any(c.may_deliver for c in self._outgoing.usable_for_control()):
+        if tell is not None and any(c.delivers for c in self._outgoing.usable_for_control()):
             self.say(connection, tell)
 
     def recovered(self, connection: Connection, reason: Reason) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""
         if connection.state is ConnectionState.SUSPECT:
-            connection.move(ConnectionState.ACTIVE, reason)
+            connection.step(Step.HEARD, reason)
             self._sender.recover(connection)
             self._output.notify(connection.changed())
             self.relieve_suspects()
@@ -197,8 +197,15 @@ class Liveness:
         """One side has asked for the drain."""
         if connection.state is ConnectionState.SUSPECT:
             self._sender.lose(connection)
-        connection.move(ConnectionState.DRAINING, reason)
+        connection.step(Step.DRAIN, reason)
         self._output.notify(connection.changed())
+
+    def peer_drains(self, connection: Connection, step: DrainStep) -> None:
+        """The peer wants it no more, or is done with it."""
+        if connection.state is not ConnectionState.DRAINING:
+            self.start_draining(connection, DRAINED_BY_PEER)
+        if step is DrainStep.DRAINED and connection.phase in (Phase.DRAINING, Phase.DRAINED_HERE):
+            connection.advance(Step.DRAINED_THERE)
 
     def finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
@@ -208,10 +215,10 @@ class Liveness:
         for connection in self._connections.values():
             if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
                 continue  # never break before make: with nothing else left it goes on carrying
-            if not connection.drain_sent:
-                connection.drain_sent = True
+            if connection.phase in (Phase.DRAINING, Phase.DRAINED_THERE):
+                connection.advance(Step.DRAINED_HERE)
                 self.say(connection, DrainStep.DRAINED)
-            elif connection.drain_received and not connection.carried_control and self._side is Side.CLIENT:
+            elif connection.phase is Phase.DRAINED and not connection.carried_control and self._side is Side.CLIENT:
                 self._session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
 
     # --- questions  ---

@@ -36,19 +36,19 @@ class Outgoing:
 
         When neither is there, a connection that drains is still better than none, and a suspect one better than that.
         """
-        sending = [c for c in self._connections.values() if c.may_send]
+        sending = [c for c in self._connections.values() if c.sends]
         ready = [c for c in sending if c.state is ConnectionState.ACTIVE] or [
             c for c in sending if c.state is ConnectionState.AUTHENTICATING
         ]
         active = [c for c in ready if c.role is Role.ACTIVE]
         if active or ready:
             return active or ready
-        left = [c for c in self._connections.values() if c.may_send and c.alive]
+        left = [c for c in self._connections.values() if c.sends and c.alive]
         return [c for c in left if c.state is ConnectionState.DRAINING] or left
 
     def usable_for_control(self) -> list[Connection]:
         """Connections for acknowledgements and control now, whatever their role: the best there are."""
-        ready = [c for c in self._connections.values() if c.may_send and c.authenticated and c.alive]
+        ready = [c for c in self._connections.values() if c.sends and c.authenticated and c.alive]
         return (
             [c for c in ready if c.state is ConnectionState.ACTIVE]
             or [c for c in ready if c.state is ConnectionState.DRAINING]
@@ -64,7 +64,7 @@ class Outgoing:
         """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
         receiver = self._receiver
         due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
-        wanted = [c for c in self._connections.values() if c.ack_wanted and c.alive and c.may_send]
+        wanted = [c for c in self._connections.values() if c.ack_wanted and c.alive and c.sends]
         if not due and not wanted:
             return
         ready = self.usable_for_control()

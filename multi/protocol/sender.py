@@ -154,7 +154,7 @@ class Sender:
         for stream in self.streams.values():
             for item in stream.outstanding():
                 if connection.id in item.carriers and not any(
-                    c != connection.id and c in connections and connections[c].may_deliver for c in item.carriers
+                    c != connection.id and c in connections and connections[c].delivers for c in item.carriers
                 ):
                     stream.lose(item)
 

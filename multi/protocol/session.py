@@ -39,7 +39,7 @@ from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.dispatch import Incoming
 from multi.protocol.handshake import REFUSED, Refuse
-from multi.protocol.liveness import DRAINED, DRAINED_BY_PEER, DRAINED_HERE, PROGRESSED, Liveness
+from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.outgoing import Outgoing
 from multi.protocol.output import Output
 from multi.protocol.payloads import (
@@ -60,7 +60,7 @@ from multi.protocol.segment import (
 )
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
-from multi.protocol.state import Lifecycle, SessionState
+from multi.protocol.state import Lifecycle, SessionState, Step
 from multi.protocol.streams import Streams
 from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers.base import Scheduler
@@ -526,11 +526,11 @@ class SessionCore:
         if found.authenticated:
             self._say_role(found)
         else:
-            found.role_unsaid = True
+            found.role_pending = True
         self._output.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
 
     def _say_role(self, connection: Connection) -> None:
-        connection.role_unsaid = False
+        connection.role_pending = False
         self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
 
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
@@ -761,8 +761,11 @@ class SessionCore:
 
     # === for its parts  ===
 
-    def may_send(self, connection: Connection) -> None:
-        connection.may_send = True
+    def may_send(self, connection: Connection, *, receives: bool = False) -> None:
+        connection.advance(Step.MAY_EXCHANGE if receives else Step.MAY_SEND)
+        self._may_send(connection)
+
+    def _may_send(self, connection: Connection) -> None:
         # What overtakes the proof, or comes on a repeated HELLO, is held by the peer, which holds only so much.
         connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
         if not self._opened:
@@ -778,23 +781,22 @@ class SessionCore:
 
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself: the connection becomes ACTIVE."""
-        connection.authenticated = connection.receiving = True
-        connection.move(ConnectionState.ACTIVE, AUTHENTICATED)
+        connection.step(Step.PROVED, AUTHENTICATED)
         connection.heard(self._now)
         self._output.notify(connection.changed())
-        self.may_send(connection)
+        self._may_send(connection)
         if not self.confirmed:
             self.lifecycle.confirmed = True
             self.lifecycle.move(SessionState.OPEN)
             self._output.notify(SessionConfirmed())
         self._attached()
-        if connection.role_unsaid:
+        if connection.role_pending:
             self._say_role(connection)
         self._liveness.relieve_suspects()
         if self.lifecycle.lingering_since is not None:
             self._say_close([connection])  # the peer came back because it has not heard it
-        if connection.drain_asked:
-            self._liveness.start_draining(connection, DRAINED_BY_PEER)
+        if connection.drain_pending is not None:
+            self._liveness.peer_drains(connection, connection.drain_pending)
         self.receiver.everything_dirty()
         connection.ack_wanted = True
         if self.side is Side.SERVER:
@@ -853,8 +855,7 @@ class SessionCore:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
         if state is ConnectionState.LOST and connection.authenticated and connection.id != self._peer_lost:
             self._liveness.say(connection, DrainStep.LOST)
-        connection.move(state, reason)
-        connection.may_send = False
+        connection.step(Step.CLOSE if state is ConnectionState.CLOSED else Step.LOSE, reason)
         self.outbox.lose(connection)
         self.sender.lose(connection)
         self.sender.detach(connection)
@@ -907,7 +908,7 @@ class SessionCore:
             return
         if not self.streams.all_sent_acknowledged or not self.outbox.settled:
             return
-        if not any(c.may_deliver for c in self._carrying()):
+        if not any(c.delivers for c in self._carrying()):
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
         self._say_close(self._carrying())
         if self._peer_closing:
@@ -946,7 +947,7 @@ class SessionCore:
 
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""
-        return connection.may_send and (connection.authenticated or self.side is Side.SERVER)
+        return connection.sends and (connection.authenticated or self.side is Side.SERVER)
 
     def _end(self, reason: Reason) -> None:
         """The session is over. SessionClosed is its last effect."""
@@ -959,7 +960,7 @@ class SessionCore:
             # Where nobody is known to listen there is no goodbye to wait for.
             silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
             self._output.emit(CloseConnection(connection.id, silent, reason))
-            connection.move(ConnectionState.CLOSED, reason)
+            connection.step(Step.CLOSE, reason)
             self._output.notify(connection.changed())
         self.streams.session_ended(None if reason.orderly else SessionLost(reason))
         for stream in list(self.receiver.streams):

@@ -290,7 +290,7 @@ def _change_in_words(name: str, before: ConnectionState | None, state: Connectio
             return f"{name} is handed over{because}"
         case ConnectionState.LOST:
             return f"{name} was lost{because}"
-        case ConnectionState.CLOSED | ConnectionState.CONNECTING | ConnectionState.AUTHENTICATING:
+        case ConnectionState.CLOSED | ConnectionState.AUTHENTICATING:
             return ""
 
 

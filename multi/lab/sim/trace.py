@@ -36,7 +36,6 @@ COMMENT = " # "
 DIGEST_LENGTH = 16  # hexadecimal digits
 
 STATE_WORDS = {
-    ConnectionState.CONNECTING: "connecting",
     ConnectionState.AUTHENTICATING: "authenticating",
     ConnectionState.ACTIVE: "active",
     ConnectionState.SUSPECT: "suspect",
