@@ -16,6 +16,7 @@ from multi.protocol.connection import (
 )
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import SegmentType
+from multi.protocol.state import Step
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
 
@@ -243,22 +244,22 @@ def test_being_heard_starts_the_silence_anew() -> None:
 # --- states and keys  ---
 
 
-def test_a_connection_that_has_ended_stays_ended() -> None:
+def test_a_connection_that_has_ended_stays_ended_and_says_why() -> None:
     made = connection()
-    made.move(ConnectionState.LOST, LATER)
+    made.step(Step.LOSE, LATER)
     assert not made.alive
-    assert made.reason is LATER
-    with pytest.raises(LocalProtocolError, match="lost to active"):
-        made.move(ConnectionState.ACTIVE, LATER)
+    assert (made.state, made.reason) == (ConnectionState.LOST, LATER)
+    with pytest.raises(LocalProtocolError):
+        made.step(Step.PROVED, LATER)
 
 
 def test_bytes_given_to_a_suspect_connection_are_not_expected_to_arrive() -> None:
     made = connection()
-    made.move(ConnectionState.ACTIVE, LATER)
-    assert made.may_deliver
-    made.move(ConnectionState.SUSPECT, LATER)
+    made.step(Step.PROVED, LATER)
+    assert made.delivers
+    made.step(Step.SILENT, LATER)
     assert made.alive
-    assert not made.may_deliver
+    assert not made.delivers
 
 
 @pytest.mark.parametrize("payload", [b"", b"a payload"])

@@ -13,6 +13,7 @@ from multi.protocol.payloads import StreamAck
 from multi.protocol.segment import SegmentDecoder
 from multi.protocol.send_stream import SendStream
 from multi.protocol.sender import HOLD_CHECK, MAX_COPIES, REINJECT_ALLOWANCE, REINJECT_BUDGET, Sender
+from multi.protocol.state import Step
 from multi.reasons import Cause, Reason
 from multi.schedulers import create_scheduler
 from multi.schedulers.base import WAIT, ConnectionView, Scheduler, SendRequest
@@ -67,11 +68,10 @@ class Bench:
         self.failures.append(error)
         self.sender.scheduler = create_scheduler("lowest_latency", {})
 
-    def connect(self, rate: float, rtt: float) -> Connection:
+    def connect(self, rate: float, rtt: float, *, proved: bool = True) -> Connection:
         made = Connection(ConnectionId(len(self.connections)), SessionId(bytes(16)), ConnectionFacts("tcp"), self.now)
         self.connections[made.id] = made
-        made.move(ConnectionState.ACTIVE, AS_IT_COMES)
-        made.authenticated = True
+        made.step(Step.PROVED if proved else Step.MAY_SEND, AS_IT_COMES)
         made.take_sample(TransportSample(rtt=rtt, rtt_variation=rtt / 10, min_rtt=rtt, rate=rate), self.now)
         self.credit(made.id, PLENTY)
         return made
@@ -89,9 +89,9 @@ class Bench:
     def write(self, size: int, stream: int = 0) -> None:
         self.sender.streams[StreamId(stream)].write(bytes(size))
 
-    def fill(self) -> dict[int, list[Sent]]:
+    def fill(self, *, also_unproved: bool = False) -> dict[int, list[Sent]]:
         """Let the sender send; return what each connection was given, in order."""
-        usable = [c for c in self.connections.values() if c.state is ConnectionState.ACTIVE]
+        usable = [c for c in self.connections.values() if c.state is ConnectionState.ACTIVE or also_unproved]
         self.sender.fill(usable, self.now)
         given: dict[int, list[Sent]] = {}
         for connection in self.connections.values():
@@ -106,12 +106,12 @@ class Bench:
 
     def suspect(self, connection: int) -> None:
         found = self.connections[ConnectionId(connection)]
-        found.move(ConnectionState.SUSPECT, AS_IT_COMES)
+        found.step(Step.SILENT, AS_IT_COMES)
         self.sender.lose(found)
 
     def lose(self, connection: int) -> None:
         found = self.connections[ConnectionId(connection)]
-        found.move(ConnectionState.LOST, AS_IT_COMES)
+        found.step(Step.LOSE, AS_IT_COMES)
         self.sender.lose(found)
         self.sender.detach(found)
 
@@ -333,7 +333,7 @@ def test_a_connection_that_recovers_in_time_spares_the_copies() -> None:
     bench.write(10_000)
     bench.fill()
     bench.suspect(0)
-    bench.connections[ConnectionId(0)].move(ConnectionState.ACTIVE, AS_IT_COMES)
+    bench.connections[ConnectionId(0)].step(Step.HEARD, AS_IT_COMES)
     bench.sender.recover(bench.connections[ConnectionId(0)])
     bench.connect(MBYTE, 0.05)
     assert bench.fill() == {}
@@ -412,9 +412,11 @@ def test_bytes_that_have_only_just_left_are_not_copied() -> None:
 
 
 def test_a_connection_whose_peer_has_not_proved_itself_gets_no_copies() -> None:
-    bench = late()
-    bench.connections[ConnectionId(1)].authenticated = False
-    assert bench.fill() == {}
+    bench = late(copies=0)
+    bench.connect(10 * MBYTE, 0.010, proved=False)
+    assert bench.fill(also_unproved=True) == {}
+    bench.connections[ConnectionId(1)].step(Step.PROVED, AS_IT_COMES)
+    assert covered(bench.fill()[1]) == 40_000
 
 
 def test_nothing_is_copied_to_a_connection_that_would_deliver_no_earlier() -> None:
