@@ -50,7 +50,7 @@ demo: $(STAMP)  ## run the roaming demo
 
 # One part alone: make bench ARGS="hardening --quick" (loopback, opening, hardening, memory, scale, links, quic, grid)
 bench: $(STAMP)  ## measure against other parties and write a report
-	$(BIN)/python benchmarks/run.py $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; goes on where it was interrupted
 	$(BIN)/python -m benchmarks.roaming $(ARGS)

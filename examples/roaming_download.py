@@ -1,32 +1,43 @@
 """Downloads a file while networks come and go, and says what happens. A line on standard input hands over to it.
 
-Run `multi serve SERVER.json --dir DIR`, then: python examples/roaming_download.py CLIENT.json NAME [FILE]
-While it runs, type a kind (wifi), an interface (wlan0) or an address the session is bound to, and press Enter.
+`python examples/roaming_download.py SERVER.json FILE` serves the file, `... CLIENT.json FILE` gets it. While it runs,
+type a kind (wifi), an interface (wlan0) or an address the session is bound to, and press Enter.
 """
 
 import asyncio
+import hashlib
 import sys
-from pathlib import Path
+from typing import BinaryIO
 
 import multi
-from multi.lab.files.client import get_file
+
+BLOCK = 1 << 18  # bytes
+
+
+async def serve(config: multi.Config, file: BinaryIO) -> None:
+    content = file.read()
+
+    async def send(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        for start in range(0, len(content), BLOCK):
+            writer.write(content[start : start + BLOCK])
+            await writer.drain()
+        writer.close()
+
+    async with await multi.start_server(send, config) as server:
+        print(f"serving {file.name} on port {server.port}", flush=True)
+        await server.serve_forever()
 
 
 async def tell(session: multi.Session) -> None:
     """Say what happens to the session, as it happens."""
     async for event in session.events():
-        if isinstance(event, multi.ConnectionChanged):
-            over = event.facts.interface or event.facts.local
-            because = f" ({event.reason})" if event.reason else ""
-            print(f"connection {event.connection} over {over} is {event.state.value}{because}", flush=True)
-        else:
-            print(event, flush=True)
+        print(event, flush=True)
 
 
 async def obey(session: multi.Session) -> None:
     """Hand over to what a person types: the new connection first, then the old ones are drained."""
-    loop = asyncio.get_running_loop()
     lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while line := await lines.readline():
         try:
@@ -35,20 +46,23 @@ async def obey(session: multi.Session) -> None:
             print(f"no handover: {error}", flush=True)
 
 
-async def main(config: str, name: str, target: Path) -> None:
+async def download(config: multi.Config, file: BinaryIO) -> None:
+    digest = hashlib.sha256()
     async with multi.connect(config) as session:
         helpers = [asyncio.create_task(tell(session)), asyncio.create_task(obey(session))]
-        try:
-            copied = await get_file(session, name, target)
-        finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-    print(f"{copied.size} bytes in {copied.seconds:.1f} s, SHA-256 {copied.sha256}")
-    for connection in copied.connections:
-        print(f"connection {connection.id} over {connection.over} carried {connection.bytes} bytes")
+        while block := await session.reader.read(BLOCK):
+            digest.update(block)
+            await asyncio.to_thread(file.write, block)
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+        for connection in session.connections:
+            print(f"connection {connection.id} carried {connection.payload_received} bytes")
+    print(f"SHA-256 {digest.hexdigest()}")
 
 
 if __name__ == "__main__":
-    config, name, *rest = sys.argv[1:]
-    asyncio.run(main(config, name, Path(rest[0] if rest else name)))
+    config = multi.load_config(sys.argv[1])
+    action, mode = (serve, "rb") if config.is_server else (download, "wb")
+    with open(sys.argv[2], mode) as file:
+        asyncio.run(action(config, file))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from multi.reasons import Reason
+from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 Buffer = bytes | bytearray | memoryview
 
 
-# --- events  ---
+# --- events: `str(event)` is a sentence for people, which may hold words of the peer  ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,13 @@ class ConnectionChanged:
     reason: Reason
     facts: ConnectionFacts
 
+    def __str__(self) -> str:
+        facts = self.facts
+        name = f"connection {self.connection} ({facts.transport} over {facts.interface or facts.local or 'any'})"
+        if self.state is ConnectionState.ACTIVE:
+            return f"{name} is back" if self.reason.cause is Cause.RECOVERED else f"{name} is open"
+        return f"{name} {_STATES.get(self.state, f'is {self.state.value}')}{_because(self.reason)}"
+
 
 @dataclass(frozen=True, slots=True)
 class RoleChanged:
@@ -35,6 +42,9 @@ class RoleChanged:
     role: Role
     by_peer: bool
     reason: str = ""
+
+    def __str__(self) -> str:
+        return f"connection {self.connection} is {'a backup' if self.role is Role.BACKUP else 'active'} now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,9 @@ class SchedulerChanged:
     by_peer: bool
     reason: str = ""
 
+    def __str__(self) -> str:
+        return f"the scheduler is {self.scheduler}{_because(self.reason)}"
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptFailed:
@@ -52,6 +65,9 @@ class AttemptFailed:
 
     candidate: Candidate
     reason: Reason
+
+    def __str__(self) -> str:
+        return f"{self.candidate} failed: {self.reason}"
 
 
 class HandoverState(Enum):
@@ -68,6 +84,9 @@ class HandoverChanged:
     to: str
     reason: Reason | None = None
 
+    def __str__(self) -> str:
+        return f"handover to {self.to} {_HANDOVERS[self.state]}{_because(self.reason)}"
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkChanged:
@@ -76,6 +95,10 @@ class NetworkChanged:
     interface: str
     usable: bool
     reason: str
+
+    def __str__(self) -> str:
+        name = self.interface or "every network"
+        return f"{name} is usable" if self.usable else f"{name}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +109,9 @@ class SignalChanged:
     fading: bool
     dbm: float
 
+    def __str__(self) -> str:
+        return f"the signal of {self.interface} is {'fading' if self.fading else 'good again'} ({self.dbm:.0f} dBm)"
+
 
 @dataclass(frozen=True, slots=True)
 class AddressesAnnounced:
@@ -93,10 +119,17 @@ class AddressesAnnounced:
 
     addresses: tuple[tuple[str, int], ...]
 
+    def __str__(self) -> str:
+        hosts = ", ".join(host for host, _ in self.addresses)
+        return f"the server can also be reached at {hosts or 'nowhere else'}"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionConfirmed:
     """Both sides have proved to hold the session's keys."""
+
+    def __str__(self) -> str:
+        return "the session is confirmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +137,9 @@ class SessionDetached:
     """No connection is left; the session waits `resume_timeout` seconds for a new one."""
 
     resume_timeout: float
+
+    def __str__(self) -> str:
+        return f"no connection is left; waiting up to {self.resume_timeout:g} s for a network"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +149,9 @@ class SessionResumed:
     after: float
     """Seconds without a connection."""
 
+    def __str__(self) -> str:
+        return f"back after {self.after:.1f} s without a connection"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
@@ -120,12 +159,18 @@ class SessionEnded:
 
     reason: Reason
 
+    def __str__(self) -> str:
+        return "the session is closed" if self.reason.orderly else f"the session has ended: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class Warned:
     """Something works differently from what was asked for."""
 
     message: str
+
+    def __str__(self) -> str:
+        return f"warning: {self.message}"
 
 
 Event = (
@@ -150,6 +195,21 @@ class EventsDropped:
     """A subscriber was too slow; `count` events were dropped here."""
 
     count: int
+
+    def __str__(self) -> str:
+        return f"({self.count} events were not shown)"
+
+
+_STATES = {
+    ConnectionState.SUSPECT: "is suspect",
+    ConnectionState.DRAINING: "is handed over",
+    ConnectionState.LOST: "was lost",
+}
+_HANDOVERS = {HandoverState.STARTED: "begins", HandoverState.DONE: "is done", HandoverState.FAILED: "failed"}
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
 
 
 # --- effects  ---

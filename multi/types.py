@@ -113,8 +113,21 @@ class Source:
     kind: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preferences:
+    """What an entry of the configuration asks of its connections."""
+
+    role: Role = Role.ACTIVE
+    weight: float = 1.0
+    """Share relative to other connections, for schedulers that use weights."""
+    cost: float = 0.0
+    """Price of a byte relative to other connections, for schedulers that look at it."""
+    max_rate: float = 0.0
+    """Bytes per second in each direction; 0 = no cap."""
+
+
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Preferences):
     """A connection that could be opened: transport, IP version, where from, where to (TAPS, RFC 9621)."""
 
     transport: str
@@ -129,18 +142,13 @@ class Candidate:
     local_address: str = ""
     """Source address to bind to; empty = let the system choose."""
     more_interfaces: tuple[str, ...] = ()
-    """mptcp: further interfaces on which subflows are wanted."""
+    """Further interfaces on which subflows are wanted."""
     more_sources: tuple[Source, ...] = ()
     """The same interfaces with the address to use and their kind."""
     kind: str = ""
     """Kind of `interface`: eth, wifi, cellular, loopback, virtual or empty."""
     entry: int = 0
     """Index of the `connection_priority` entry it came from."""
-    role: Role = Role.ACTIVE
-    weight: float = 1.0
-    cost: float = 0.0
-    max_rate: float = 0.0
-    """Bytes per second in each direction; 0 = no cap."""
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
     network: str = field(default="", compare=False)
@@ -176,7 +184,7 @@ class TransportSample:
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionFacts:
+class ConnectionFacts(Preferences):
     """What the core needs to know about a connection when it opens."""
 
     transport: str
@@ -194,13 +202,10 @@ class ConnectionFacts:
     interface: str = ""
     kind: str = ""
     more_interfaces: tuple[str, ...] = ()
-    """mptcp: further interfaces it has subflows on."""
+    """Further interfaces it has subflows on."""
     local: str = ""
+    """`address:port`, brackets around IPv6."""
     remote: str = ""
-    role: Role = Role.ACTIVE
-    weight: float = 1.0
-    cost: float = 0.0
-    max_rate: float = 0.0
     rtt: float = 0.0
     """Round-trip time seen while connecting, 0 = unknown."""
     detail: str = ""

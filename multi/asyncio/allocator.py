@@ -8,15 +8,12 @@ program uses larger blocks, from the first one it frees: mallopt(3), "M_MMAP_THR
 
 from __future__ import annotations
 
+from functools import cache
+
 BLOCK = 8 * 1024 * 1024  # bytes; glibc keeps twice as much of what was freed at most
 
 
+@cache  # once is enough
 def keep_freed_memory() -> None:
     """Let the allocator see one block of this size freed. The block is never touched, so it costs no memory."""
-    global _told
-    if not _told:
-        _told = True
-        bytes(BLOCK)  # not a bytearray, which is written to: that alone takes milliseconds
-
-
-_told = False
+    bytes(BLOCK)  # not a bytearray, which is written to: that alone takes milliseconds

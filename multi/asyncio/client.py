@@ -10,13 +10,13 @@ from types import TracebackType
 from typing import Any
 
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.keys import check_certificate_files
 from multi.asyncio.resolution import Found, Resolver, outcomes
 from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
 from multi.asyncio.settings import local_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
+from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, MultiError, NoUsableConnection, SessionLost, SessionRefused
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect

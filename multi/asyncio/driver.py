@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -157,11 +158,10 @@ class SessionDriver:
         self.over = False
         """The session has ended; `closed` is done."""
         self.full = False
-        """`holds_too_much`, as of the last pump: cheap enough to be asked at every write."""
+        """More was kept for the peer than `limits.max_send_buffer` allows, as of the last pump."""
         self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
         self._broken = False
         self._progress = (0, 0)
-        self._computed_at = 0.0
         self._touched: dict[ConnectionId, _Link] = {}
         self._subscriptions: WeakSet[Subscription] = WeakSet()
         self._readers: dict[StreamId, asyncio.Future[None]] = {}
@@ -186,6 +186,9 @@ class SessionDriver:
         if self._pumping:
             self.pump_soon()  # an effect led to another input, as when `on_client` aborts
             return
+        if self.soon is not None:
+            self.soon.cancel()
+            self.soon = None
         if self._broken:
             return
         self._pumping = True
@@ -198,11 +201,20 @@ class SessionDriver:
 
     def _run(self) -> None:
         core, touched = self.core, self._touched
-        core.advance(now=self.loop.time())
-        core.sender.held_back = bool(self._writers)
+        sender = core.sender
+        sender.held_back = bool(self._writers)
+        now = self.loop.time()
+        exact = False
         for _ in range(ROUNDS_PER_PUMP):
-            for effect in core.effects():
-                _PERFORM[type(effect)](self, effect)
+            for effect in core.effects(now=now):
+                if isinstance(effect, SendBytes):
+                    link = self.links.get(effect.connection)
+                    if link is not None:
+                        link.channel.write(effect.buffers, effect.lane)
+                        touched[link.id] = link
+                else:
+                    exact = exact or type(effect) not in _OF_STREAMS
+                    _PERFORM[type(effect)](self, effect)
             if not touched:
                 break
             now = self.loop.time()
@@ -211,18 +223,17 @@ class SessionDriver:
             for link in links:
                 link.channel.flush()
                 core.set_credit(link.id, link.channel.credit(), now=now)
-            if not core.sender.waiting:
+            if not sender.waiting:
                 break
         else:
             self.pump_soon()
         self.full = self.holds_too_much
-        sender = core.sender
         if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
             for stream in list(self._writers):
                 self._stream_writable(StreamWritable(stream))
-        self._arm()
+        self._arm(exact or sender.hold_until is not None)
 
     def pump_due(self) -> None:
         """Pump after an input that makes something due, as a dial: it is done now, not by a timer."""
@@ -232,14 +243,13 @@ class SessionDriver:
     def pump_soon(self) -> None:
         """Pump from the event loop: what the application does until then goes out together."""
         if self.soon is None:
-            self.soon = self.loop.call_soon(self._pump_now)
+            self.soon = self.loop.call_soon(self.pump)
 
-    def _pump_now(self) -> None:
-        self.soon = None
-        self.pump()
-
-    def _arm(self) -> None:
+    def _arm(self, exact: bool) -> None:
         """Re-arm the one timer, only when it has to move.
+
+        Bytes that come and go move deadlines all the time, so the timer is not set for one then but for a look at
+        them, a tick away; `exact` says that more than that has happened.
 
         One that is due is left alone: it fires in this turn of the event loop or in the next. On a loop that is busy
         all the time something is received and pumped before timers are looked at, and a timer that is moved whenever
@@ -247,23 +257,21 @@ class SessionDriver:
         """
         now = self.loop.time()
         if self._timer is None or self._timer_at > now + TICK:
-            deadline = self._deadline(now)
+            if exact or self._timer is None:
+                deadline = self.core.next_timer()
+            else:
+                deadline = now + TICK
             if deadline is None:
                 self._disarm()
             elif self._timer is None or self._timer_at > deadline:
-                self._disarm()
+                if self._timer is not None:
+                    self._timer.cancel()
                 self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
                 self._timer = self.loop.call_at(deadline, self._on_timer)
         if self._sampler is None and self.links and self.core.wants_samples:
             self._looking.count += 1
             interval = max(self._sample_wait, self._looking.count * SAMPLE_SHARE)
             self._sampler = self.loop.call_at(now + interval, self._sample)
-
-    def _deadline(self, now: float) -> float | None:
-        if self._timer is not None and now < self._computed_at + TICK:
-            return now + TICK
-        self._computed_at = now
-        return self.core.next_timer()
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -288,7 +296,6 @@ class SessionDriver:
         deadline = self.core.next_timer()
         if deadline is None or deadline <= now:
             return False
-        self._computed_at = now
         self._timer_at = deadline
         self._timer = self.loop.call_at(deadline, self._on_timer)
         return True
@@ -303,7 +310,7 @@ class SessionDriver:
         )
         self._carried = carried
         if self.core.at_rest:
-            self._arm()
+            self._arm(True)
         else:
             self.pump()
 
@@ -372,24 +379,15 @@ class SessionDriver:
             channel.abort()
             return
         info = channel.info
-        facts = ConnectionFacts(
-            transport=info.transport,
-            lanes=info.lanes,
-            secure=info.secure,
-            peer_verified=info.peer_verified,
-            channel_binding=info.channel_binding,
-            family=info.family,
+        facts = replace(
+            info,
             interface=info.interface or candidate.interface,
             kind=candidate.kind,
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
-            local=info.local,
-            remote=info.remote,
             role=candidate.role,
             weight=candidate.weight,
             cost=candidate.cost,
             max_rate=candidate.max_rate,
-            rtt=info.rtt,
-            detail=info.detail,
         )
         self.adopt(connection, channel, facts)
         if self.on_dialled is not None:
@@ -400,12 +398,6 @@ class SessionDriver:
         task = self._dials.pop(effect.connection, None)
         if task is not None:
             task.cancel()
-
-    def _send_bytes(self, effect: SendBytes) -> None:
-        link = self.links.get(effect.connection)
-        if link is not None:
-            link.channel.write(effect.buffers, effect.lane)
-            self._touched[link.id] = link
 
     def _close_connection(self, effect: CloseConnection) -> None:
         link = self.links.pop(effect.connection, None)
@@ -477,15 +469,15 @@ class SessionDriver:
     @property
     def holds_too_much(self) -> bool:
         """More is kept for the peer than `limits.max_send_buffer` allows."""
-        return self.kept_to_send > self.send_buffer
+        kept = 0
+        for stream in self.core.sender.streams.values():
+            kept += stream.memory
+        return kept > self.send_buffer
 
     @property
     def kept_to_send(self) -> int:
         """Bytes kept until the peer acknowledges them, with what keeping them costs."""
-        kept = 0
-        for stream in self.core.sender.streams.values():
-            kept += stream.memory
-        return kept
+        return sum([stream.memory for stream in self.core.sender.streams.values()])
 
     @property
     def memory(self) -> int:
@@ -669,7 +661,6 @@ def _info(connection: Connection, link: _Link | None) -> ConnectionInfo:
 
 
 _PERFORM: dict[type, Callable[[SessionDriver, Any], None]] = {
-    SendBytes: SessionDriver._send_bytes,
     CloseConnection: SessionDriver._close_connection,
     StreamReadable: SessionDriver._stream_readable,
     StreamWritable: SessionDriver._stream_writable,
@@ -682,10 +673,13 @@ _PERFORM: dict[type, Callable[[SessionDriver, Any], None]] = {
     AllAttempted: SessionDriver._all_attempted,
 }
 
+_OF_STREAMS = (StreamReadable, StreamWritable, StreamOpened)
+"""Effects that come with bytes and move no deadline."""
+
 
 def handled_effects() -> tuple[type, ...]:
     """What the driver can perform."""
-    return tuple(_PERFORM)
+    return (SendBytes, *_PERFORM)
 
 
 def known_effects() -> tuple[type, ...]:

@@ -1,4 +1,9 @@
-"""From configuration entries to candidates on this machine: names, interfaces, routes."""
+"""What a client can dial now: its entries, expanded with the names, interfaces and routes of this moment.
+
+Decides which addresses of a server count (those of its name, and those it has announced that a server elsewhere can
+have), where MPTCP over several interfaces becomes a connection for each, and what the user is told about it. How an
+entry becomes candidates is decided by `multi.paths.candidates`, when to look by `multi.asyncio.roaming`.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +23,9 @@ from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
+from multi.transports.base import transport_type
 from multi.types import Candidate, Interface, Kind
 
-LOOKED_CLOSER = 5.0  # seconds; then a router that did not answer before may have told its hardware address
 THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MAX_REASONS = 3  # why an entry has no candidate, in one line
 
@@ -35,34 +40,23 @@ class Found:
     """What can be dialled now, in order of preference."""
 
     candidates: list[Candidate]
-    rejected: list[tuple[str, str]]
-    """(what, why not) for the rest."""
     rejections: list[Rejection]
+    """What of the entries gives no candidate."""
+    errors: dict[str, str]
+    """Host -> why it has no address; nothing of those that may still get one."""
     interfaces: tuple[Interface, ...]
     expecting: bool
     """Names may still give more."""
+
+    @property
+    def rejected(self) -> list[tuple[str, str]]:
+        """(what, why not) for all that cannot be dialled."""
+        return [*self.errors.items(), *((f"entry {r.entry} ({r.what})", r.reason) for r in self.rejections)]
 
     def reason(self, entry: int) -> str:
         """Why an entry leads nowhere now."""
         reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
         return "; ".join(list(reasons)[:MAX_REASONS]) or "its network is not there"
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """Routes and names of networks, as somebody has found them."""
-
-    interfaces: tuple[Interface, ...]
-    remotes: frozenset[str]
-    at: float
-    routes: frozenset[tuple[str, str]]
-    networks: dict[str, str]
-
-    def holds(self, interfaces: tuple[Interface, ...], remotes: set[str], now: float) -> bool:
-        return self.interfaces is interfaces and self.remotes == remotes and 0 <= now - self.at < LOOKED_CLOSER
-
-
-_last_look: _Look | None = None
 
 
 class Resolver:
@@ -94,6 +88,9 @@ class Resolver:
         self._config.check_entry(entry)
         self._specs.append(self._spec(entry))
         return len(self._specs) - 1
+
+    def _wanted(self) -> list[EntrySpec]:
+        return [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
 
     def withdraw(self, entry: int) -> None:
         """Want an entry that was added no more."""
@@ -132,68 +129,55 @@ class Resolver:
                 self._routes.remove()
 
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
-        """Look which connections are possible now; unless `anew`, what others have seen counts while it holds.
+        """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
 
         Waits until the name of one entry can be dialled, or with `entry` that one's. Raises OSError when the system
         lacks what looking takes: descriptors, memory, threads.
         """
-        specs = [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
-        awaited = specs if entry is None else [self._specs[entry]]
-        resolving = self._names.resolve((spec.remote_host, spec.remote_port, spec.ip) for spec in awaited)
-        known = None if anew else interfaces_known(self._kinds)
-        if known is not None:
-            interfaces = known
-            await resolving
-        else:
-            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        interfaces = await self._interfaces_and_names(anew=anew, entry=entry)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
-            routes, networks = await self._look(interfaces, elsewhere, anew=anew)
+            routes, networks = await in_thread(self._routes_and_networks, interfaces, elsewhere)
         usable, rejections = self._expand(interfaces, addresses, routes)
-        rejections = [
-            replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if self._names.errors.get(r.what) == NO_ANSWER_YET else r
-            for r in rejections
-        ]
-        rejected = [(host, error) for host, error in self._names.errors.items() if error != NO_ANSWER_YET]
-        rejected += [(f"entry {r.entry} ({r.what})", r.reason) for r in rejections]
+        errors = self._names.errors
         self.last = Found(
-            [
-                replace(candidate, network=network) if (network := networks.get(candidate.interface)) else candidate
-                for candidate in usable
-            ],
-            rejected,
-            rejections,
+            [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
+            [_waiting(r) if errors.get(r.what) == NO_ANSWER_YET else r for r in rejections],
+            {host: error for host, error in errors.items() if error != NO_ANSWER_YET},
             interfaces,
             self._names.pending,
         )
         return self.last
 
-    async def _look(
-        self, interfaces: tuple[Interface, ...], remotes: set[str], *, anew: bool
-    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
-        """What `_look_closer` finds. It holds as long as the interfaces: they are read again when a route changes."""
-        global _last_look
-        known, now = _last_look, asyncio.get_running_loop().time()
-        if known is not None and not anew and self._routes is None and known.holds(interfaces, remotes, now):
-            return known.routes, known.networks
-        routes, networks = await in_thread(self._look_closer, interfaces, remotes)
-        _last_look = _Look(interfaces, frozenset(remotes), now, routes, networks)
-        return routes, networks
+    async def _interfaces_and_names(self, *, anew: bool, entry: int | None) -> tuple[Interface, ...]:
+        """Read the interfaces while names are resolved."""
+        awaited = self._wanted() if entry is None else [self._specs[entry]]
+        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
+        known = None if anew else interfaces_known(self._kinds)
+        if known is not None:
+            await resolving
+            return known
+        read, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        return read
 
-    def _look_closer(
+    def _routes_and_networks(
         self, interfaces: Sequence[Interface], remotes: set[str]
     ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
-        """In a thread: make routes where that is wanted; then ask which there are, and for names of the networks."""
+        """In a thread: which routes there are, made before where that is wanted, and what the networks are called."""
+        self._install_routes(interfaces, remotes)
+        return routed(interfaces, remotes), network_ids(interfaces)
+
+    def _install_routes(self, interfaces: Sequence[Interface], remotes: set[str]) -> None:
         with self._routes_lock:
             # This thread goes on when the session is over: what it made then would never be taken away.
-            if self._routes is not None and not self._closed:
-                used = [interface for interface in interfaces if self._may_use(interface)]
-                for problem in self._routes.install(used, remotes=remotes):
-                    self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
-        return routed(interfaces, remotes), network_ids(interfaces)
+            if self._routes is None or self._closed:
+                return
+            used = [interface for interface in interfaces if self._may_use(interface)]
+            for problem in self._routes.install(used, remotes=remotes):
+                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
 
     def _may_use(self, interface: Interface) -> bool:
         """An entry names it, its kind or one of its addresses."""
@@ -235,10 +219,13 @@ class Resolver:
 
         Never one of this machine's `own`: behind it is no server of theirs, but whatever runs here.
         """
-        known: Addresses = {remote: list(found) for remote, found in self._names.addresses.items()}
         announced = [(a, port) for a, port in self._announced if a not in own or _is_loopback(a)]
-        for (_, port), found in known.items():
-            found += [address for address, its_port in announced if its_port == port and address not in found]
+        names = self._names.addresses
+        known: Addresses = {}
+        for spec in self._wanted():
+            host, port = spec.remote_host, spec.remote_port
+            further = [address for address, its_port in announced if its_port == port]
+            known[host, port] = list(dict.fromkeys([*names.get(host, ()), *further]))
         return known
 
     def warn(self, message: str) -> None:
@@ -258,6 +245,7 @@ class Resolver:
             transport=entry.transport,
             ip=entry.ip,
             interfaces=entry.interfaces,
+            spans_interfaces=transport_type(entry.transport).spans_interfaces,
             role=entry.role,
             weight=entry.weight,
             cost=entry.cost,
@@ -266,6 +254,11 @@ class Resolver:
             remote_host=host,
             remote_port=port,
         )
+
+
+def _waiting(rejection: Rejection) -> Rejection:
+    """Of a host whose name is still being resolved."""
+    return replace(rejection, reason=f"{rejection.what}: {NO_ANSWER_YET}")
 
 
 @lru_cache(maxsize=1024)

@@ -18,9 +18,8 @@ from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
 from multi.events import AddressesAnnounced, Event, SessionDetached, SessionResumed, Warned
-from multi.linux.signal_predictor import Signal
 from multi.linux.wifi_power import PowerSaving
-from multi.linux.wifi_signal import SignalWatch
+from multi.linux.wifi_signal import Signal, SignalWatch
 from multi.transports.base import ChannelInfo
 from multi.types import Candidate, Kind
 

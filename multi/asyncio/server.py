@@ -11,15 +11,15 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from multi.asyncio.accounting import Guard
+from multi.asyncio.admission import Admission, BySource, source_of
 from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.keys import check_certificate_files, load_keys
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session, split_address
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
+from multi.config.keys import check_certificate_files, load_keys
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.dispatch import HELD_LIMIT
@@ -27,9 +27,8 @@ from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
 from multi.protocol.segment import SegmentType, encode, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, Listener, transport
-from multi.transports.half_open import FairQueue, source_of
-from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
+from multi.transports.base import Channel, Listener, transport, transport_type
+from multi.types import ConnectionId, SessionId, Side
 
 logger = logging.getLogger("multi.server")
 
@@ -53,14 +52,14 @@ class _PendingConnection:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
         server.arrivals[self] = None
-        server.guard.strangers.add(self, self.host, self.drop)
+        server.admission.admit(self, self.host, self.drop)
 
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return
         self._held += len(data)
         if self._held > HELD_LIMIT:
-            self._server.guard.log.hit("flow_control", self.source)
+            self._server.admission.report("flow_control", self.host)
             self.drop("too many bytes before the handshake")
         elif lane:
             self._lanes.append((lane, bytes(data)))
@@ -82,7 +81,7 @@ class _PendingConnection:
         self.leave()
 
     def _too_slow(self) -> None:
-        self._server.guard.log.hit("handshake_timeout", self.source)
+        self._server.admission.report("handshake_timeout", self.host)
         self.drop(f"no segment within {self._server.handshake_timeout:g} s")
 
     def drop(self, reason: str, reply: bytes = b"") -> None:
@@ -102,7 +101,7 @@ class _PendingConnection:
         self._deadline.cancel()
         self._server.waiting.discard(self)
         self._server.arrivals.pop(self, None)
-        self._server.guard.strangers.discard(self)
+        self._server.admission.settled(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +130,12 @@ class Server:
             logger.warning("%s", text)
         limits = config.limits
         self.handshake_timeout = limits.handshake_timeout
-        self.guard = Guard(limits)
+        self.admission = Admission(limits)
         self._table: SessionTable[SessionDriver] = SessionTable(
-            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.guard.full
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.admission.full
         )
         self.arrivals: dict[_PendingConnection, None] = {}
-        self.waiting: FairQueue[_PendingConnection] = FairQueue()
+        self.waiting: BySource[_PendingConnection] = BySource()
         """Those whose first bytes have not been looked at yet."""
         self._greeting: asyncio.Handle | None = None
         self._listeners: list[Listener] = []
@@ -159,9 +158,9 @@ class Server:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """How often each limit was hit since the start; the names are `multi.asyncio.accounting.LIMITS`, documented
+        """How often each limit was hit since the start; the names are `multi.asyncio.admission.LIMITS`, documented
         there."""
-        return dict(self.guard.log.counts)
+        return self.admission.counts
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -191,10 +190,9 @@ class Server:
         """Bind. One port serves all transports; an MPTCP listener also takes plain TCP."""
         listen = self._config.listen
         assert listen is not None
-        wanted = list(listen.transports)
-        if "mptcp" in wanted and "tcp" in wanted:
-            wanted.remove("tcp")
-        settings = replace(self._config.transport_settings(), guard=self.guard.for_listeners())
+        covered = {other for name in listen.transports for other in transport_type(name).also_accepts}
+        wanted = [name for name in listen.transports if name not in covered]
+        settings = replace(self._config.transport_settings(), admission=self.admission)
         port = listen.port
         try:
             for name in wanted:
@@ -284,7 +282,7 @@ class Server:
             listener.close()
         for arrival in list(self.arrivals):
             arrival.drop("the server stops")
-        self.guard.stop()
+        self.admission.stop()
         self._lifeline.release()
 
     # --- connections ---
@@ -333,8 +331,8 @@ class Server:
         arrival.leave()
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
-        link = found.adopt(connection, arrival.channel, _facts(arrival.channel))
-        self.guard.arrived(found, connection, arrival.host)
+        link = found.adopt(connection, arrival.channel, arrival.channel.info)
+        self.admission.connection_came(found, connection, arrival.host)
         link.data_received(memoryview(bytes(first)), 0)
         for lane, data in lanes:
             link.data_received(memoryview(data), lane)
@@ -343,12 +341,12 @@ class Server:
     def _session_for(self, arrival: _PendingConnection, first: bytearray) -> SessionDriver | Refused | None:
         """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
         found = self._table.route(first, arrival.source)
-        if isinstance(found, Refused) and found.limit and self.guard.make_room(found.limit, arrival.source):
+        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.source):
             found = self._table.route(first, arrival.source)
         peeked = peek(first) if isinstance(found, SessionDriver) else None
         if peeked is not None and peeked[0] == SegmentType.JOIN:
             assert isinstance(found, SessionDriver)
-            if not self.guard.may_join(found, arrival.source):
+            if not self.admission.may_join(found, arrival.source):
                 # The very bytes of every refused JOIN: whoever guesses learns nothing.
                 reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED).encode())
                 return Refused(reply, "too many JOINs in this session")
@@ -384,7 +382,7 @@ class Server:
             on_opened=opened,
             on_closed=self._session_closed,
         )
-        self.guard.opened(driver, source)
+        self.admission.session_opened(driver, source)
         return driver
 
     def _announce(self, driver: SessionDriver) -> None:
@@ -425,7 +423,7 @@ class Server:
             session.abort("the server's application failed")
 
     def _session_closed(self, driver: SessionDriver) -> None:
-        self.guard.closed(driver)
+        self.admission.session_closed(driver)
         self._table.remove(driver.core.session_id)
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
@@ -439,23 +437,6 @@ def _tls_only(first: bytearray) -> Refused | None:
         return None
     reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED_PROTECTION).encode())
     return Refused(reply, "a plain connection, but ssl_config asks for TLS")
-
-
-def _facts(channel: Channel) -> ConnectionFacts:
-    info = channel.info
-    return ConnectionFacts(
-        transport=info.transport,
-        lanes=info.lanes,
-        secure=info.secure,
-        peer_verified=info.peer_verified,
-        channel_binding=info.channel_binding,
-        family=info.family,
-        interface=info.interface,
-        local=info.local,
-        remote=info.remote,
-        rtt=info.rtt,
-        detail=info.detail,
-    )
 
 
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:

@@ -5,21 +5,23 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from multi.asyncio.keys import key_of, key_warnings
 from multi.config import Config
+from multi.config.keys import key_of, key_warnings
 from multi.protocol.handshake import KeyPair
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
-from multi.transports.mptcp.transport import scheduler_doubt
+from multi.transports import transport, transport_names
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
 CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
-_TRANSPORTS = ("tcp", "mptcp", "quic")
 
-# Loaded with the first session, schedulers and the cipher library would take longer than all else that opens it.
+# Loaded with the first session, transports, schedulers and the cipher library would take longer than all else that
+# opens it.
+for _name in transport_names():
+    transport(_name)
 scheduler_names()
 KeyPair(bytes(32))
 
@@ -54,7 +56,7 @@ def session_settings(config: Config) -> SessionSettings:
         follow_peer_policy=config.is_server and not chosen & {"scheduler", "reinject", "mode"},
         handshake_timeout=limits.handshake_timeout,
         resume_timeout=config.multi_config.resume_timeout,
-        idle_timeouts=tuple((name, config.idle_timeout(name) or NEVER) for name in _TRANSPORTS),
+        idle_timeouts=tuple((name, config.section_of(name).idle_timeout or NEVER) for name in transport_names()),
         max_connections=limits.max_connections_per_session,
         psk=psk,
         psk_id=psk_id,
@@ -64,10 +66,12 @@ def session_settings(config: Config) -> SessionSettings:
 
 def host_warnings(config: Config) -> tuple[str, ...]:
     """What this host does not do as the configuration wants, or where it keeps keys too openly."""
-    listen = config.listen
-    transports = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
-    doubt = scheduler_doubt(config.mptcp_config.scheduler) if "mptcp" in transports else ""
-    return (*key_warnings(config), *([doubt] if doubt else []))
+    listen, settings = config.listen, config.transport_settings()
+    used = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
+    return (
+        *key_warnings(config),
+        *(text for name in dict.fromkeys(used) for text in transport(name).warnings(settings)),
+    )
 
 
 @cache

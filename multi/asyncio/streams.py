@@ -97,12 +97,13 @@ class SessionReader:
         if n < 0:
             return await self._gather(-1, "read")
         received = self._received
-        if received is not None and received.next_offset > received.consumed and not self._buffer:
-            return self._pull(n)  # the common case, written out
-        while not self._readable():
+        while True:
+            if received is not None and received.next_offset > received.consumed and not self._buffer:
+                return self._pull(n)  # the common case, written out
+            if self._readable():
+                return self._take(n)
             if not await self._wait("read"):
                 return b""
-        return self._take(n)
 
     async def readexactly(self, n: int) -> bytes:
         """Return exactly `n` bytes. Raises asyncio.IncompleteReadError when the stream ends before."""

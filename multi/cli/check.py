@@ -11,23 +11,21 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from multi.asyncio.keys import key_of, key_warnings, load_keys
 from multi.asyncio.resolution import Resolver
 from multi.asyncio.settings import local_scheduler
 from multi.config import Config, Entry, load_config
+from multi.config.keys import key_of, key_warnings, load_keys
+from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError
 from multi.lab.files.protocol import printable
 from multi.linux.permission import may_administer
-from multi.transports.base import TlsSettings
+from multi.transports import transport, transport_names
+from multi.transports.base import transport_type
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
-from multi.transports.mptcp.transport import NO_MPTCP, host_scheduler, mptcp_available, scheduler_doubt
-from multi.transports.quic.engine import checked_settings, implementation
-from multi.transports.quic.transport import trusted_authorities
-from multi.transports.sockets import available_congestion_controls, listening_socket, transport_error
-from multi.transports.tls import client_context, server_context
+from multi.transports.mptcp.transport import NO_MPTCP, host_scheduler, mptcp_available
+from multi.transports.sockets import check_congestion, listening_socket, transport_error
+from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Kind
-
-__all__ = ["run_check"]
 
 
 def run_check(path: str) -> int:
@@ -50,13 +48,14 @@ async def _client(config: Config) -> bool:
     found = await resolver.find()
     resolver.close()
     candidates, rejected = found.candidates, found.rejected
-    tls = config.transport_settings().tls
-    blocked = {transport: _client_obstacle(config, tls, transport) for transport in ("tcp", "mptcp", "quic")}
+    settings = config.transport_settings()
+    used = {entry.transport for entry in config.connection_priority}
+    blocked = {name: transport(name).obstacle(settings, listening=False) for name in used}
     missing = _key_obstacle(config) or _scheduler_obstacle(config)
     usable = False
     for index, entry in enumerate(config.connection_priority):
         mine = [c for c in candidates if c.entry == index]
-        obstacle = missing or blocked.get(entry.transport, "")
+        obstacle = missing or blocked[entry.transport]
         usable = usable or bool(mine and not obstacle)
         _show_entry(config, index, entry, mine, rejected, obstacle)
     for host, reason in rejected:
@@ -67,7 +66,7 @@ async def _client(config: Config) -> bool:
     multi = config.multi_config
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
     _show_files(config)
-    _show_kernel(config, {entry.transport for entry in config.connection_priority})
+    _show_kernel(config, used)
     for text in _not_permitted(config):
         print(f"warning: {text}")
     if config.wifi_config.power_savings is not None and not any(c.kind == Kind.WIFI.value for c in candidates):
@@ -111,53 +110,12 @@ def _show_entry(
         print("  no:  leads to no candidate (another entry already asks for the same connection)")
 
 
-def _client_obstacle(config: Config, tls: TlsSettings | None, transport: str) -> str:
-    """Why no connection of this transport can be opened, whatever the network; empty when it can."""
-    if transport == "quic" and (obstacle := _engine_obstacle(config)):
-        return obstacle
-    if transport == "mptcp" and not mptcp_available():
-        return NO_MPTCP
-    tls = tls or (TlsSettings() if transport == "quic" else None)
-    if tls is not None:
-        try:
-            client_context(tls)
-            if transport == "quic" and tls.verify:
-                trusted_authorities(tls)
-        except TransportError as error:
-            return str(error)
-    return _congestion_obstacle(config, transport)
-
-
-def _engine_obstacle(config: Config) -> str:
-    """Why the QUIC engine of the configuration cannot be used here; empty when it can."""
-    quic = config.transport_settings().quic
-    try:
-        checked_settings(implementation(quic.engine), quic)
-    except TransportError as error:
-        return str(error)
-    return ""
-
-
-def _congestion_obstacle(config: Config, transport: str) -> str:
-    wanted = {"tcp": config.tcp_config.congestion, "mptcp": config.mptcp_config.congestion}.get(transport, "")
-    if not wanted:
-        return ""
-    with socket.socket() as probe:
-        try:
-            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, wanted.encode())
-        except OSError:
-            available = ", ".join(available_congestion_controls()) or "unknown"
-            return f"congestion control {wanted!r} is not available; available: {available}"
-        except AttributeError:
-            return "this system cannot choose the congestion control of a connection"
-    return ""
-
-
-def _protection(config: Config, transport: str) -> str:
+def _protection(config: Config, name: str) -> str:
     """Who encrypts, in words."""
     sealed = "sealed by the session"
-    if transport == "quic" or config.ssl_config is not None:
-        outer = "QUIC (TLS 1.3)" if transport == "quic" else "TLS 1.3"
+    encrypts = transport_type(name).needs_certificate
+    if encrypts or config.ssl_config is not None:
+        outer = f"{name.upper()} (TLS 1.3)" if encrypts else "TLS 1.3"
         ssl = config.ssl_config
         if config.is_client and ssl is not None and not ssl.verify:
             outer += ", server verified by its pin alone" if ssl.pin else ", server NOT verified"
@@ -174,26 +132,24 @@ def _server(config: Config) -> bool:
     listen = config.listen
     assert listen is not None
     usable = not (_key_obstacle(config) or _scheduler_obstacle(config))
-    for transport in listen.transports:
-        obstacle = _server_obstacle(config, transport)
+    for name in listen.transports:
+        obstacle = _server_obstacle(config, listen, name)
         usable = usable and not obstacle
-        kind = "UDP" if transport == "quic" else "TCP"
+        kind = "UDP" if transport_type(name).over_udp else "TCP"
         port = f"{kind} port {listen.port}" if listen.port else f"a free {kind} port"
         state = f"no: {obstacle}" if obstacle else "free"
-        print(f"{transport} on {printable(listen.host)}, {port}: {state}; {_protection(config, transport)}")
+        print(f"{name} on {printable(listen.host)}, {port}: {state}; {_protection(config, name)}")
     _show_files(config)
     _show_kernel(config, set(listen.transports))
     return usable
 
 
-def _server_obstacle(config: Config, transport: str) -> str:
-    listen = config.listen
-    assert listen is not None
-    tls = config.transport_settings().tls
+def _server_obstacle(config: Config, listen: Listen, name: str) -> str:
+    known = transport_type(name)
+    if obstacle := known.make().obstacle(config.transport_settings(), listening=True):
+        return obstacle
+    kind = socket.SOCK_DGRAM if known.over_udp else socket.SOCK_STREAM
     try:
-        if tls is not None:
-            server_context(tls)
-        kind = socket.SOCK_DGRAM if transport == "quic" else socket.SOCK_STREAM
         with listening_socket(listen.host, listen.port, lambda family: socket.socket(family, kind)) as sock:
             if kind == socket.SOCK_STREAM:
                 sock.listen(1)
@@ -201,11 +157,7 @@ def _server_obstacle(config: Config, transport: str) -> str:
         return str(error)
     except OSError as error:
         return str(transport_error(error, f"cannot listen on port {listen.port}"))
-    if transport == "mptcp" and not mptcp_available():
-        return NO_MPTCP
-    if transport == "quic":
-        return _engine_obstacle(config)
-    return _congestion_obstacle(config, transport)
+    return ""
 
 
 # --- this machine  ---
@@ -274,10 +226,18 @@ def _show_kernel(config: Config, transports: set[str]) -> None:
         scheduler = host_scheduler()
         in_force = f"; its scheduler on this host is {scheduler!r}" if scheduler else ""
         print(f"MPTCP: {state}{in_force}")
-        if doubt := scheduler_doubt(config.mptcp_config.scheduler):
-            print(f"warning: {doubt}")
-    for transport, wanted in (("tcp", config.tcp_config.congestion), ("mptcp", config.mptcp_config.congestion)):
-        if wanted and transport in transports:
-            print(
-                f"{transport}_config.congestion: {_congestion_obstacle(config, transport) or wanted + ' is available'}"
-            )
+    settings = config.transport_settings()
+    for name in sorted(transports, key=transport_names().index):
+        for warning in transport(name).warnings(settings):
+            print(f"warning: {warning}")
+        section = config.section_of(name)
+        if isinstance(section, TcpSettings) and section.congestion:
+            print(f"{name}_config.congestion: {_congestion_state(section)}")
+
+
+def _congestion_state(section: TcpSettings) -> str:
+    try:
+        check_congestion(section)
+    except TransportError as error:
+        return str(error)
+    return f"{section.congestion} is available"

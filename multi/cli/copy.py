@@ -16,8 +16,6 @@ from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, parti
 from multi.lab.files.progress import Progress, summary
 from multi.lab.files.protocol import FileRefused, Problem, printable
 
-__all__ = ["run_get", "run_put"]
-
 GO_ON = "the same command goes on from there"
 USELESS = (Problem.NOT_FOUND, Problem.FORBIDDEN, Problem.EXISTS, Problem.BAD_REQUEST, Problem.DAMAGED)
 

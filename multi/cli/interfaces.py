@@ -11,8 +11,6 @@ from rich.table import Table
 from multi.discovery.interfaces import UserKinds, interfaces
 from multi.types import Family, Interface, Kind
 
-__all__ = ["show_interfaces"]
-
 PIPED_WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the table
 
 

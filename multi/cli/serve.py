@@ -12,8 +12,6 @@ from multi.lab.files.protocol import LINE_LIMIT, printable
 from multi.lab.files.service import FileService
 from multi.lab.files.tree import FileTree
 
-__all__ = ["run_serve"]
-
 GRACE = 2.0  # seconds that transfers under way get to finish; what is cut off can be taken up again
 
 

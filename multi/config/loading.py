@@ -1,4 +1,4 @@
-"""Reading a configuration: a JSON file, a dict or a ready `Config` becomes a validated `Config`.
+"""From a JSON file or a dict to a checked `Config`, and its JSON Schema.
 
 Opens the configuration file and no other. Everything that can be wrong with it is a ConfigError.
 """
@@ -9,23 +9,52 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, cast
 
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
-from multi.config.entry import Entry
-from multi.config.explain import explain
-from multi.config.findings import Finding, KeyPath, error_of, shown
-from multi.config.models import Config
-from multi.config.schema import json_schema
+from multi.config import checks
+from multi.config.errors import TRIPLE, Finding, KeyPath, as_written, error_of, explain, path_text, shown
+from multi.config.model import ConfigModel, Entry, SslConfig
 from multi.errors import ConfigError
-
-__all__ = ["load_config", "load_entry"]
+from multi.schedulers import scheduler_names
+from multi.transports import TransportSection, transport_names
+from multi.transports.base import transport_type
 
 MAX_FILE_SIZE = 1 << 20  # bytes; the largest sensible configuration has a few KiB, a device or log file has no end
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 logger = logging.getLogger("multi.config")
+
+
+class Config(ConfigModel, defer_build=False):
+    """Configuration of a MULTI session (client: `connection_priority`) or server (`listen`)."""
+
+    def __new__(cls, /, **data: Any) -> Self:
+        # Transports registered by the application have sections too. Copies are made without data.
+        return cast(Self, super().__new__(_complete(cls) if data else cls))
+
+    def __init__(self, /, **data: Any) -> None:
+        """Validate. Raises ConfigError naming every mistake, one line each."""
+        try:
+            super().__init__(**_with_possible_transports(data))
+        except ValidationError as error:
+            raise explain(error, data, type(self)) from None
+        findings = checks.contradictions(self)
+        if findings:
+            raise error_of(as_written(findings, data))
+
+    def check_entry(self, entry: Entry) -> None:
+        """Raise ConfigError if `entry`, wanted besides those of this configuration, can never work."""
+        findings = checks.entry_contradictions(self, entry)
+        if findings:
+            raise error_of(findings)
+
+    def warnings(self) -> tuple[str, ...]:
+        """What is accepted but has no effect or will probably not work, one line each."""
+        return tuple(str(finding) for finding in checks.warnings_of(self))
 
 
 def load_config(config: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Config:
@@ -49,9 +78,33 @@ def load_entry(entry: object) -> Entry:
     try:
         return Entry.model_validate(entry)
     except ValidationError as error:
-        schema = json_schema()
-        item = schema["properties"]["connection_priority"]["items"]
-        raise explain(error, entry, {**item, "$defs": schema["$defs"]}) from None
+        raise explain(error, entry, Entry) from None
+
+
+def _with_possible_transports(data: dict[str, Any]) -> dict[str, Any]:
+    """Without a certificate, the default of `listen.transports` is what can do without one."""
+    listen, ssl = data.get("listen"), data.get("ssl_config")
+    has_certificate = isinstance(ssl, SslConfig) or (isinstance(ssl, dict) and "cert" in ssl)
+    if not isinstance(listen, dict) or "transports" in listen or has_certificate:
+        return data
+    types = [transport_type(name) for name in transport_names()]
+    possible = [known.name for known in types if known.shipped and not known.needs_certificate]
+    return {**data, "listen": {**listen, "transports": possible}}
+
+
+def _complete(config: type[Config]) -> type[Config]:
+    """The class with a section for every transport that was registered by the application."""
+    sections = {f"{name}_config": transport_type(name).settings for name in transport_names()}
+    return _extended(config, tuple(item for item in sections.items() if item[0] not in config.model_fields))
+
+
+@cache
+def _extended(config: type[Config], sections: tuple[tuple[str, type[TransportSection]], ...]) -> type[Config]:
+    fields: dict[str, Any] = {key: (settings, settings()) for key, settings in sections}
+    return create_model("Config", __base__=config, **fields) if fields else config
+
+
+# --- files ---
 
 
 def _from_file(path: Path) -> Config:
@@ -144,4 +197,61 @@ def _repeated_keys(value: object) -> list[Finding]:
             waiting += [((*path, key), inside) for key, inside in part.items()]
         elif isinstance(part, list):
             waiting += [((*path, index), inside) for index, inside in enumerate(part)]
-    return sorted(findings, key=lambda finding: finding.key_path)
+    return sorted(findings, key=lambda finding: path_text(finding.location))
+
+
+# --- JSON Schema ---
+
+JSON = dict[str, Any]
+"""A JSON object; its shape is given by the JSON Schema standard."""
+
+
+def json_schema() -> JSON:
+    """JSON Schema (draft 2020-12) of the file format: every key with description, range and default.
+
+    It cannot express everything: names registered by an application and files are checked when loading.
+    """
+    schema = _complete(Config).model_json_schema(mode="validation")
+    definitions = schema["$defs"]
+    properties = schema["properties"]
+    properties["connection_priority"]["items"] = {"anyOf": [_triple(), _ref("Entry")]}
+    properties["connection_priority"].pop("default")  # the empty list only stands for "not given"
+    entry, name = definitions["Entry"]["properties"], definitions["SchedulerSpec"]["properties"]["name"]
+    name["examples"] = scheduler_names(aliases=True)
+    entry["transport"]["examples"] = transport_names()
+    entry["role"]["default"] = "active"
+    many = {key: entry["interface"].pop(key) for key in ("type", "items", "minItems", "maxItems")}
+    entry["interface"]["anyOf"] = [many["items"], many]
+    scheduler = definitions["MultiConfig"]["properties"]["scheduler"]
+    short = {"type": "string", **{key: name[key] for key in ("minLength", "maxLength", "examples")}}
+    scheduler |= {"anyOf": [short, {"$ref": scheduler.pop("$ref")}], "default": "adaptive"}
+    for part in (schema, *definitions.values()):
+        _tidy(part)
+    sides: JSON = {"oneOf": [{"required": ["connection_priority"]}, {"required": ["listen"]}]}
+    return {"$schema": DIALECT, "title": "MULTI configuration", **schema, **sides}
+
+
+def _triple() -> JSON:
+    places = [_ref(f"Entry/properties/{key}") for key in TRIPLE]
+    return {
+        "type": "array",
+        "description": "An entry as in the paper: transport, IP version, interface or list of interfaces.",
+        "prefixItems": places,
+        "minItems": len(TRIPLE),
+        "maxItems": len(TRIPLE),
+    }
+
+
+def _ref(name: str) -> JSON:
+    return {"$ref": f"#/$defs/{name}"}
+
+
+def _tidy(part: JSON) -> None:
+    """Drop generated titles, join the lines of descriptions, leave defaults of sections to their fields."""
+    part.pop("title", None)
+    if "description" in part:
+        part["description"] = " ".join(part["description"].split())
+    for field in part.get("properties", {}).values():
+        _tidy(field)
+        if isinstance(field.get("default"), dict):
+            field["default"] = {}

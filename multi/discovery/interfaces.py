@@ -10,24 +10,19 @@ import concurrent.futures.thread  # noqa: F401 - otherwise asyncio imports it wh
 import logging
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from ipaddress import ip_address
 
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts, kind_of
+from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.resources import in_thread, is_exhaustion
+from multi.discovery.snapshot import AddressRecord, LinkRecord, Snapshot, lookup, snapshots
 from multi.discovery.sysfs import device_facts, device_index
 from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
-if sys.platform == "linux":
-    from multi.discovery import netlink
-    from multi.discovery.snapshot_cache import recent
-
-__all__ = ["interfaces", "interfaces_async", "interfaces_known", "routed"]
-
 log = logging.getLogger("multi.discovery")
-
-DEVICES_KNOWN = 256
 
 UserKinds = Mapping[str, Sequence[str]]
 """Kind -> names of interfaces, as in `interfaces` of the configuration."""
@@ -38,7 +33,6 @@ IFA_F_OPTIMISTIC = 0x04
 IFA_F_DADFAILED = 0x08
 IFA_F_DEPRECATED = 0x20
 IFA_F_TENTATIVE = 0x40
-CONNECTED = frozenset({"UP", "UNKNOWN"})  # UNKNOWN: loopback, tun and others that have no notion of it
 
 
 def interfaces(
@@ -56,7 +50,7 @@ def interfaces(
     named = _named_kinds(user_kinds)
     if sys.platform == "linux":
         try:
-            return _from_netlink(recent.read(anew=anew), named)
+            return _from_netlink(snapshots.read(anew=anew), tuple(named.items()))
         except OSError as error:
             if is_exhaustion(error):
                 raise
@@ -68,8 +62,8 @@ def interfaces_known(
     user_kinds: UserKinds = {},  # noqa: B006 - never changed
 ) -> tuple[Interface, ...] | None:
     """What was read before and still holds; None = it has to be read, which takes milliseconds."""
-    known = recent.known() if sys.platform == "linux" else None
-    return None if known is None else _from_netlink(known, _named_kinds(user_kinds))
+    known = snapshots.known()
+    return None if known is None else _from_netlink(known, tuple(_named_kinds(user_kinds).items()))
 
 
 async def interfaces_async(
@@ -90,14 +84,14 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
     """
     if sys.platform != "linux":
         return frozenset()
-    literals = {remote: Family.IPV6 if ":" in remote else Family.IPV4 for remote in remotes}
     pairs: set[tuple[str, str]] = set()
+    wanted = {remote: Family.IPV6 if ":" in remote else Family.IPV4 for remote in remotes}
     try:
-        with netlink.NetlinkSocket() as kernel:
+        with NetlinkSocket() as kernel:
             for interface in found:
-                for remote, family in literals.items():
+                for remote, family in wanted.items():
                     sources = (a.address for a in interface.addresses if a.usable and a.family is family)
-                    if any(kernel.has_route(interface.index, remote, source) for source in sources):
+                    if any(lookup(kernel, remote, source, interface.index) for source in sources):
                         pairs.add((interface.name, remote))
     except OSError as error:
         if is_exhaustion(error):
@@ -118,73 +112,53 @@ def _named_kinds(user_kinds: UserKinds) -> dict[str, Kind]:
     return named
 
 
-if sys.platform == "linux":
-    _devices: dict[tuple[int, str, str], DeviceFacts] = {}
-    """What a device is does not change while it exists, and reading it takes a dozen system calls."""
-    _last: tuple[netlink.Snapshot, dict[str, Kind], tuple[Interface, ...]] | None = None
-
-    def _from_netlink(snapshot: netlink.Snapshot, named: dict[str, Kind]) -> tuple[Interface, ...]:
-        """The same snapshot is not looked at twice: that takes as long as all else that opens a session."""
-        global _last
-        last = _last
-        if last is None or last[0] is not snapshot or last[1] != named:
-            last = _last = (snapshot, named, _read_snapshot(snapshot, named))
-        return last[2]
-
-    def _read_snapshot(snapshot: netlink.Snapshot, named: Mapping[str, Kind]) -> tuple[Interface, ...]:
-        addresses: dict[int, list[InterfaceAddress]] = {}
-        for record in snapshot.addresses:
-            addresses.setdefault(record.index, []).append(_address(record))
-        gateways: dict[int, list[tuple[Family, str]]] = {}
-        for route in snapshot.routes:
-            gateways.setdefault(route.index, []).append((route.family, route.gateway))
-        return tuple(
-            _interface(
-                _link_facts(link),
-                named,
-                index=link.index,
-                up=bool(link.flags & IFF_UP),
-                carrier=link.carrier and link.operstate in CONNECTED,
-                addresses=addresses.get(link.index, ()),
-                gateways=gateways.get(link.index, ()),
-            )
-            for link in snapshot.links
+@lru_cache(maxsize=4)
+def _from_netlink(snapshot: Snapshot, named: tuple[tuple[str, Kind], ...]) -> tuple[Interface, ...]:
+    """The same snapshot is not looked at twice: that takes as long as all else that opens a session."""
+    addresses: dict[int, list[InterfaceAddress]] = {}
+    for record in snapshot.addresses:
+        addresses.setdefault(record.index, []).append(_address(record))
+    gateways: dict[int, dict[tuple[Family, str], None]] = {}
+    for route in snapshot.routes:
+        gateways.setdefault(route.index, {})[route.family, route.gateway] = None
+    return tuple(
+        _interface(
+            _link_facts(link),
+            dict(named),
+            index=link.index,
+            up=bool(link.flags & IFF_UP),
+            carrier=link.connected,
+            addresses=addresses.get(link.index, ()),
+            gateways=gateways.get(link.index, ()),
         )
+        for link in snapshot.links
+    )
 
-    def _address(record: netlink.AddressRecord) -> InterfaceAddress:
-        reason = ""
-        if record.flags & IFA_F_DADFAILED:
-            reason = "duplicate"
-        elif record.flags & IFA_F_TENTATIVE and not record.flags & IFA_F_OPTIMISTIC:
-            reason = "tentative"
-        elif record.flags & IFA_F_DEPRECATED:
-            reason = "deprecated"
-        elif record.family is Family.IPV6 and ip_address(record.address).is_link_local:
-            reason = "link-local"
-        return InterfaceAddress(record.address, record.family, record.prefix_length, not reason, reason)
 
-    def _link_facts(link: netlink.LinkRecord) -> DeviceFacts:
-        """What netlink says, and sysfs where it has more to say.
+def _address(record: AddressRecord) -> InterfaceAddress:
+    reason = ""
+    if record.flags & IFA_F_DADFAILED:
+        reason = "duplicate"
+    elif record.flags & IFA_F_TENTATIVE and not record.flags & IFA_F_OPTIMISTIC:
+        reason = "tentative"
+    elif record.flags & IFA_F_DEPRECATED:
+        reason = "deprecated"
+    elif record.family is Family.IPV6 and ip_address(record.address).is_link_local:
+        reason = "link-local"
+    return InterfaceAddress(record.address, record.family, record.prefix_length, not reason, reason)
 
-        A mounted /sys may show another network namespace, where the same name is another device: then it is
-        not asked. Nor is it for a device made by software, of which a machine with containers has hundreds.
-        """
-        facts = DeviceFacts(link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac)
-        if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind:
-            return facts
-        key = (link.index, link.name, link.mac)
-        known = _devices.get(key)
-        if known is not None:
-            return known
-        if device_index(link.name) != link.index:
-            return facts
-        told = device_facts(link.name)
-        if told.mac != link.mac:
-            return facts
-        while len(_devices) >= DEVICES_KNOWN:
-            _devices.pop(next(iter(_devices)), None)
-        _devices[key] = told
-        return told
+
+def _link_facts(link: LinkRecord) -> DeviceFacts:
+    """What netlink says, and sysfs where it has more to say.
+
+    A mounted /sys may show another network namespace, where the same name is another device: then it is
+    not asked. Nor is it for a device made by software, of which a machine with containers has hundreds.
+    """
+    facts = DeviceFacts(link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac)
+    if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind or device_index(link.name) != link.index:
+        return facts
+    told = device_facts(link.name)
+    return told if told.mac == link.mac else facts
 
 
 def _from_netifaces(named: Mapping[str, Kind]) -> tuple[Interface, ...]:
@@ -216,7 +190,7 @@ def _interface(
     *,
     index: int,
     addresses: Sequence[InterfaceAddress],
-    gateways: Sequence[tuple[Family, str]],
+    gateways: Collection[tuple[Family, str]],
     up: bool = True,
     carrier: bool = True,
 ) -> Interface:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from multi.types import Kind
 
-__all__ = ["DeviceFacts", "kind_of"]
-
 # ARPHRD_* values of `include/uapi/linux/if_arp.h`, as in /sys/class/net/<name>/type.
 ARPHRD_PPP = 512
 ARPHRD_RAWIP = 519

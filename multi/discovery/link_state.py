@@ -13,16 +13,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 
-from multi.discovery.rtnetlink import HEADER, NLMSG_DONE, NLMSG_ERROR, attributes
+from multi.discovery import netlink
+from multi.discovery.netlink import attributes, messages, text
 from multi.types import Interface, InterfaceAddress
 
-__all__ = ["DumpAnswer", "LinkEvents", "LinkState", "Loss", "compare"]
-
-# include/uapi/linux/netlink.h, rtnetlink.h, if.h, if_link.h, if_addr.h
-NLM_F_DUMP_INTR = 0x10
-RTM_NEWLINK, RTM_DELLINK = 16, 17
-RTM_NEWADDR, RTM_DELADDR = 20, 21
-RTM_NEWROUTE, RTM_DELROUTE = 24, 25
+# include/uapi/linux/if.h, if_link.h, if_addr.h, rtnetlink.h
 IFF_UP = 0x1
 IFLA_IFNAME, IFLA_OPERSTATE, IFLA_CARRIER, IFLA_CARRIER_DOWN_COUNT = 3, 16, 33, 48
 IF_OPER_UNKNOWN, IF_OPER_UP = 0, 6
@@ -32,11 +27,6 @@ RT_TABLE_LOCAL = 255
 RTM_F_CLONED = 0x200
 ROUTE_TYPES = frozenset({1, 6, 7, 8})  # unicast, blackhole, unreachable, prohibit: what decides where packets leave
 ADDRESS_LENGTHS = {int(socket.AF_INET): 4, int(socket.AF_INET6): 16}
-
-LINK = struct.Struct("=BxHiII")
-ADDRESS = struct.Struct("=BBBBI")
-ROUTE = struct.Struct("=BBBBBBBBI")
-NUMBER = struct.Struct("=I")
 CREATED_OFFSET = 8  # of ifa_cacheinfo.cstamp
 NO_COUNT = -1
 
@@ -138,33 +128,33 @@ class LinkState:
 
     def hear(self, data: bytes | memoryview, heard: LinkEvents) -> None:
         """Take in one datagram. What cannot be understood is passed over."""
-        for kind, flags, sequence, body in _messages(data):
+        for kind, flags, sequence, body in messages(memoryview(data)):
             try:
-                if kind in (RTM_NEWROUTE, RTM_DELROUTE):
+                if kind in (netlink.RTM_NEWROUTE, netlink.RTM_DELROUTE):
                     heard.routes += 1
                     # One is as good as many: everything is read anew.
                     heard.changed = heard.changed or _matters(body)
-                elif kind in (RTM_NEWLINK, RTM_DELLINK):
-                    self._hear_link(kind == RTM_NEWLINK, body, heard)
-                elif kind in (RTM_NEWADDR, RTM_DELADDR):
-                    self._hear_address(kind == RTM_NEWADDR, body, heard)
-                elif kind in (NLMSG_DONE, NLMSG_ERROR):
-                    heard.answers.append(DumpAnswer(sequence, kind == NLMSG_DONE))
+                elif kind in (netlink.RTM_NEWLINK, netlink.RTM_DELLINK):
+                    self._hear_link(kind == netlink.RTM_NEWLINK, body, heard)
+                elif kind in (netlink.RTM_NEWADDR, netlink.RTM_DELADDR):
+                    self._hear_address(kind == netlink.RTM_NEWADDR, body, heard)
+                elif kind in (netlink.NLMSG_DONE, netlink.NLMSG_ERROR):
+                    heard.answers.append(DumpAnswer(sequence, kind == netlink.NLMSG_DONE))
             except (struct.error, ValueError):
                 # What it would have told is unknown, so let everybody look.
                 heard.changed = True
-            if kind != NLMSG_ERROR and flags & NLM_F_DUMP_INTR:
+            if kind != netlink.NLMSG_ERROR and flags & netlink.NLM_F_DUMP_INTR:
                 heard.interrupted = True
 
     def _hear_link(self, present: bool, body: memoryview, heard: LinkEvents) -> None:
-        family, _type, index, flags, _change = LINK.unpack_from(body)
+        family, _type, index, flags, _change = netlink.LINK.unpack_from(body)
         if family != socket.AF_UNSPEC:
             return  # a bridge says so of its port: the interface itself is not gone
         if not present:
             self._link_gone(index, heard)
             return
         before = self._links.get(index)
-        now = _link(flags, attributes(body, LINK.size), before)
+        now = _link(flags, attributes(body, netlink.LINK.size), before)
         if now is None:
             return
         self._links[index] = now
@@ -185,11 +175,11 @@ class LinkState:
             heard.losses.append(Loss(link.name, "", REMOVED))
 
     def _hear_address(self, present: bool, body: memoryview, heard: LinkEvents) -> None:
-        family, prefix_length, short_flags, _scope, index = ADDRESS.unpack_from(body)
+        family, prefix_length, short_flags, _scope, index = netlink.ADDRESS.unpack_from(body)
         length = ADDRESS_LENGTHS.get(family)
         if length is None:
             return
-        found = attributes(body, ADDRESS.size)
+        found = attributes(body, netlink.ADDRESS.size)
         # On a point-to-point link IFA_ADDRESS is the other end and IFA_LOCAL ours.
         packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
         if packed is None or len(packed) != length:
@@ -206,7 +196,7 @@ class LinkState:
             usable=not duplicate and not tentative,
             duplicate=duplicate,
             deprecated=bool(flags & IFA_F_DEPRECATED),
-            created=NUMBER.unpack_from(created, CREATED_OFFSET)[0] if len(created) >= CREATED_OFFSET + 4 else 0,
+            created=netlink.NUMBER.unpack_from(created, CREATED_OFFSET)[0] if len(created) >= CREATED_OFFSET + 4 else 0,
         )
         before = self._addresses.get(key)
         self._addresses[key] = now
@@ -273,14 +263,14 @@ def _is_link_local(address: str) -> bool:
 
 
 def _matters(route: memoryview) -> bool:
-    fields = ROUTE.unpack_from(route)
+    fields = netlink.ROUTE.unpack_from(route)
     table, kind, flags = fields[4], fields[7], fields[8]
     return kind in ROUTE_TYPES and table != RT_TABLE_LOCAL and not flags & RTM_F_CLONED
 
 
 def _link(flags: int, found: Mapping[int, memoryview], before: _Link | None) -> _Link | None:
     """What a message says; what it leaves out, as those about wireless events do, is as it was before."""
-    name = bytes(found.get(IFLA_IFNAME, b"")).partition(b"\0")[0].decode(errors="replace")
+    name = text(found.get(IFLA_IFNAME, b""))
     if before is None:
         if not name:
             return None
@@ -306,17 +296,5 @@ def _byte(found: Mapping[int, Collection[int]], kind: int, otherwise: int) -> in
 
 def _number(found: Mapping[int, memoryview], kind: int, otherwise: int) -> int:
     value = found.get(kind)
-    number: int = NUMBER.unpack_from(value)[0] if value is not None else otherwise
+    number: int = netlink.NUMBER.unpack_from(value)[0] if value is not None else otherwise
     return number
-
-
-def _messages(data: bytes | memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
-    """(type, flags, sequence, body) of each message of a datagram, up to the first that cannot be one."""
-    view = memoryview(data)
-    offset = 0
-    while offset + HEADER.size <= len(view):
-        length, kind, flags, sequence, _port = HEADER.unpack_from(view, offset)
-        if length < HEADER.size or offset + length > len(view):
-            return
-        yield kind, flags, sequence, view[offset + HEADER.size : offset + length]
-        offset += (length + 3) & ~3

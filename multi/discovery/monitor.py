@@ -14,22 +14,16 @@ import errno
 import logging
 import socket
 import struct
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
 
+from multi.discovery import netlink
 from multi.discovery.interfaces import interfaces
 from multi.discovery.link_state import LinkEvents, LinkState, Loss, compare
 from multi.discovery.namespace import namespace_if_told
-from multi.discovery.netlink import (
-    RTNLGRP_IPV4_IFADDR,
-    RTNLGRP_IPV4_ROUTE,
-    RTNLGRP_IPV6_IFADDR,
-    RTNLGRP_IPV6_ROUTE,
-    RTNLGRP_LINK,
-)
-from multi.discovery.rtnetlink import NETLINK_ADD_MEMBERSHIP, NLM_F_DUMP, NLM_F_REQUEST, SOL_NETLINK, message
+from multi.discovery.netlink import message, open_netlink
+from multi.discovery.resources import start_in_thread
 from multi.types import Interface
 
 __all__ = ["Loss", "NetworkMonitor", "monitor"]
@@ -46,16 +40,11 @@ RESYNC_PAUSE = 0.200  # seconds between two readings of everything while message
 POLL_INTERVAL = 2.0  # seconds; reading the interfaces takes milliseconds
 RECEIVE_BUFFER = 4 << 20  # bytes; what the kernel may keep while the event loop is busy
 DATAGRAM = 1 << 16  # bytes; the kernel fills 32 KiB at once
-DUMP_ATTEMPTS = 4  # a dump during which something changed may have holes and is taken again
 DATAGRAMS_AT_ONCE = 256  # then others on the event loop get their turn
 
-# include/uapi/linux/netlink.h, rtnetlink.h, if_link.h; asm-generic/socket.h
-NETLINK_DROP_MEMBERSHIP = 2
-ROUTE_GROUPS = (RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV6_ROUTE)
-GROUPS = (RTNLGRP_LINK, RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
-RTM_GETLINK, RTM_GETADDR = 18, 22
-NETLINK_NO_ENOBUFS = 5
-SO_RCVBUFFORCE, SO_MEMINFO = 33, 55
+ROUTE_GROUPS = (netlink.RTNLGRP_IPV4_ROUTE, netlink.RTNLGRP_IPV6_ROUTE)
+GROUPS = (netlink.RTNLGRP_LINK, netlink.RTNLGRP_IPV4_IFADDR, netlink.RTNLGRP_IPV6_IFADDR, *ROUTE_GROUPS)
+SO_RCVBUFFORCE, SO_MEMINFO = 33, 55  # include/uapi/asm-generic/socket.h
 SK_MEMINFO = struct.Struct("=9I")  # the last one: SK_MEMINFO_DROPS, messages that found the buffer full
 # struct ifinfomsg and IFLA_EXT_MASK: RTEXT_FILTER_SKIP_STATS; struct ifaddrmsg
 LINK_REQUEST = bytes(16) + struct.pack("=HHI", 8, 29, 8)
@@ -91,7 +80,6 @@ class NetworkMonitor:
         self._events: _Events | None = None
         self._poller: _Poller | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._poll_timer: asyncio.TimerHandle | None = None
         self._learn_timer: asyncio.TimerHandle | None = None
         self._carrier_timer: asyncio.TimerHandle | None = None
         self._carrier_until = 0.0
@@ -140,7 +128,7 @@ class NetworkMonitor:
                 if self._events.overflowed:
                     self._changed(loop)
                 return
-        self._poll(loop)
+        self._poller = _Poller(loop, self, self._read, self._poll_interval)
 
     def _learn(self) -> None:
         """Read what there is, late. Whatever was told before that is a change."""
@@ -156,27 +144,12 @@ class NetworkMonitor:
         if heard.changed or heard.losses or events.overflowed:
             self._changed(loop)
 
-    def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            self._poller = _Poller(loop, self, self._read, self._poll_interval)
-        except RuntimeError as error:  # there is no thread to be had
-            log.warning("cannot look for network changes: %s", error)
-            self._poll_timer = loop.call_later(self._poll_interval, self._poll, loop)
-
     def _stop(self) -> None:
         loop = self._loop()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-            self._poll_timer = None
-        if self._carrier_timer is not None:
-            self._carrier_timer.cancel()
-            self._carrier_timer = None
-        if self._learn_timer is not None:
-            self._learn_timer.cancel()
-            self._learn_timer = None
+        for timer in (self._timer, self._carrier_timer, self._learn_timer):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._carrier_timer = self._learn_timer = None
         if self._events is not None:
             if loop is not None and not loop.is_closed():
                 loop.remove_reader(self._events.descriptor)
@@ -204,16 +177,13 @@ class NetworkMonitor:
         except OSError as error:
             log.warning("no longer hearing of network changes (%s), looking every %g s", error, self._poll_interval)
             self._stop()
-            self._poll(loop)
+            self._poller = _Poller(loop, self, self._read, self._poll_interval)
             heard.changed = True
         if heard.carrier and self._events is not None:
             self._carrier_until = loop.time() + CARRIER_PAUSE
             if self._carrier_timer is None:
                 self._carrier_timer = loop.call_later(CARRIER_INTERVAL, self._look_for_carriers)
-        if heard.changed or events.overflowed:
-            self._changed(loop)
-        if heard.losses:
-            self._tell(heard.collapsed())
+        self._report(heard, events, loop)
 
     def _look_for_carriers(self) -> None:
         """The kernel tells of carriers once a second at most, so one lost soon after it came is asked for."""
@@ -226,6 +196,9 @@ class NetworkMonitor:
             events.resync(heard)
         if loop.time() < self._carrier_until:
             self._carrier_timer = loop.call_later(CARRIER_INTERVAL, self._look_for_carriers)
+        self._report(heard, events, loop)
+
+    def _report(self, heard: LinkEvents, events: _Events, loop: asyncio.AbstractEventLoop) -> None:
         if heard.changed or events.overflowed:
             self._changed(loop)
         if heard.losses:
@@ -273,11 +246,6 @@ class NetworkMonitor:
                 self._events.listen_to_routes()
         self._tell(heard.collapsed())
 
-    def polled(self, losses: tuple[Loss, ...]) -> None:
-        """The interfaces were found different; for the thread that looks."""
-        if self._poller is not None:
-            self._tell(losses)
-
     def _tell(self, losses: tuple[Loss, ...]) -> None:
         for loss in losses:
             log.info("%s: %s", loss.interface, loss.reason)
@@ -294,8 +262,6 @@ class _Events:
     """The netlink socket. All but the reading of a full answer never waits. Raises OSError."""
 
     def __init__(self, receive_buffer: int) -> None:
-        if not hasattr(socket, "AF_NETLINK"):
-            raise OSError(errno.EAFNOSUPPORT, "this system has no netlink")
         self.overflowed = False
         """Messages were lost and not yet made up for."""
         self.resynced = float("-inf")
@@ -308,19 +274,18 @@ class _Events:
         self._routes = 0
         self._counts_drops = False
         self._dropped = 0
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket = open_netlink(netlink.NETLINK_ROUTE)
         try:
             self._socket.setblocking(False)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
             with contextlib.suppress(OSError):  # needs a privilege; else the system's limit holds
                 self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, receive_buffer)
-            self._socket.bind((0, 0))
             with contextlib.suppress(OSError, struct.error):
                 # An error on the socket would make libuv, and uvloop with it, stop listening for good.
                 self._dropped = self._drops()
-                self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
+                self._socket.setsockopt(netlink.SOL_NETLINK, netlink.NETLINK_NO_ENOBUFS, 1)
                 self._counts_drops = True
-            self._membership(NETLINK_ADD_MEMBERSHIP, GROUPS)
+            self._membership(netlink.NETLINK_ADD_MEMBERSHIP, GROUPS)
         except OSError:
             self._socket.close()
             raise
@@ -345,7 +310,7 @@ class _Events:
         self._routes += heard.routes
         # Messages that were lost were most likely about routes: while they come, the rest would be lost as well.
         if (self._routes > STORM or self.overflowed) and not self.deaf_to_routes:
-            self._membership(NETLINK_DROP_MEMBERSHIP, ROUTE_GROUPS)
+            self._membership(netlink.NETLINK_DROP_MEMBERSHIP, ROUTE_GROUPS)
             self.deaf_to_routes = True
             heard.changed = True  # so that they are heard again
 
@@ -353,17 +318,18 @@ class _Events:
         """Hear the routes again, if there were too many."""
         self._routes = 0
         if self.deaf_to_routes:
-            self._membership(NETLINK_ADD_MEMBERSHIP, ROUTE_GROUPS)
+            self._membership(netlink.NETLINK_ADD_MEMBERSHIP, ROUTE_GROUPS)
             self.deaf_to_routes = False
 
     def resync(self, heard: LinkEvents) -> None:
         """Learn all links and addresses. If this does not succeed, `overflowed` stays, or becomes, true."""
-        for _attempt in range(DUMP_ATTEMPTS):
+        for _attempt in range(netlink.DUMP_ATTEMPTS):
             heard.interrupted = False
             self._look_for_drops()  # what was lost until now the answers will tell
             self.overflowed = False
             self._known.begin_dump()
-            answered = self._ask(RTM_GETLINK, LINK_REQUEST, heard) and self._ask(RTM_GETADDR, ADDRESS_REQUEST, heard)
+            answered = self._ask(netlink.RTM_GETLINK, LINK_REQUEST, heard)
+            answered = answered and self._ask(netlink.RTM_GETADDR, ADDRESS_REQUEST, heard)
             self._look_for_drops()
             if answered and not (self.overflowed or heard.interrupted):
                 self._known.end_dump(heard)
@@ -376,7 +342,7 @@ class _Events:
         The kernel prepares the next part of an answer whenever one is read, so this does not wait either.
         """
         self._sequence += 1
-        self._socket.send(message(kind, NLM_F_REQUEST | NLM_F_DUMP, self._sequence, body))
+        self._socket.send(message(kind, netlink.NLM_F_REQUEST | netlink.NLM_F_DUMP, self._sequence, body))
         while self._receive(heard):
             for answer in heard.answers:
                 if answer.sequence == self._sequence:
@@ -408,52 +374,47 @@ class _Events:
 
     def _membership(self, change: int, groups: tuple[int, ...]) -> None:
         for group in groups:
-            self._socket.setsockopt(SOL_NETLINK, change, group)
+            self._socket.setsockopt(netlink.SOL_NETLINK, change, group)
 
 
 class _Poller:
-    """A thread that reads the interfaces again and again, in the network namespace of the one that starts it."""
+    """Reads the interfaces again and again, in threads, and keeps neither its owner nor a closed event loop alive."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: NetworkMonitor, read: Read, interval: float) -> None:
-        self._stopped = threading.Event()
+        self._loop, self._owner = weakref.ref(loop), weakref.ref(owner)
+        self._read, self._interval = read, interval
+        self._stopped = False
+        self._known: tuple[Interface, ...] | None = None
         try:
-            known: tuple[Interface, ...] | None = read()
+            self._known = read()
         except OSError as error:
             log.warning("cannot read the interfaces: %s", error)
-            known = None
-        arguments = (weakref.ref(loop), weakref.ref(owner), read, interval, self._stopped, known)
-        threading.Thread(target=_poll, args=arguments, name="multi-network-monitor", daemon=True).start()
+        loop.call_later(interval, self._look)
 
     def stop(self) -> None:
-        self._stopped.set()
+        self._stopped = True
 
-
-def _poll(
-    loop: weakref.ref[asyncio.AbstractEventLoop],
-    owner: weakref.ref[NetworkMonitor],
-    read: Read,
-    interval: float,
-    stopped: threading.Event,
-    known: tuple[Interface, ...] | None,
-) -> None:
-    while not stopped.wait(interval):
-        try:
-            found = read()
-        except OSError as error:
-            log.warning("cannot read the interfaces: %s", error)
-            continue
-        if found == known:
-            continue
-        losses = compare(known, found) if known is not None else ()
-        known = found
-        running, listener = loop(), owner()
-        if running is None or listener is None:
+    def _look(self) -> None:
+        loop = self._loop()
+        if self._stopped or loop is None:
             return
         try:
-            running.call_soon_threadsafe(listener.polled, losses)
-        except RuntimeError:
-            return  # the loop is closed
-        del running, listener
+            start_in_thread(loop, self._read).add_done_callback(self._looked)
+        except OSError as error:  # there is no thread to be had
+            log.warning("cannot look for network changes: %s", error)
+            loop.call_later(self._interval, self._look)
+
+    def _looked(self, reading: asyncio.Future[tuple[Interface, ...]]) -> None:
+        loop, owner = self._loop(), self._owner()
+        if self._stopped or loop is None or owner is None or reading.cancelled():
+            return
+        loop.call_later(self._interval, self._look)
+        if (error := reading.exception()) is not None:
+            log.warning("cannot read the interfaces: %s", error)
+            return
+        known, self._known = self._known, reading.result()
+        if self._known != known:
+            owner._tell(compare(known, self._known) if known is not None else ())
 
 
 _monitors: weakref.WeakKeyDictionary[

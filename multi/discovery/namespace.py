@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["Namespace", "namespace", "namespace_if_told"]
-
 Namespace = tuple[int, int]
 """Device and inode, which no other namespace has as long as this one exists."""
 

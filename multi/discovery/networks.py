@@ -7,31 +7,16 @@ private addresses. Only the kernel's table of neighbours is asked, which costs n
 from __future__ import annotations
 
 import logging
-import socket
-import struct
 import sys
 from collections.abc import Iterable
 from ipaddress import ip_interface
 
 from multi.discovery.resources import is_exhaustion
-from multi.discovery.rtnetlink import HEADER, attributes
+from multi.discovery.snapshot import neighbours
 from multi.types import Family, Interface, Kind
-
-if sys.platform == "linux":
-    from multi.discovery import netlink
-
-__all__ = ["network_id", "network_ids"]
 
 log = logging.getLogger("multi.discovery")
 
-# include/uapi/linux/neighbour.h and rtnetlink.h
-RTM_GETNEIGH = 30
-NDA_DST, NDA_LLADDR = 1, 2
-NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
-NEIGHBOUR = struct.Struct("=BxxxiHBB")
-NEIGHBOUR_REQUEST = bytes(NEIGHBOUR.size)
-
-NO_MAC = "00:00:00:00:00:00"
 SHARED_MACS = ("00:00:5e:00:01:", "00:00:5e:00:02:", "00:00:0c:07:ac:", "00:00:0c:9f:f")
 """Virtual routers (VRRP of RFC 9568, HSRP): the same address on networks that have nothing to do with each other."""
 
@@ -87,30 +72,10 @@ def _neighbours(indices: set[int]) -> _Neighbours:
     if sys.platform != "linux" or not indices:
         return {}
 
-    def wanted(message: bytes) -> bool:
-        if len(message) < HEADER.size + NEIGHBOUR.size:
-            return False
-        _family, index, state, _flags, _type = NEIGHBOUR.unpack_from(message, HEADER.size)
-        return index in indices and not state & (NUD_INCOMPLETE | NUD_FAILED)
-
-    known: _Neighbours = {}
     try:
-        with netlink.NetlinkSocket() as kernel:
-            told = kernel.raw_dump(RTM_GETNEIGH, NEIGHBOUR_REQUEST)
-        for key, mac in netlink.readable(_neighbour, filter(wanted, told)):
-            if mac != NO_MAC:
-                known[key] = mac
+        return neighbours(indices)
     except OSError as error:
         if is_exhaustion(error):
             raise
         log.warning("cannot ask for the neighbours: %s", error)
-    return known
-
-
-def _neighbour(message: bytes) -> tuple[tuple[int, str], str] | None:
-    family, index, _state, _flags, _type = NEIGHBOUR.unpack_from(message, HEADER.size)
-    found = attributes(message, HEADER.size + NEIGHBOUR.size)
-    address, mac = found.get(NDA_DST), found.get(NDA_LLADDR)
-    if not address or not mac or family not in netlink.FAMILIES:
-        return None
-    return (index, socket.inet_ntop(family, address)), netlink.hardware_address(mac)
+    return {}

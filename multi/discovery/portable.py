@@ -16,8 +16,6 @@ from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts
 from multi.discovery.sysfs import SYS_CLASS_NET, device_facts
 from multi.types import Family, InterfaceAddress
 
-__all__ = ["PortableInterface", "read"]
-
 FAMILIES = ((Family.IPV4, netifaces.AF_INET), (Family.IPV6, netifaces.AF_INET6))
 
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-__all__ = ["in_thread", "is_exhaustion", "start_in_thread"]
-
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
 
 Parameters = ParamSpec("Parameters")

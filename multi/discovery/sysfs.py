@@ -7,8 +7,6 @@ from pathlib import Path
 
 from multi.discovery.kinds import DeviceFacts
 
-__all__ = ["SYS_CLASS_NET", "device_facts", "device_index"]
-
 SYS_CLASS_NET = Path("/sys/class/net")
 
 

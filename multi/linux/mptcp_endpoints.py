@@ -19,51 +19,39 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
 
 from multi.discovery.namespace import namespace
-from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, Limits, MptcpPathManager, Place, fits
-
-__all__ = ["EndpointLease", "lease_endpoints"]
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, Endpoint, MptcpAddress, MptcpLimits, MptcpPathManager, fits
 
 log = logging.getLogger("multi.linux")
 
 RENEWED_RECENTLY = 1.0  # seconds
 
 _numbers = count(1)
-_renewed: dict[tuple[Path, Place], float] = {}
+_renewed: dict[tuple[Path, MptcpAddress], float] = {}
 _leases: set[EndpointLease] = set()
 
 
 @dataclass(slots=True)
-class _Added:
-    """An endpoint that was added, and by whom it is used."""
+class _Change:
+    """Something this host would not have without us, and who uses it: an endpoint, or a limit that was raised."""
 
-    address: str
-    index: int
     users: list[str]
+    address: str = ""
+    """Of an endpoint, with the index of its interface; empty = the limit of subflows."""
+    index: int = 0
+    before: int = 0
+    set: int = 0
 
 
-@dataclass(slots=True)
-class _Raised:
-    """A limit that was raised: what it was, what it became, for whom."""
-
-    before: int
-    set: int
-    users: list[str]
+_Book = list[_Change]
+"""What all processes together have changed on this host."""
 
 
-@dataclass(slots=True)
-class _Book:
-    """What all processes together have changed on this host."""
-
-    endpoints: list[_Added] = field(default_factory=list)
-    limits: list[_Raised] = field(default_factory=list)
-
-
-def lease_endpoints(places: Sequence[Place], subflows: int = 0) -> EndpointLease:
+def lease_endpoints(places: Sequence[MptcpAddress], subflows: int = 0) -> EndpointLease:
     """See that the kernel makes subflows from these places, and allows `subflows` or as many as there are endpoints.
 
     Call it before the socket is made: the kernel decides then whether a connection will ever have subflows. Takes a
@@ -88,12 +76,12 @@ class EndpointLease:
         """Whether this process may change anything."""
         self._process = os.getpid()
         self._user = f"{_process_name(self._process)}:{next(_numbers)}"
-        self._own: set[Place] = set()
+        self._own: set[MptcpAddress] = set()
         self._file = _book_file()
         self._wrote = False
         _leases.add(self)
 
-    def extend(self, places: Sequence[Place], subflows: int = 0) -> None:
+    def extend(self, places: Sequence[MptcpAddress], subflows: int = 0) -> None:
         """Use these places too. Raises OSError."""
         if not places and not subflows:
             return
@@ -108,7 +96,7 @@ class EndpointLease:
             able = sum(endpoint.makes_subflows for endpoint in self.manager.endpoints())
             self._allow(book, min(max(subflows, able if places else 0), MAX_SUBFLOWS))
 
-    def renew(self, place: Place) -> None:
+    def renew(self, place: MptcpAddress) -> None:
         """Take the endpoint away and add it again: the kernel then makes the subflows from there anew.
 
         It never does so by itself when a subflow has ended. Subflows of other connections end and begin too, so what
@@ -123,7 +111,7 @@ class EndpointLease:
             self.manager.add_endpoint(place.address, place.index)
             _renewed[self._file, place] = time.monotonic()
 
-    def suspend(self, place: Place) -> None:
+    def suspend(self, place: MptcpAddress) -> None:
         """Take the endpoint away until it is renewed, so that the kernel at once gives up the subflows from there.
 
         What they had in flight goes over the others then, not only when the kernel finds out. Raises OSError.
@@ -143,8 +131,7 @@ class EndpointLease:
         try:
             if self._wrote and self._process == os.getpid():
                 with _opened(self._file) as book:
-                    changes: list[_Added | _Raised] = [*book.endpoints, *book.limits]
-                    for change in changes:
+                    for change in book:
                         change.users = [user for user in change.users if user != self._user]
                     _sweep(self.manager, book)
         except OSError as error:
@@ -152,7 +139,7 @@ class EndpointLease:
         finally:
             self.manager.close()
 
-    def _rely_on(self, places: Sequence[Place], subflows: int) -> None:
+    def _rely_on(self, places: Sequence[MptcpAddress], subflows: int) -> None:
         endpoints = self.manager.endpoints()
         for place in places:
             if not any(fits(endpoint, place) for endpoint in endpoints):
@@ -160,47 +147,45 @@ class EndpointLease:
         if self.manager.limits().subflows < max(subflows, len(places)):
             raise PermissionError(errno.EPERM, "raising the limit of MPTCP subflows needs CAP_NET_ADMIN")
 
-    def _remove(self, place: Place) -> None:
+    def _remove(self, place: MptcpAddress) -> None:
         for endpoint in self.manager.endpoints():
             if fits(endpoint, place):
                 _quietly_remove(self.manager, endpoint)
 
-    def _use(self, book: _Book, place: Place) -> None:
-        known = [added for added in book.endpoints if added.address == place.address]
+    def _use(self, book: _Book, place: MptcpAddress) -> None:
+        known = next((change for change in book if change.address == place.address), None)
         present = [endpoint for endpoint in self.manager.endpoints() if endpoint.address == place.address]
-        if known and known[0].index != place.index:
+        if known is None and any(fits(endpoint, place) for endpoint in present):
+            return  # an administrator's
+        if known is None and present:
+            # Subflows are not what it is for, or it is tied to another interface: not ours to change.
+            raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
+        if known is not None and known.index != place.index:
             # The interface has vanished and come back with another number: the endpoint would never fit again.
             for endpoint in present:
                 _quietly_remove(self.manager, endpoint)
-            known[0].index, present = place.index, []
-        if present and not known:
-            if any(fits(endpoint, place) for endpoint in present):
-                return
-            # Subflows are not what it is for, or it is tied to another interface: not ours to change.
-            raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
+            known.index, present = place.index, []
         if not present:
             self.manager.add_endpoint(place.address, place.index)
             log.info("MPTCP endpoint %s added", place.address)
-        if not known:
-            known = [_Added(place.address, place.index, [])]
-            book.endpoints += known
-        if self._user not in known[0].users:
-            known[0].users.append(self._user)
+        if known is None:
+            known = _Change([], place.address, place.index)
+            book.append(known)
+        if self._user not in known.users:
+            known.users.append(self._user)
         self._own.add(place)
 
     def _allow(self, book: _Book, subflows: int) -> None:
+        raised = next((change for change in book if not change.address), None)
         before = self.manager.raise_limits(subflows)
-        if before is None:
-            for raised in book.limits:  # we need what another has raised
-                if raised.before < subflows and self._user not in raised.users:
-                    raised.users.append(self._user)
-            return
-        log.info("limit of MPTCP subflows raised from %d to %d", before.subflows, subflows)
-        for raised in book.limits:
+        if before is not None:
+            log.info("limit of MPTCP subflows raised from %d to %d", before.subflows, subflows)
+            if raised is None:
+                raised = _Change([], before=before.subflows)
+                book.append(raised)
             raised.set = subflows
-            raised.users.append(self._user)
-            return
-        book.limits.append(_Raised(before.subflows, subflows, [self._user]))
+        if raised is not None and raised.before < subflows and self._user not in raised.users:
+            raised.users.append(self._user)  # perhaps of what another one has raised
 
 
 @atexit.register
@@ -211,24 +196,17 @@ def _release_all() -> None:
 
 def _sweep(manager: MptcpPathManager, book: _Book) -> None:
     """Take away what nobody uses any more; those who were killed use nothing."""
-    present: tuple[Endpoint, ...] | None = None
-    for added in list(book.endpoints):
-        added.users = [user for user in added.users if _lives(user)]
-        if added.users:
+    for change in list(book):
+        change.users = [user for user in change.users if _lives(user)]
+        if change.users:
             continue
-        book.endpoints.remove(added)
-        present = manager.endpoints() if present is None else present
-        for endpoint in present:
-            if (endpoint.address, endpoint.index) == (added.address, added.index):
-                _quietly_remove(manager, endpoint)
-    for raised in list(book.limits):
-        raised.users = [user for user in raised.users if _lives(user)]
-        if raised.users:
-            continue
-        book.limits.remove(raised)
-        now = manager.limits()
-        if now.subflows == raised.set:  # else somebody else has changed it meanwhile
-            manager.set_limits(Limits(raised.before, now.add_addr_accepted))
+        book.remove(change)
+        if change.address:
+            for endpoint in manager.endpoints():
+                if (endpoint.address, endpoint.index) == (change.address, change.index):
+                    _quietly_remove(manager, endpoint)
+        elif (now := manager.limits()).subflows == change.set:  # else somebody else has changed it meanwhile
+            manager.set_limits(MptcpLimits(change.before, now.add_addr_accepted))
 
 
 def _quietly_remove(manager: MptcpPathManager, endpoint: Endpoint) -> None:
@@ -249,8 +227,8 @@ def _opened(path: Path) -> Iterator[_Book]:
         try:
             yield book
         finally:
-            if book.endpoints or book.limits:
-                written = json.dumps(asdict(book)).encode()
+            if book:
+                written = json.dumps([asdict(change) for change in book]).encode()
                 os.pwrite(descriptor, written, 0)
                 os.ftruncate(descriptor, len(written))
             else:
@@ -276,14 +254,10 @@ def _locked(path: Path) -> int:
 
 def _parsed(data: bytes) -> _Book:
     try:
-        read = json.loads(data) if data else {}
-        return _Book(
-            [_Added(str(e["address"]), int(e["index"]), list(map(str, e["users"]))) for e in read.get("endpoints", ())],
-            [_Raised(int(e["before"]), int(e["set"]), list(map(str, e["users"]))) for e in read.get("limits", ())],
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return [_Change(list(map(str, change.pop("users"))), **change) for change in json.loads(data or b"[]")]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         log.warning("the record of MPTCP endpoints was damaged; some may stay behind")
-        return _Book()
+        return []
 
 
 def _book_file() -> Path:

@@ -18,26 +18,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
-from multi.discovery.resources import is_exhaustion
-from multi.discovery.rtnetlink import NESTED, attribute, attributes, s32, u8, u16, u32
+from multi.discovery import interfaces
+from multi.discovery.netlink import NESTED, attribute, attributes, u32
 from multi.linux.genetlink import GenericNetlink
 from multi.types import Candidate, Family, Source
-
-if sys.platform == "linux":
-    import fcntl
-
-__all__ = [
-    "MAX_SUBFLOWS",
-    "Endpoint",
-    "Limits",
-    "MptcpPathManager",
-    "Place",
-    "SubflowName",
-    "path_manager_type",
-    "place_of",
-    "sources_of",
-    "why_no_subflows",
-]
 
 MAX_SUBFLOWS = 8  # the kernel's own limit on subflows besides the first one
 SYSCTL = Path("/proc/sys/net/mptcp")
@@ -50,12 +34,6 @@ _ADD_ADDR, _DEL_ADDR, _GET_ADDR, _SET_LIMITS, _GET_LIMITS = 1, 2, 3, 5, 6
 _REMOVE, _SUBFLOW_CREATE, _SUBFLOW_DESTROY = 9, 10, 11
 _ADDR, _RCV_ADD_ADDRS, _SUBFLOWS, _TOKEN, _LOC_ID, _ADDR_REMOTE = 1, 2, 3, 4, 5, 6
 _FAMILY, _ID, _ADDR4, _ADDR6, _PORT, _FLAGS, _INDEX = 1, 2, 3, 4, 5, 6, 7
-
-# include/uapi/linux/sockios.h, if.h, if_addr.h
-_SIOCGIFFLAGS, _SIOCGIFADDR, _SIOCGIFINDEX = 0x8913, 0x8915, 0x8933
-_IFF_UP, _IFF_RUNNING = 0x1, 0x40
-_ADDRESS_UNUSABLE = 0x08 | 0x40  # IFA_F_DADFAILED, IFA_F_TENTATIVE
-_SCOPE_GLOBAL = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +51,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MptcpLimits:
     """Of every connection of the host."""
 
     subflows: int
@@ -91,14 +69,14 @@ class SubflowName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MptcpAddress:
     """Where a subflow would leave from now."""
 
     index: int
     address: str
 
 
-class MptcpPathManager:
+class MptcpPathManager(GenericNetlink):
     """Requests to the path manager of the network namespace it is made in. All raise OSError.
 
     Reading needs no privilege; the rest needs CAP_NET_ADMIN and fails with EPERM. Takes well under a
@@ -106,75 +84,66 @@ class MptcpPathManager:
     """
 
     def __init__(self) -> None:
-        self._netlink = GenericNetlink("mptcp_pm")
-
-    def close(self) -> None:
-        self._netlink.close()
-
-    def __enter__(self) -> MptcpPathManager:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        super().__init__("mptcp_pm")
 
     def permitted(self) -> bool:
         """Whether this process may change anything. The kernel says so before it looks at a request."""
         try:
-            self._netlink.request(_ADD_ADDR)
+            self.request(_ADD_ADDR)
         except OSError as error:
             return error.errno not in (errno.EPERM, errno.EACCES)
         return True
 
     def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(e for answer in self._netlink.request(_GET_ADDR, dump=True) if (e := parse_endpoint(answer)))
+        return tuple(e for answer in self.request(_GET_ADDR, dump=True) if (e := parse_endpoint(answer)))
 
     def add_endpoint(self, address: str, index: int, flags: int = FLAG_SUBFLOW) -> None:
         """EEXIST: it is there already."""
-        self._netlink.request(_ADD_ADDR, _address(_ADDR, address, index=index, flags=flags))
+        self.request(_ADD_ADDR, _address(_ADDR, address, index=index, flags=flags))
 
     def remove_endpoint(self, endpoint: Endpoint) -> None:
         """Closes the subflows from there, of all connections."""
-        self._netlink.request(_DEL_ADDR, _address(_ADDR, endpoint.address, id=endpoint.id))
+        self.request(_DEL_ADDR, _address(_ADDR, endpoint.address, id=endpoint.id))
 
-    def limits(self) -> Limits:
-        answers = self._netlink.request(_GET_LIMITS)
+    def limits(self) -> MptcpLimits:
+        answers = self.request(_GET_LIMITS)
         found = attributes(answers[0]) if answers else {}
-        return Limits(_unsigned(found.get(_SUBFLOWS)), _unsigned(found.get(_RCV_ADD_ADDRS)))
+        return MptcpLimits(_unsigned(found.get(_SUBFLOWS)), _unsigned(found.get(_RCV_ADD_ADDRS)))
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: MptcpLimits) -> None:
         body = u32(_RCV_ADD_ADDRS, limits.add_addr_accepted) + u32(_SUBFLOWS, limits.subflows)
-        self._netlink.request(_SET_LIMITS, body)
+        self.request(_SET_LIMITS, body)
 
-    def raise_limits(self, subflows: int) -> Limits | None:
+    def raise_limits(self, subflows: int) -> MptcpLimits | None:
         """Allow at least so many; the limits before, None if nothing had to change."""
         before, wanted = self.limits(), min(subflows, MAX_SUBFLOWS)
         if before.subflows >= wanted:
             return None
-        self.set_limits(Limits(wanted, before.add_addr_accepted))
+        self.set_limits(MptcpLimits(wanted, before.add_addr_accepted))
         return before
 
-    def create_subflow(self, token: int, local: Place, id: int, remote: str, port: int) -> None:
+    def create_subflow(self, token: int, local: MptcpAddress, id: int, remote: str, port: int) -> None:
         """One more for a connection under a userspace path manager; `id` names the local address to the peer.
 
         ENOTCONN: the peer has not acknowledged data yet; ESRCH: no such connection. Does not wait for the peer.
         """
         body = u32(_TOKEN, token) + _address(_ADDR, local.address, id=id, index=local.index)
-        self._netlink.request(_SUBFLOW_CREATE, body + _address(_ADDR_REMOTE, remote, port=port))
+        self.request(_SUBFLOW_CREATE, body + _address(_ADDR_REMOTE, remote, port=port))
 
     def destroy_subflow(self, token: int, name: SubflowName) -> None:
         body = u32(_TOKEN, token) + _address(_ADDR, name.local, port=name.local_port)
-        self._netlink.request(_SUBFLOW_DESTROY, body + _address(_ADDR_REMOTE, name.remote, port=name.remote_port))
+        self.request(_SUBFLOW_DESTROY, body + _address(_ADDR_REMOTE, name.remote, port=name.remote_port))
 
     def withdraw_address(self, token: int, id: int) -> None:
         """Have the peer close its ends of the subflows from a local address (RM_ADDR, RFC 8684 section 3.4.2).
 
         Without that, ends that no longer reach us count against the peer's limit until it gives up on them.
         """
-        self._netlink.request(_REMOVE, u32(_TOKEN, token) + u8(_LOC_ID, id))
+        self.request(_REMOVE, u32(_TOKEN, token) + attribute(_LOC_ID, bytes((id,))))
 
     def accept_subflows(self) -> None:
         """Under a userspace path manager the kernel takes a peer's subflows only while somebody hears its events."""
-        self._netlink.join(EVENTS)
+        self.join_group(EVENTS)
 
 
 def parse_endpoint(answer: bytes) -> Endpoint | None:
@@ -191,17 +160,21 @@ def parse_endpoint(answer: bytes) -> Endpoint | None:
 def _address(kind: int, address: str, *, id: int = 0, port: int = 0, flags: int = 0, index: int = 0) -> bytes:
     parsed = ip_address(address.partition("%")[0])
     six = parsed.version == 6
-    body = u16(_FAMILY, socket.AF_INET6 if six else socket.AF_INET)
+    body = _u16(_FAMILY, socket.AF_INET6 if six else socket.AF_INET)
     body += attribute(_ADDR6 if six else _ADDR4, parsed.packed)
     if id:
-        body += u8(_ID, id)
+        body += attribute(_ID, bytes((id,)))
     if port:
-        body += u16(_PORT, port)
+        body += _u16(_PORT, port)
     if flags:
         body += u32(_FLAGS, flags)
     if index:
-        body += s32(_INDEX, index)
+        body += u32(_INDEX, index)
     return attribute(NESTED | kind, body)
+
+
+def _u16(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=H", value))
 
 
 def _unsigned(value: bytes | None) -> int:
@@ -228,62 +201,25 @@ def sources_of(candidate: Candidate) -> tuple[Source, ...]:
     return candidate.more_sources or tuple(Source(name) for name in candidate.more_interfaces)
 
 
-def place_of(source: Source, family: Family) -> Place | str:
+def address_of(source: Source, family: Family) -> MptcpAddress | str:
     """Where a subflow of this source would leave from now, or why it cannot: `wlan0: no carrier`.
 
-    Some system calls, no netlink: it is asked several times a second for every subflow. Raises OSError in a shortage of
-    descriptors or memory, which tells nothing of the interface.
+    The address wanted if it is there, else the first one. Takes some microseconds while no network has changed: it is
+    asked several times a second for every subflow. Raises OSError in a shortage of descriptors or memory.
     """
     name = source.interface
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-            # socket.if_nametoindex opens another one, and names no error number when it cannot.
-            index = struct.unpack_from("=i", _ask(sock, _SIOCGIFINDEX, name), 16)[0]
-            flags = struct.unpack_from("=H", _ask(sock, _SIOCGIFFLAGS, name), 16)[0]
-            if not flags & _IFF_UP:
-                return f"{name}: down"
-            if not flags & _IFF_RUNNING:
-                return f"{name}: no carrier"
-            six = family is Family.IPV6
-            address = _ipv6_address(index, source.address) if six else _ipv4_address(sock, name, source.address)
-    except OSError as error:
-        if is_exhaustion(error):
-            raise
+    found = next((one for one in interfaces(anew=False) if one.name == name), None)
+    if found is None:
         return f"{name}: no such interface"
-    return Place(index, address) if address else f"{name}: no {family.value} address"
-
-
-def _ipv4_address(sock: socket.socket, name: str, wanted: str) -> str:
-    if wanted and not ip_address(wanted).is_unspecified:
-        try:
-            sock.bind((wanted, 0))
-            return wanted
-        except OSError:
-            pass  # it is gone; the interface may have got another one
-    try:
-        return socket.inet_ntoa(_ask(sock, _SIOCGIFADDR, name)[20:24])
-    except OSError:
-        return ""
-
-
-def _ipv6_address(index: int, wanted: str) -> str:
-    """The address wanted if it is there, else the first global one."""
-    first = ""
-    with open("/proc/net/if_inet6", encoding="ascii") as table:
-        for line in table:
-            digits, device, _prefix, scope, flags, _name = line.split()
-            if int(device, 16) != index or int(flags, 16) & _ADDRESS_UNUSABLE or int(scope, 16) != _SCOPE_GLOBAL:
-                continue
-            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
-            if wanted and address == str(ip_address(wanted)):
-                return address
-            first = first or address
-    return first
-
-
-def _ask(sock: socket.socket, what: int, name: str) -> bytes:
-    """The answer to an interface question: 16 bytes of name and what was asked for."""
-    return fcntl.ioctl(sock.fileno(), what, struct.pack("=16s24x", name.encode()[:15]))
+    if not found.up:
+        return f"{name}: down"
+    if not found.carrier:
+        return f"{name}: no carrier"
+    mine = [a for a in found.addresses if a.family is family]
+    if any(a.address == source.address and a.reason in ("", "deprecated") for a in mine):
+        return MptcpAddress(found.index, source.address)
+    usable = next((a.address for a in mine if a.usable), "")
+    return MptcpAddress(found.index, usable) if usable else f"{name}: no {family.value} address"
 
 
 def why_no_subflows(candidate: Candidate | None = None) -> str:
@@ -330,25 +266,21 @@ def _why_no_mptcp() -> str:
 
 def _what_is_missing(manager: MptcpPathManager, candidate: Candidate | None) -> str:
     """For a process that may only rely on what the administrator has set up for the kernel's path manager."""
-    able = [endpoint for endpoint in manager.endpoints() if endpoint.makes_subflows]
-    if candidate is None:
-        sources: tuple[Source, ...] = ()
-        if not able:
-            return "the kernel's MPTCP path manager has no endpoints, and adding some needs CAP_NET_ADMIN"
-    else:
-        sources = sources_of(candidate)
-    needed = max(1, len(sources))
+    endpoints = manager.endpoints()
+    if candidate is None and not any(endpoint.makes_subflows for endpoint in endpoints):
+        return "the kernel's MPTCP path manager has no endpoints, and adding some needs CAP_NET_ADMIN"
+    sources = sources_of(candidate) if candidate is not None else ()
     for source in sources:
         assert candidate is not None
-        place = place_of(source, candidate.family)
-        if isinstance(place, str):
-            return place
-        if not any(fits(endpoint, place) for endpoint in able):
+        address = address_of(source, candidate.family)
+        if isinstance(address, str):
+            return address
+        if not any(fits(endpoint, address) for endpoint in endpoints):
             return (
                 f"the kernel's MPTCP path manager has no endpoint for {source.interface}, and adding one needs "
-                f"CAP_NET_ADMIN (ip mptcp endpoint add {place.address} dev {source.interface} subflow)"
+                f"CAP_NET_ADMIN (ip mptcp endpoint add {address.address} dev {source.interface} subflow)"
             )
-    limit = manager.limits().subflows
+    limit, needed = manager.limits().subflows, max(1, len(sources))
     if limit < needed:
         return (
             f"this host allows MPTCP connections {limit} further subflows, and raising the limit needs "
@@ -357,6 +289,6 @@ def _what_is_missing(manager: MptcpPathManager, candidate: Candidate | None) -> 
     return ""
 
 
-def fits(endpoint: Endpoint, place: Place) -> bool:
+def fits(endpoint: Endpoint, place: MptcpAddress) -> bool:
     """Whether the kernel makes a subflow from this place because of this endpoint."""
     return endpoint.makes_subflows and endpoint.address == place.address and endpoint.index in (0, place.index)

@@ -1,6 +1,6 @@
 """Questions to the kernel's WiFi layer: nl80211 over generic netlink.
 
-The few messages are written by hand: see `multi.discovery.rtnetlink`. A machine without WiFi has no nl80211 at all,
+A machine without WiFi has no nl80211 at all,
 which is an error like any other here (`FileNotFoundError`).
 """
 
@@ -11,10 +11,8 @@ import os
 import time
 from collections.abc import Mapping
 
-from multi.discovery.rtnetlink import attributes, u32
-from multi.linux.genetlink import ANSWER_TIMEOUT, GenericNetlink, OpenSocket, open_generic_netlink
-
-__all__ = ["ANSWER_TIMEOUT", "Nl80211", "OpenSocket", "open_generic_netlink"]
+from multi.discovery.netlink import ANSWER_TIMEOUT, OpenSocket, attributes, u32
+from multi.linux.genetlink import GenericNetlink, open_generic_netlink
 
 # include/uapi/linux/nl80211.h
 NL80211_CMD_GET_STATION = 17

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["may_administer"]
-
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
 

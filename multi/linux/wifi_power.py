@@ -8,18 +8,20 @@ what is put back when they have gone. Which interfaces a session uses is for oth
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from multi.discovery.namespace import namespace
-from multi.linux.nl80211 import ANSWER_TIMEOUT, Nl80211, OpenSocket, open_generic_netlink
-
-__all__ = ["PowerControl", "PowerSaving"]
+from multi.discovery.netlink import ANSWER_TIMEOUT, OpenSocket
+from multi.linux.genetlink import open_generic_netlink
+from multi.linux.nl80211 import Nl80211
 
 log = logging.getLogger("multi.linux")
 
@@ -51,100 +53,85 @@ class PowerControl:
         self._open_socket = open_socket
         self._lock = threading.Lock()
         self._switches: dict[_Place, _Switch] = {}
-        self._process = os.getpid()
         atexit.register(self.restore_all)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
 
     def hold(self, holder: object, place: _Place, on: bool) -> str:
-        deadline = time.monotonic() + ANSWER_TIMEOUT
-        if not self._lock.acquire(timeout=ANSWER_TIMEOUT):
-            return BUSY
         try:
-            self._forget_parent()
-            self._hold(holder, place, on, deadline)
+            with self._locked(place) as switch:
+                self._hold(switch, holder, place, on)
         except OSError as error:
             return _reason(error, place[2])
-        finally:
-            self._lock.release()
         return ""
 
     def release(self, holder: object, place: _Place) -> None:
         """The others may want something else now; the last one puts back what was found."""
-        deadline = time.monotonic() + ANSWER_TIMEOUT
-        if not self._lock.acquire(timeout=ANSWER_TIMEOUT):
-            log.warning("%s: power saving is left as it is: %s", place[2], BUSY)
-            return
         try:
-            switch = self._switches.get(place)
-            if switch is None or switch.wishes.pop(holder, None) is None:
-                return
-            switch.kernel.deadline = deadline
-            if switch.wishes:
-                self._apply(switch, place)
-            else:
-                self._restore(place)
+            with self._locked(place) as switch:
+                if switch is None or switch.wishes.pop(holder, None) is None:
+                    return
+                if switch.wishes:
+                    self._apply(switch, place)
+                else:
+                    self._restore(place)
         except OSError as error:
             log.warning("%s: power saving is left as it is: %s", place[2], _reason(error, place[2]))
-        finally:
-            self._lock.release()
 
     def restore_all(self) -> None:
-        """Put everything back, whoever holds it: the process ends. A forked child must not: its parent goes on."""
-        if os.getpid() != self._process or not self._lock.acquire(timeout=ANSWER_TIMEOUT):
-            return
-        try:
-            for place, switch in list(self._switches.items()):
-                switch.kernel.deadline = time.monotonic() + ANSWER_TIMEOUT
-                try:
+        """Put everything back, whoever holds it: the process ends."""
+        for place in list(self._switches):
+            try:
+                with self._locked(place):
                     self._restore(place)
-                except OSError as error:
-                    log.warning("%s: power saving is left as it is: %s", place[2], _reason(error, place[2]))
+            except OSError as error:
+                log.warning("%s: power saving is left as it is: %s", place[2], _reason(error, place[2]))
+
+    @contextlib.contextmanager
+    def _locked(self, place: _Place) -> Iterator[_Switch | None]:
+        """The interface, if somebody holds it; waiting for it and for all answers takes a second at most."""
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        if not self._lock.acquire(timeout=ANSWER_TIMEOUT):
+            raise OSError(errno.EBUSY, BUSY)
+        try:
+            switch = self._switches.get(place)
+            if switch is not None:
+                switch.kernel.deadline = deadline
+            yield switch
         finally:
             self._lock.release()
 
-    def unlock(self) -> None:
-        """In a forked child: the thread that held the lock is not there."""
+    def _forget(self) -> None:
+        """In a forked child: what is held is its parent's to put back, and a thread that had the lock is not there."""
         self._lock = threading.Lock()
+        for switch in self._switches.values():
+            switch.kernel.close()
+        self._switches.clear()
 
-    def _forget_parent(self) -> None:
-        """In a forked child: what was held by then is its parent's to put back."""
-        if os.getpid() != self._process:
-            self._process = os.getpid()
-            for switch in self._switches.values():
-                switch.kernel.close()
-            self._switches.clear()
-
-    def _hold(self, holder: object, place: _Place, on: bool, deadline: float) -> None:
+    def _hold(self, switch: _Switch | None, holder: object, place: _Place, on: bool) -> None:
         index = _index(place[2])
-        switch = self._switches.get(place)
-        if switch is not None and switch.index != index:
-            # The device has gone and come back, as new: what the holders want is applied to it, nothing to put back.
-            switch.kernel.deadline = deadline
-            switch.found = switch.current = switch.kernel.power_saving(index)
-            switch.index = index
         if switch is None:
             kernel = Nl80211(self._open_socket)
-            kernel.deadline = deadline
             try:
                 found = kernel.power_saving(index)
-                switch = _Switch(kernel, index, found, found)
-                switch.wishes[holder] = on
+                switch = _Switch(kernel, index, found, found, {holder: on})
                 self._apply(switch, place)
             except OSError:
                 kernel.close()
                 raise
             self._switches[place] = switch
             return
-        before = switch.wishes.get(holder)
+        # Others may have switched meanwhile: a network manager does so whenever it connects.
+        switch.current = switch.kernel.power_saving(index)
+        if switch.index != index:
+            # The device has gone and come back, as new: there is nothing to put back.
+            switch.index, switch.found = index, switch.current
+        before = switch.wishes.copy()
         switch.wishes[holder] = on
-        switch.kernel.deadline = deadline
         try:
-            # Others may have switched meanwhile: a network manager does so whenever it connects.
-            switch.current = switch.kernel.power_saving(index)
             self._apply(switch, place)
         except OSError:
-            switch.wishes.pop(holder)
-            if before is not None:
-                switch.wishes[holder] = before
+            switch.wishes = before
             raise
 
     def _apply(self, switch: _Switch, place: _Place) -> None:
@@ -170,8 +157,6 @@ class PowerControl:
 
 
 _control = PowerControl()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_control.unlock)
 
 
 class PowerSaving:
@@ -192,7 +177,7 @@ class PowerSaving:
         several sessions want different things, it saves no power. Needs CAP_NET_ADMIN unless it is as wanted already.
         """
         try:
-            place = self._places.get(interface) or _place(interface)
+            place = self._places.get(interface) or (*namespace(), interface)
         except OSError:
             return "this system has no nl80211"
         reason = self._control.hold(self, place, on)
@@ -211,10 +196,6 @@ class PowerSaving:
             self.release(interface)
 
 
-def _place(interface: str) -> _Place:
-    return (*namespace(), interface)
-
-
 def _index(interface: str) -> int:
     try:
         return socket.if_nametoindex(interface)
@@ -223,6 +204,8 @@ def _index(interface: str) -> int:
 
 
 def _reason(error: OSError, interface: str) -> str:
+    if error.strerror == BUSY:
+        return BUSY
     if isinstance(error, TimeoutError):
         return f"the driver of {interface} did not answer within {ANSWER_TIMEOUT:g} s"
     match error.errno:

@@ -27,11 +27,10 @@ from ipaddress import (
     ip_network,
 )
 from itertools import chain, zip_longest
-from typing import Protocol
 
-from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
+from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Preferences, Source
 
-__all__ = ["ANY", "Entry", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
+__all__ = ["ANY", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
@@ -41,48 +40,17 @@ _Address = IPv4Address | IPv6Address
 _Network = IPv4Network | IPv6Network
 
 
-class Entry(Protocol):
-    """An element of `connection_priority`; the configuration's own entries fit."""
-
-    @property
-    def transport(self) -> str: ...
-    @property
-    def ip(self) -> str:
-        """`ipv4`, `ipv6` or `any`."""
-
-    @property
-    def interfaces(self) -> Sequence[str]:
-        """Each a kind, `any`, an interface name or a local IP address; none at all is the same as `any`."""
-
-    @property
-    def role(self) -> Role: ...
-    @property
-    def weight(self) -> float: ...
-    @property
-    def cost(self) -> float: ...
-    @property
-    def max_rate(self) -> float:
-        """Bytes per second, 0 = no cap."""
-
-    @property
-    def group(self) -> str: ...
-    @property
-    def remote_host(self) -> str: ...
-    @property
-    def remote_port(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
-class EntrySpec:
-    """The plainest `Entry`."""
+class EntrySpec(Preferences):
+    """An element of `connection_priority`, with the remote it leads to."""
 
     transport: str
     ip: str = ANY
+    """`ipv4`, `ipv6` or `any`."""
     interfaces: tuple[str, ...] = (ANY,)
-    role: Role = Role.ACTIVE
-    weight: float = 1.0
-    cost: float = 0.0
-    max_rate: float = 0.0
+    """Each a kind, `any`, an interface name or a local IP address; none at all is the same as `any`."""
+    spans_interfaces: bool = False
+    """One connection uses all of them; otherwise each has its own."""
     group: str = ""
     remote_host: str = ""
     remote_port: int = 0
@@ -119,21 +87,17 @@ class _Source:
     quiet: bool = False
     """Not worth a word when it cannot be used and another can (bridges and the like under `any`)."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Binding:
-    """How the socket is bound; empty = not."""
-
-    interface: str
-    address: str
+    def bound(self, interface: str = "", address: str = "") -> Source:
+        return Source(interface, address, self.interface.kind.value if self.interface else "")
 
 
-_Bindings = list[tuple[_Address, _Binding]]
+_Bindings = list[tuple[_Address, Source]]
+"""How the socket is bound towards each remote address; empty = not."""
 _Slot = tuple[str, str, str, str, int]
 
 
 def candidates(
-    entries: Sequence[Entry],
+    entries: Sequence[EntrySpec],
     interfaces: Sequence[Interface],
     addresses: Mapping[tuple[str, int], Sequence[str]],
     routed: Collection[tuple[str, str]] = (),
@@ -198,7 +162,7 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
 
 def _expand(
     index: int,
-    entry: Entry,
+    entry: EntrySpec,
     machine: _Machine,
     addresses: Mapping[tuple[str, int], Sequence[str]],
     groups: Collection[str],
@@ -223,47 +187,43 @@ def _expand(
     for source, reasons in unusable:
         if not (usable and source.quiet):
             rejected += [Rejection(index, source.listed, reason) for reason in reasons]
-    make = _one_over_all if entry.transport == "mptcp" else _one_each
+    make = _one_over_all if entry.spans_interfaces else _one_each
     return make(index, entry, usable, groups), list(dict.fromkeys(rejected))
 
 
 def _one_each(
-    index: int, entry: Entry, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
+    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection per source: the remote addresses are alternatives of each other, the sources are not."""
     found: list[Candidate] = []
     for source, bindings in usable:
         name = " ".join(filter(None, (source.interface.name if source.interface else "", source.address))) or ANY
         group = _group(index, entry, name, groups)
-        found += [_candidate(index, entry, source, binding, remote, group) for remote, binding in bindings]
+        found += [_candidate(index, entry, binding, remote, group) for remote, binding in bindings]
     return found
 
 
 def _one_over_all(
-    index: int, entry: Entry, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
+    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
 ) -> list[Candidate]:
     """One connection over all sources that reach a remote: the first opens it, the rest add subflows."""
-    primary: dict[_Address, tuple[_Source, _Binding]] = {}
-    more: dict[_Address, list[Source]] = {}
-    for source, bindings in usable:
+    found: dict[_Address, list[Source]] = {}
+    for _, bindings in usable:
         for remote, binding in bindings:
-            first = primary.setdefault(remote, (source, binding))[1]
-            further = more.setdefault(remote, [])
-            if binding.interface not in ("", first.interface, *(known.interface for known in further)):
-                kind = source.interface.kind.value if source.interface else ""
-                further.append(Source(binding.interface, binding.address, kind))
-    group = _group(index, entry, "mptcp", groups)
+            known = found.setdefault(remote, [])
+            if not known or binding.interface not in ("", *(source.interface for source in known)):
+                known.append(binding)
+    group = _group(index, entry, entry.transport, groups)
     return [
-        _candidate(index, entry, *primary[remote], remote, group, tuple(more[remote]))
-        for remote in _interleaved(list(primary))
+        _candidate(index, entry, found[remote][0], remote, group, tuple(found[remote][1:]))
+        for remote in _interleaved(list(found))
     ]
 
 
 def _candidate(
     index: int,
-    entry: Entry,
-    source: _Source,
-    binding: _Binding,
+    entry: EntrySpec,
+    binding: Source,
     remote: _Address,
     group: str,
     more: tuple[Source, ...] = (),
@@ -278,7 +238,7 @@ def _candidate(
         local_address=binding.address,
         more_interfaces=tuple(further.interface for further in more),
         more_sources=more,
-        kind=source.interface.kind.value if source.interface else "",
+        kind=binding.kind,
         entry=index,
         role=entry.role,
         weight=entry.weight,
@@ -299,7 +259,7 @@ def _slot(candidate: Candidate) -> _Slot:
     )
 
 
-def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
+def _group(index: int, entry: EntrySpec, name: str, groups: Collection[str]) -> str:
     """The entry's group, or one that no entry uses."""
     group = entry.group or f"entry {index}, {name}"
     while not entry.group and group in groups:
@@ -307,7 +267,7 @@ def _group(index: int, entry: Entry, name: str, groups: Collection[str]) -> str:
     return group
 
 
-def _remotes(entry: Entry, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
+def _remotes(entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
     """The remote addresses of the entry's IP version in the order to try them, or why there are none."""
     known = [_parse(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
     wanted = [a for a in dict.fromkeys(known) if entry.ip in (ANY, _family(a).value)]
@@ -372,22 +332,22 @@ class _Machine:
             if not (source.for_here if here else source.for_elsewhere):
                 continue
             binding = self._towards_here(source, remote) if here else self._towards(source, remote)
-            if isinstance(binding, _Binding):
+            if isinstance(binding, Source):
                 bindings.append((remote, binding))
             elif binding not in reasons:
                 reasons.append(binding)
         return bindings, reasons
 
-    def _towards_here(self, source: _Source, remote: _Address) -> _Binding | str:
+    def _towards_here(self, source: _Source, remote: _Address) -> Source | str:
         if source.interface is None and not source.address:
-            return _Binding("", "")
+            return source.bound()
         address = _source_address(source, remote)
-        return address if isinstance(address, str) else _Binding("", str(address))
+        return address if isinstance(address, str) else source.bound(address=str(address))
 
-    def _towards(self, source: _Source, remote: _Address) -> _Binding | str:
+    def _towards(self, source: _Source, remote: _Address) -> Source | str:
         interface = source.interface
         if interface is None:
-            return f"{source.address} reaches this machine only" if source.address else _Binding("", "")
+            return f"{source.address} reaches this machine only" if source.address else source.bound()
         address = _source_address(source, remote)
         if isinstance(address, str):
             return address
@@ -395,7 +355,7 @@ class _Machine:
             return f"{interface.name} reaches this machine only"
         if not self._has_route(interface, remote):
             return f"no route through {interface.name}"
-        return _Binding(interface.name, str(address))
+        return source.bound(interface.name, str(address))
 
     def _has_route(self, interface: Interface, remote: _Address) -> bool:
         family = _family(remote)

@@ -100,7 +100,8 @@ class PathManager:
         self._session = session
         self._jitter = jitter
         self._memory = memory
-        self._effects: list[Effect] = []
+        self.pending: list[Effect] = []
+        """What `effects` will return."""
         self._next_id = 0
         self.slots = slots_of(candidates)
         ordered = race_order or [candidate for slot in self.slots for candidate in slot.candidates]
@@ -213,7 +214,7 @@ class PathManager:
                 continue
             for connection, candidate in list(slot.attempts.items()):
                 if interface in ("", candidate.interface):
-                    self._effects.append(CancelDial(connection))
+                    self.pending.append(CancelDial(connection))
                     gone = Reason(Cause.NETWORK_GONE, reason)
                     self._attempt_over(slot, connection, candidate, gone, now, answered=False, blame=False)
 
@@ -254,7 +255,7 @@ class PathManager:
         for candidate in slot.candidates:
             self._race.skip(candidate)
         for connection, candidate in list(slot.attempts.items()):
-            self._effects.append(CancelDial(connection))
+            self.pending.append(CancelDial(connection))
             self._attempt_over(slot, connection, candidate, gone, now, answered=False, blame=False)
         if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
             self._fail_handover(gone)
@@ -378,7 +379,7 @@ class PathManager:
         self._stopped = True
         for slot in self.slots:
             for attempt in slot.attempts:
-                self._effects.append(CancelDial(attempt))
+                self.pending.append(CancelDial(attempt))
             slot.attempts.clear()
             slot.retry_at = None
         self._fail_handover(SESSION_ENDED)
@@ -409,7 +410,7 @@ class PathManager:
         for slot in list(self.slots):
             for connection, candidate in list(slot.attempts.items()):
                 if now >= self._started[connection] + ATTEMPT_TIMEOUT:
-                    self._effects.append(CancelDial(connection))
+                    self.pending.append(CancelDial(connection))
                     reason = Reason(Cause.ATTEMPT_TIMEOUT, f"no answer within {ATTEMPT_TIMEOUT:g} s")
                     self._attempt_over(slot, connection, candidate, reason, now, answered=False)
             again_at = self._dial_again_at(slot)
@@ -444,7 +445,7 @@ class PathManager:
         return slot.dial_again_at(detached=self._detached)
 
     def effects(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
+        effects, self.pending = self.pending, []
         return effects
 
     @property
@@ -482,7 +483,7 @@ class PathManager:
         if role is Role.ACTIVE and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
         self._roles[connection] = role
-        self._effects.append(Dial(connection, candidate if role is candidate.role else replace(candidate, role=role)))
+        self.pending.append(Dial(connection, candidate if role is candidate.role else replace(candidate, role=role)))
         return connection
 
     def _others_carry(self, slot: Slot) -> bool:
@@ -534,7 +535,7 @@ class PathManager:
 
     def _cancel(self, slot: Slot, connection: ConnectionId, now: float) -> None:
         self._forget_attempt(slot, connection, now, won=False)
-        self._effects.append(CancelDial(connection))
+        self.pending.append(CancelDial(connection))
 
     def _attempt_over(
         self,
@@ -593,10 +594,10 @@ class PathManager:
     def _announce_all(self) -> None:
         if not self._announced_all and not self._expecting and all(s.attempted for s in self.slots):
             self._announced_all = True
-            self._effects.append(AllAttempted())
+            self.pending.append(AllAttempted())
 
     def _notify(self, event: Event) -> None:
-        self._effects.append(Notify(event))
+        self.pending.append(Notify(event))
 
     # --- roles  ---
 

@@ -12,7 +12,7 @@ from math import inf
 from multi.events import ConnectionChanged
 from multi.protocol.payloads import DrainStep
 from multi.protocol.sealing import Cipher, Opener, Sealer
-from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, Segment, SegmentDecoder, SegmentType, encode_header
+from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId, TransportSample
@@ -29,6 +29,7 @@ RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averag
 
 CONNECTED = Reason(Cause.CONNECTED, "connected")
 
+DATA = int(SegmentType.DATA)
 Buffer = bytes | bytearray | memoryview
 
 
@@ -36,10 +37,7 @@ class Connection:
     """Implements `ConnectionView` for schedulers; everything else is for the core."""
 
     __slots__ = (
-        "_channel_credit",
-        "_decoders",
         "_not_sent_at",
-        "_openers",
         "_rate_bytes",
         "_rate_since",
         "_sealers",
@@ -56,12 +54,14 @@ class Connection:
         "bytes_received",
         "bytes_sent",
         "carried_control",
+        "channel_credit",
         "congestion_window",
         "control_backlog",
         "cost",
         "created_at",
         "credit",
         "data_lane",
+        "decoders",
         "delivers",
         "drain_pending",
         "early_data_moved",
@@ -78,6 +78,7 @@ class Connection:
         "min_rtt",
         "not_sent",
         "number",
+        "openers",
         "output",
         "payload_received",
         "peer_suspect_at",
@@ -128,9 +129,9 @@ class Connection:
         self.held_size = 0
         self.held: list[tuple[int, bytes]] = []
         """(lane, bytes) that came before the handshake was far enough."""
-        self._decoders = [SegmentDecoder() for _ in range(facts.lanes)]
+        self.decoders = [SegmentDecoder() for _ in range(facts.lanes)]
         self._sealers: list[Sealer] | None = None
-        self._openers: list[Opener] | None = None
+        self.openers: list[Opener] | None = None
         self.output: list[list[Buffer]] = [[] for _ in range(facts.lanes)]
 
         self.created_at = self.heard_at = self.sent_at = now
@@ -174,7 +175,7 @@ class Connection:
         self.rate = 0.0
         self._rate_bytes = 0
         self._rate_since = now
-        self._channel_credit = 0
+        self.channel_credit = 0
         self._tokens = self.bucket_depth
         self._tokens_at = now
         self.credit = 0
@@ -184,31 +185,22 @@ class Connection:
     def protect(self, outgoing: bytes, incoming: bytes, cipher: Cipher) -> None:
         """From now on every segment in both directions is sealed."""
         self._sealers = [Sealer(outgoing, cipher, lane) for lane in range(self.lanes)]
-        self._openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
+        self.openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
 
     def protect_incoming(self, incoming: bytes, cipher: Cipher) -> None:
-        self._openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
+        self.openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
 
     def protect_outgoing(self, outgoing: bytes, cipher: Cipher) -> None:
         self._sealers = [Sealer(outgoing, cipher, lane) for lane in range(self.lanes)]
 
     def unprotect(self) -> None:
         """The peer does not have these keys: what follows is not sealed until there are others."""
-        self._sealers = self._openers = None
+        self._sealers = self.openers = None
 
     @property
     def opens(self) -> bool:
         """Incoming segments are sealed."""
-        return self._openers is not None
-
-    def decoder(self, lane: int) -> SegmentDecoder:
-        return self._decoders[lane]
-
-    def open(self, segment: Segment, lane: int) -> None:
-        """Decrypt a segment in place; raises RemoteProtocolError when it was altered."""
-        assert self._openers is not None
-        segment.payload = memoryview(self._openers[lane].open(segment.header, segment.payload))
-        segment.owned = True
+        return self.openers is not None
 
     def send(
         self,
@@ -231,6 +223,31 @@ class Connection:
         else:
             output.append(encode_header(type_, self._session_id, sequence, stream, length))
             output.extend(payload)
+
+    def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
+        """Queue `size` bytes of `stream` from offset `start`, and account for them."""
+        if not self.in_flight:
+            self.session_progress_at = self.progress_at = now
+            self._rate_bytes, self._rate_since = 0, now
+        self.early_data_moved = False
+        self.in_flight += size
+        self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
+        self.channel_credit -= size
+        self.credit = self.credit - size if self.credit > size else 0
+        if self.max_rate:
+            self._tokens -= size
+        if self.allowance is not None:
+            self.allowance -= size
+        self.bytes_sent += size
+        self.sent_at = now
+        output = self.output[self.data_lane]
+        if self._sealers is None:
+            output.append(encode_header(DATA, self._session_id, start, stream, size))
+            output.extend(buffers)
+        else:
+            header = encode_header(DATA, self._session_id, start, stream, size + TAG_LENGTH)
+            output.append(header)
+            output.append(self._sealers[self.data_lane].seal(header, buffers))
 
     # --- state  ---
 
@@ -266,14 +283,14 @@ class Connection:
     def bucket_depth(self) -> float:
         return max(self.max_rate * BUCKET_SECONDS, SLOW_SEGMENT / 2)
 
-    def set_channel_credit(self, credit: int) -> None:
-        self._channel_credit = credit
+    def setchannel_credit(self, credit: int) -> None:
+        self.channel_credit = credit
         if credit > 0:
             self.control_backlog = 0
 
     def refresh_credit(self, now: float) -> None:
         """Recompute `credit` from what the transport takes and what the rate cap allows."""
-        credit = self._channel_credit
+        credit = self.channel_credit
         if self.max_rate:
             self._tokens = min(self.bucket_depth, self._tokens + (now - self._tokens_at) * self.max_rate)
             self._tokens_at = now
@@ -282,15 +299,6 @@ class Connection:
             credit = min(credit, self.allowance)
         self.credit = max(0, credit)
 
-    def spend(self, size: int) -> None:
-        self._channel_credit -= size
-        self.credit = max(0, self.credit - size)
-        if self.max_rate:
-            self._tokens -= size
-        if self.allowance is not None:
-            self.allowance -= size
-        self.bytes_sent += size
-
     def set_max_rate(self, max_rate: float) -> None:
         self.max_rate = max_rate
         self.rate = self._capped(self.rate)
@@ -298,7 +306,7 @@ class Connection:
 
     def tokens_ready_at(self) -> float | None:
         """When a connection held back only by its rate cap may send again; None = the cap is not the obstacle."""
-        if not self.max_rate or self._channel_credit <= 0 or self.credit > 0:
+        if not self.max_rate or self.channel_credit <= 0 or self.credit > 0:
             return None
         if self.allowance is not None and self.allowance <= 0:
             return None  # the peer has to be heard first
@@ -352,14 +360,14 @@ class Connection:
                 self.rate = self._capped(measured if not self.rate else self.rate + (measured - self.rate) / 2)
             self._rate_bytes, self._rate_since = 0, now
 
-    def carries(self, size: int, now: float) -> None:
-        """`size` more session bytes are on their way here."""
-        if not self.in_flight:
+    def carries_control(self, number: int, now: float) -> None:
+        """A control segment is on its way here."""
+        if not self.in_flight and not self.carried_control:
             self.session_progress_at = self.progress_at = now
             self._rate_bytes, self._rate_since = 0, now
-        self.early_data_moved = False
-        self.in_flight += size
-        self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
+            self.early_data_moved = False
+        self.carried_control.add(number)
+        self.sent_at = now
 
     def estimate_not_sent(self, now: float) -> None:
         """Since the last sample the transport has sent some of what it had."""

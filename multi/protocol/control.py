@@ -35,7 +35,8 @@ class Outbox:
         self._next = 0
         self._sent = 0  # all below this have left once
         self._acked = 0
-        self._waiting: list[int] = []
+        self.queue: list[int] = []
+        """Numbers of what is to be sent, again or for the first time."""
         self._controls: dict[int, _Control] = {}
 
     @property
@@ -56,13 +57,13 @@ class Outbox:
     @property
     def waiting(self) -> bool:
         """Something may be sent now."""
-        return bool(self._waiting) and self._waiting[0] < self._acked + MAX_AHEAD
+        return bool(self.queue) and self.queue[0] < self._acked + MAX_AHEAD
 
     def add(self, type_: SegmentType, payload: bytes, stream: StreamId = StreamId(0)) -> int:
         number = self._next
         self._next += 1
         self._controls[number] = _Control(type_, payload, stream)
-        self._waiting.append(number)
+        self.queue.append(number)
         return number
 
     def holds(self, type_: SegmentType) -> bool:
@@ -72,14 +73,11 @@ class Outbox:
     def send(self, connection: Connection, now: float) -> None:
         """Put everything that waits on `connection`."""
         while self.waiting:
-            number = self._waiting.pop(0)
+            number = self.queue.pop(0)
             control = self._controls[number]
             control.connection = connection.id
             self._sent = max(self._sent, number + 1)
-            if not connection.outstanding:
-                connection.carries(0, now)
-            connection.carried_control.add(number)
-            connection.sent_at = now
+            connection.carries_control(number, now)
             connection.send(
                 control.type, (control.payload,), len(control.payload), sequence=number, stream=control.stream
             )
@@ -101,7 +99,7 @@ class Outbox:
                 continue
             newly.append((control.type, control.stream))
             if control.connection is None:
-                self._waiting.remove(number)
+                self.queue.remove(number)
             elif control.connection in self._connections:
                 self._connections[control.connection].carried_control.discard(number)
         self._acked = max(self._acked, cumulative)
@@ -113,7 +111,7 @@ class Outbox:
             control = self._controls.get(number)
             if control is not None and control.connection == connection.id:
                 control.connection = None
-                insort(self._waiting, number)
+                insort(self.queue, number)
         connection.carried_control.clear()
 
 

@@ -98,8 +98,8 @@ class Incoming:
         if lane and not connection.receives:
             self._hold(connection, lane, bytes(data))
             return
-        decoder = connection.decoder(lane)
-        decoder.streaming = connection.receives and not connection.opens
+        decoder = connection.decoders[lane]
+        decoder.streaming = connection.receives and connection.openers is None
         self._feed(connection, decoder, data, lane, now)
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
@@ -115,7 +115,7 @@ class Incoming:
         for lane, data in held:
             if not connection.alive:
                 return
-            decoder = connection.decoder(lane) if lane else SegmentDecoder()
+            decoder = connection.decoders[lane] if lane else SegmentDecoder()
             self._feed(connection, decoder, memoryview(data), lane, now)
 
     def _feed(self, connection: Connection, decoder: SegmentDecoder, data: memoryview, lane: int, now: float) -> None:
@@ -132,13 +132,16 @@ class Incoming:
         """The common case, once the handshake is far enough."""
         if segment.session_id != self._session_id:
             raise RemoteProtocolError("a segment of another session")
-        if connection.opens:
-            connection.open(segment, lane)
+        if connection.openers is not None:
+            segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
+            segment.owned = True
         self._heard(connection, now)
-        self._still_sending(now)
+        if self._lifecycle.lingering_since is not None:
+            self._lifecycle.lingering_since = now  # the peer is still sending: it needs our acknowledgements to end
         connection.payload_received += len(segment.payload)
-        if segment.stream not in connection.streams_to_ack and len(connection.streams_to_ack) < MAX_STREAMS_TO_ACK:
-            connection.streams_to_ack.add(segment.stream)
+        to_ack = connection.streams_to_ack
+        if segment.stream not in to_ack and len(to_ack) < MAX_STREAMS_TO_ACK:
+            to_ack.add(segment.stream)
         if not connection.ack_keepalive_due:
             connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
         if self._streams.data(segment, now) and not self._receiver.ack_due:
@@ -162,7 +165,9 @@ class Incoming:
         if segment.type in SERVER_TYPES:
             connection.answered = True
         if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
-            connection.open(segment, lane)
+            assert connection.openers is not None
+            segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
+            segment.owned = True
         if segment.type in HANDSHAKE_TYPES:
             if lane:
                 raise RemoteProtocolError("a handshake segment outside lane 0")

@@ -234,11 +234,10 @@ class Liveness:
 
     def plan_probe(self, now: float) -> None:
         """Bytes wait for window and nothing is in flight whose acknowledgement could bring it: ask after a while."""
-        if (
-            not self._lifecycle.confirmed
-            or any(c.in_flight for c in self._connections.values())
-            or not self._sender.blocked_by_window
-        ):
+        blocked = self._lifecycle.confirmed
+        for connection in self._connections.values():
+            blocked = blocked and not connection.in_flight
+        if not blocked or not self._sender.blocked_by_window:
             self.probe_at, self._probe_wait = None, MIN_PROBE
         elif self.probe_at is None:
             self.probe_at = now + self._probe_wait

@@ -36,24 +36,35 @@ class Outgoing:
 
         When neither is there, a connection that drains is still better than none, and a suspect one better than that.
         """
-        sending = [c for c in self._connections.values() if c.sends]
-        ready = [c for c in sending if c.state is ConnectionState.ACTIVE] or [
-            c for c in sending if c.state is ConnectionState.AUTHENTICATING
-        ]
-        active = [c for c in ready if c.role is Role.ACTIVE]
+        ready: list[Connection] = []
+        active: list[Connection] = []
+        for connection in self._connections.values():
+            if connection.state is ConnectionState.ACTIVE:
+                ready.append(connection)
+                if connection.role is Role.ACTIVE:
+                    active.append(connection)
+        if active:
+            return active
+        if not ready:
+            ready = [c for c in self._connections.values() if c.sends and c.state is ConnectionState.AUTHENTICATING]
+            active = [c for c in ready if c.role is Role.ACTIVE]
         if active or ready:
             return active or ready
-        left = [c for c in self._connections.values() if c.sends and c.alive]
+        left = [c for c in self._connections.values() if c.sends]
         return [c for c in left if c.state is ConnectionState.DRAINING] or left
 
     def usable_for_control(self) -> list[Connection]:
         """Connections for acknowledgements and control now, whatever their role: the best there are."""
-        ready = [c for c in self._connections.values() if c.sends and c.authenticated and c.alive]
-        return (
-            [c for c in ready if c.state is ConnectionState.ACTIVE]
-            or [c for c in ready if c.state is ConnectionState.DRAINING]
-            or ready
-        )
+        ready: list[Connection] = []
+        draining = False
+        for connection in self._connections.values():
+            if connection.state is ConnectionState.ACTIVE:
+                ready.append(connection)
+            draining = draining or connection.state is ConnectionState.DRAINING
+        if ready:
+            return ready
+        wanted = ConnectionState.DRAINING if draining else ConnectionState.SUSPECT
+        return [c for c in self._connections.values() if c.state is wanted]
 
     def send_control(self, now: float) -> None:
         """Put waiting control on the connection that delivers it first."""
@@ -64,7 +75,10 @@ class Outgoing:
         """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
         receiver = self._receiver
         due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
-        wanted = [c for c in self._connections.values() if c.ack_wanted and c.alive and c.sends]
+        wanted: list[Connection] = []
+        for connection in self._connections.values():
+            if connection.ack_wanted and connection.sends:
+                wanted.append(connection)
         if not due and not wanted:
             return
         ready = self.usable_for_control()
@@ -72,12 +86,15 @@ class Outgoing:
             return
         # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
         # connection whose peer needs to hear something there.
-        targets = [c for c in wanted if c.authenticated]
-        best = min(ready, key=_delivery_time)
-        if due and best not in targets:
-            targets.append(best)
+        targets: list[Connection] = []
         for connection in wanted:
             connection.ack_wanted = False
+            if connection.authenticated:
+                targets.append(connection)
+        if due:
+            best = ready[0] if len(ready) == 1 else min(ready, key=_delivery_time)
+            if best not in targets:
+                targets.append(best)
         for connection in targets:
             connection.ack_keepalive_due = 0.0
             # What it brought may have been acknowledged on a path that died meanwhile: say it here once more.

@@ -21,11 +21,6 @@ class Output:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def emit_once(self, effect: Effect) -> None:
-        """As `emit`, unless it would follow itself."""
-        if not self.effects or self.effects[-1] is not effect:
-            self.effects.append(effect)
-
     def notify(self, event: Event) -> None:
         self.needs_flush = True
         self.effects.append(Notify(event))

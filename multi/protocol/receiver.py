@@ -60,7 +60,7 @@ class Receiver:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size
-        before, gaps = stream.next_offset, stream.has_gaps and stream.final is None
+        before, gaps = stream.next_offset, stream.final is None and stream.has_gaps
         self._check_room(end - stream.highest)
         self.charged += stream.insert(start, payload, owned)
         self._dirty[stream.id] = None
@@ -71,7 +71,9 @@ class Receiver:
             self._changes += 1
             if end <= before or self._changes >= 2 or stream.next_offset > end:
                 self.ack_now = True
-        if stream.complete or (self._unacked >= ACK_BYTES and self._unacked >= self.window.size // 8):
+        if (stream.final is not None and stream.complete) or (
+            self._unacked >= ACK_BYTES and self._unacked >= self.window.size // 8
+        ):
             self.ack_now = True
         if self.ack_due is None:
             self.ack_due = now + ACK_DELAY

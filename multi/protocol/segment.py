@@ -175,10 +175,12 @@ class SegmentDecoder:
     its own at its own sequence number, and the rest follows. Only unsealed segments can be cut so.
     """
 
-    __slots__ = ("_need", "_rest", "_stash", "streaming")
+    __slots__ = ("_need", "_rest", "_stash", "streaming", "unfinished")
 
     def __init__(self) -> None:
         self.streaming = False
+        self.unfinished = 0
+        """Number of the unfinished segment: each that comes in pieces has another."""
         self._stash = bytearray()
         self._need = HEADER_LENGTH
         self._rest: tuple[Segment, int] | None = None
@@ -226,6 +228,7 @@ class SegmentDecoder:
             if data[position] != VERSION:
                 raise RemoteProtocolError(f"unknown version {data[position]}")
             self._stash = bytearray(data[position:])
+            self.unfinished += 1
 
     def _complete(self, data: memoryview) -> int:
         """Move what the unfinished segment lacks from `data` to it; return how much that was."""

@@ -47,7 +47,6 @@ class SendStream:
         "_offsets",
         "_outstanding",
         "_outstanding_head",
-        "_rescue",
         "_tail_open",
         "acked",
         "end_offset",
@@ -56,6 +55,7 @@ class SendStream:
         "final",
         "finish_acked",
         "id",
+        "lost",
         "next_offset",
         "priority",
         "reset_code",
@@ -84,7 +84,8 @@ class SendStream:
         self._tail_open = False
         self._outstanding: list[Outstanding] = []
         self._outstanding_head = 0
-        self._rescue: list[Outstanding] = []
+        self.lost: list[Outstanding] = []
+        """Ranges to be sent again elsewhere, in offset order; those acknowledged meanwhile may still be among them."""
 
     # --- application  ---
 
@@ -139,7 +140,7 @@ class SendStream:
     @property
     def memory(self) -> int:
         """Bytes kept, with the overhead of the objects that hold them."""
-        return self.unacked + CHUNK_OVERHEAD * (len(self._buffers) - self._buffers_head)
+        return self.end_offset - self.acked + CHUNK_OVERHEAD * (len(self._buffers) - self._buffers_head)
 
     @property
     def sendable(self) -> int:
@@ -222,7 +223,7 @@ class SendStream:
         self._outstanding.insert(index + 1, rest)
         if item.lost:
             rest.lost = True
-            self._rescue.insert(self._rescue.index(item) + 1, rest)
+            self.lost.insert(self.lost.index(item) + 1, rest)
         return item
 
     def outstanding(self) -> Iterator[Outstanding]:
@@ -236,22 +237,22 @@ class SendStream:
         """Queue a range for rescue."""
         if not item.lost and not item.acked:
             item.lost = True
-            index = bisect_left(self._rescue, item.start, key=lambda o: o.start)
-            self._rescue.insert(index, item)
+            index = bisect_left(self.lost, item.start, key=lambda o: o.start)
+            self.lost.insert(index, item)
 
     def next_rescue(self) -> Outstanding | None:
-        while self._rescue and self._rescue[0].acked:
-            self._rescue.pop(0)
-        return self._rescue[0] if self._rescue else None
+        while self.lost and self.lost[0].acked:
+            self.lost.pop(0)
+        return self.lost[0] if self.lost else None
 
     def rescues(self) -> list[Outstanding]:
-        return [item for item in self._rescue if not item.acked]
+        return [item for item in self.lost if not item.acked]
 
     def rescued(self, item: Outstanding) -> None:
         """`item` has been handed to another connection, or its own has recovered."""
         if item.lost:
             item.lost = False
-            self._rescue.remove(item)
+            self.lost.remove(item)
 
     # --- acknowledgement  ---
 
@@ -320,7 +321,7 @@ class SendStream:
             item.acked = True
         self._outstanding.clear()
         self._outstanding_head = 0
-        self._rescue.clear()
+        self.lost.clear()
         self._offsets.clear()
         self._buffers.clear()
         self._buffers_head = 0

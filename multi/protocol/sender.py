@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from multi.protocol.connection import UNKNOWN_RTT, Connection
+from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
-from multi.protocol.segment import SegmentType
-from multi.protocol.send_stream import Buffer, Outstanding, SendStream
+from multi.protocol.send_stream import Outstanding, SendStream
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.schedulers.base import Scheduler, SendRequest
 from multi.types import ConnectionId, StreamId
@@ -84,14 +83,6 @@ class Sender:
         return sum(stream.unacked for stream in self.streams.values())
 
     @property
-    def idle(self) -> bool:
-        """All that was written has been acknowledged."""
-        for stream in self.streams.values():  # noqa: SIM110 - a generator costs more than all the rest
-            if stream.acked != stream.end_offset:
-                return False
-        return True
-
-    @property
     def window_left(self) -> int:
         limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
         return limit - self.used
@@ -99,7 +90,10 @@ class Sender:
     @property
     def waiting(self) -> bool:
         """Bytes wait for a connection, new ones or such that are to be rescued."""
-        return any(s.next_offset < s.end_offset or s.next_rescue() is not None for s in self.streams.values())
+        for stream in self.streams.values():
+            if stream.next_offset < stream.end_offset or (stream.lost and stream.next_rescue() is not None):
+                return True
+        return False
 
     @property
     def blocked_by_window(self) -> bool:
@@ -178,15 +172,21 @@ class Sender:
     def fill(self, usable: Sequence[Connection], now: float) -> None:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
         self.hold_until = None
-        if not usable or not self._has_credit(usable):
+        for connection in usable:
+            if connection.credit > 0:
+                break
+        else:
             return
-        if len(usable) > 1:
+        several = len(usable) > 1
+        if several:
             for connection in usable:
                 connection.estimate_not_sent(now)
-        rescued_all = self._rescue(usable, now)
-        if not rescued_all:
-            return
-        reinjects = self.reinject == "full" and len(usable) > 1
+        for stream in self.streams.values():
+            if stream.lost:
+                if not self._rescue(usable, now):
+                    return
+                break
+        reinjects = several and self.reinject == "full"
         if reinjects and self._window_runs_out(usable):
             self._reinject(usable, now, only_head=True)
         if self._send_new(usable, now) and reinjects:
@@ -214,13 +214,14 @@ class Sender:
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
         """Ask the scheduler; empty = it waits."""
-        window, growing = self.window_left, now < max(self._window_grown_at, self._run_began) + GROWING
+        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
+        window, growing = limit - self.used, now < max(self._window_grown_at, self._run_began) + GROWING
         request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, window), again, now, growing)
         try:
             chosen = self.scheduler.select(request, usable)
             if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
                 return usable
-            picked = [c for c in usable if c.credit > 0 and c in chosen]
+            picked: Sequence[Connection] = [c for c in usable if c.credit > 0 and c in chosen]
         except Exception as error:
             self._scheduler_failed(error)
             return self._select(stream, size, usable, again, now)
@@ -254,56 +255,52 @@ class Sender:
         size = item.end - item.start
         connection.reinjected += size
         self.reinjected_bytes += size
-        self._put(connection, stream.id, item.start, stream.slice(item.start, item.end), size, now)
+        connection.send_data(stream.slice(item.start, item.end), size, item.start, stream.id, now)
         return size
 
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
         if now > self._run_at + RUN_GAP:
             self._run, self._run_began = 0, now
-        self._backlog = self.unsent
-        if self.held_back:
-            # What a writer still has, nobody knows; the best guess is as much as it has written so far.
-            self._backlog = max(self._backlog, self._run)
+        backlog = 0
+        for waiting in self.streams.values():
+            backlog += waiting.end_offset - waiting.next_offset
+        if not backlog:
+            return True
+        # What a writer still has, nobody knows; the best guess is as much as it has written so far.
+        self._backlog = max(backlog, self._run) if self.held_back else backlog
+        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
         while True:
-            room = self.window_left
+            room = limit - self.used
             stream = self._next_stream() if room > 0 else None
-            if stream is None:
+            if stream is None or stream.next_offset == stream.end_offset:
                 return True
             if not self._has_credit(usable):
                 return False
             available = stream.worth_sending(min(stream.window - stream.next_offset, room))
             if available <= 0:
                 return True
-            size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
+            size = available
+            if size > SLOW_SEGMENT:
+                size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
             picked = self._select(stream, size, usable, False, now)
             if not picked:
                 # The scheduler keeps new bytes for a better connection; this one may still help with old ones.
                 return self.reinject == "full"
-            size = min(available, min([c.segment_size for c in picked]))
-            carriers = tuple([c.id for c in picked])
+            if size > SLOW_SEGMENT:
+                size = min(available, min([c.segment_size for c in picked]))
+            carriers = (picked[0].id,) if len(picked) == 1 else tuple([c.id for c in picked])
             start, buffers = stream.take(size, carriers, now)
             self.used += size
             self._run += size
             self._run_at = now
             self._backlog -= size
             for connection in picked:
-                self._put(connection, stream.id, start, buffers, size, now)
+                connection.send_data(buffers, size, start, stream.id, now)
             self._turn[stream.priority] = stream.id
-
-    def _put(
-        self,
-        connection: Connection,
-        stream: StreamId,
-        start: int,
-        buffers: Sequence[Buffer],
-        size: int,
-        now: float,
-    ) -> None:
-        connection.carries(size, now)
-        connection.spend(size)
-        connection.send(SegmentType.DATA, buffers, size, sequence=start, stream=stream, lane=connection.data_lane)
-        connection.sent_at = now
+            backlog -= size
+            if not backlog:
+                return True
 
     def _next_stream(self) -> SendStream | None:
         """Strict between priorities, round robin within. It may turn out to have nothing to send."""

@@ -281,7 +281,9 @@ class SessionCore:
         """Bytes the transport of `connection` will take now."""
         self._now = now
         if (found := self.connections.get(connection)) is not None:
-            found.set_channel_credit(credit)
+            found.channel_credit = credit
+            if credit > 0:
+                found.control_backlog = 0
 
     def sample(self, connection: ConnectionId, sample: TransportSample, *, now: float) -> None:
         """The transport's own figures."""
@@ -292,10 +294,6 @@ class SessionCore:
             self._liveness.recovered(found, PROGRESSED)
 
     # === inputs: application  ===
-
-    def advance(self, *, now: float) -> None:
-        """Time has passed."""
-        self._now = now
 
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
         """Queue bytes; see `SendStream.write`. Raises LocalProtocolError after the end, SessionLost when over."""
@@ -616,43 +614,106 @@ class SessionCore:
 
     # === outputs  ===
 
-    def effects(self) -> list[Effect]:
+    def effects(self, *, now: float | None = None) -> list[Effect]:
         """Return what is to be done, in order, after everything since the last call has been taken in.
 
         What the session says about its connections makes the path manager act, and what that does can give the session
         more to say: they take turns until both are quiet. Bytes that come and go cost one turn.
         """
+        if now is not None:
+            self._now = now
+        paths = self.paths
         collected = fresh = self._own_effects()
-        if self.paths is None:
-            return collected
-        for _ in range(MAX_ROUNDS):
+        for _ in range(MAX_ROUNDS if paths is not None else 0):
+            assert paths is not None
             noticed = False
             for effect in fresh:
                 if type(effect) is Notify:
-                    self._tell_paths(self.paths, effect.event)
+                    self._tell_paths(paths, effect.event)
                     noticed = True
+            if not noticed and not paths.pending and self.lifecycle.state is not SessionState.OPENING:
+                break
             was_over = self.state is SessionState.CLOSED
-            reaction = self._path_effects(self.paths)
+            reaction = self._path_effects(paths)
             if not noticed and not reaction and was_over == (self.state is SessionState.CLOSED):
                 break
             collected += reaction
             fresh = self._own_effects()
             collected += fresh
-        if self.state is SessionState.CLOSED:
+        if self.lifecycle.state is SessionState.CLOSED and paths is not None:
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
 
     def _own_effects(self) -> list[Effect]:
-        if self._nothing_to_send():
-            return self._output.take()
-        self._output.needs_flush = False
-        if self.state is not SessionState.CLOSED:
-            self._flush(self._now)
+        output = self._output
+        if output.needs_flush or self._has_more_to_say():
+            output.needs_flush = False
+            if self.lifecycle.state is not SessionState.CLOSED:
+                self._flush(self._now)
+            for connection in self.connections.values():
+                if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
+                    self.disconnect(connection, READS_NOTHING, abort=True)
+                for lane, buffers in enumerate(connection.output):
+                    if buffers:
+                        output.effects.append(SendBytes(connection.id, lane, buffers))
+                        connection.output[lane] = []
+                        connection.unsampled = True
+        effects, output.effects = output.effects, []
+        return effects
+
+    def _has_more_to_say(self) -> bool:
+        """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
+        receiver = self.receiver
+        if receiver.ack_now or self.outbox.queue or (receiver.ack_due is not None and self._now >= receiver.ack_due):
+            return True
+        for stream in self.sender.streams.values():  # noqa: SIM110 - a generator costs more than all the rest
+            if stream.acked != stream.end_offset:
+                return True
+        return False
+
+    def _flush(self, now: float) -> None:
+        """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
+        outgoing, receiver, sender = self._outgoing, self.receiver, self.sender
+        acks_due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
+        draining = False
         for connection in self.connections.values():
-            if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
-                self.disconnect(connection, READS_NOTHING, abort=True)
-            self._collect(connection)
-        return self._output.take()
+            acks_due = acks_due or connection.ack_wanted
+            draining = draining or connection.state is ConnectionState.DRAINING
+        if acks_due:
+            outgoing.send_acks(now)
+        if self.outbox.queue:
+            outgoing.send_control(now)
+        ending, all_sent = False, True
+        for stream in sender.streams.values():
+            ending = ending or stream.final
+            all_sent = all_sent and stream.next_offset == stream.end_offset and not stream.lost
+        usable = outgoing.usable()
+        for connection in usable:
+            if connection.max_rate or connection.allowance is not None:
+                connection.refresh_credit(now)
+            else:
+                connection.credit = connection.channel_credit if connection.channel_credit > 0 else 0
+        if all_sent and len(usable) < 2:
+            sender.hold_until = None
+        else:
+            sender.fill(usable, now)
+        if len(usable) > 1:
+            outgoing.plan_reinjection(usable, now)
+        else:
+            outgoing.reinject_at = None
+        left = self._liveness.probe_at is not None
+        for stream in sender.streams.values():
+            left = left or stream.next_offset != stream.end_offset
+        if left:
+            self._liveness.plan_probe(now)
+        if draining:
+            self._liveness.finish_drains()
+        if ending or self._closing:
+            self.streams.send_fins()
+        if self.outbox.queue:
+            outgoing.send_control(now)
+        if self._closing:
+            self._finish_close()
 
     def _path_effects(self, paths: PathManager) -> list[Effect]:
         if self.state is SessionState.OPENING and paths.hopeless:
@@ -683,27 +744,6 @@ class SessionCore:
         elif isinstance(event, SessionEnded):
             paths.stop()
 
-    def _nothing_to_send(self) -> bool:
-        """At most bytes have come and were read since the last time, and their acknowledgement is not due yet."""
-        if self._output.needs_flush or self.receiver.ack_now or self.outbox.waiting or not self.sender.idle:
-            return False
-        due = self.receiver.ack_due
-        return due is None or self._now < due
-
-    def _flush(self, now: float) -> None:
-        self._outgoing.send_acks(now)
-        self._outgoing.send_control(now)
-        usable = self._outgoing.usable()
-        for connection in usable:
-            connection.refresh_credit(now)
-        self.sender.fill(usable, now)
-        self._outgoing.plan_reinjection(usable, now)
-        self._liveness.plan_probe(now)
-        self._liveness.finish_drains()
-        self.streams.send_fins()
-        self._outgoing.send_control(now)
-        self._finish_close()
-
     def _collect(self, connection: Connection) -> None:
         for lane, buffers in enumerate(connection.output):
             if buffers:
@@ -715,9 +755,8 @@ class SessionCore:
         """The longest round trip of the usable connections: the pace at which windows can matter."""
         if self._now >= self._rtt_until:
             self._rtt_until = self._now + RTT_KEPT
-            self._rtt = max(
-                (c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE), default=0.1
-            )
+            rtts = [c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE]
+            self._rtt = max(rtts, default=0.1)
         return self._rtt
 
     @property
@@ -727,7 +766,10 @@ class SessionCore:
     @property
     def wants_samples(self) -> bool:
         """Transport figures are of use now: something is on its way."""
-        return any(c.alive and (c.outstanding or c.unacked or c.unsampled) for c in self.connections.values())
+        for c in self.connections.values():
+            if (c.in_flight or c.carried_control or c.unacked or c.unsampled) and c.alive:
+                return True
+        return False
 
     @property
     def carried(self) -> int:

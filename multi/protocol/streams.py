@@ -245,8 +245,10 @@ class Streams:
             found = receiver.streams[segment.stream]
         known = found.highest
         if receiver.data(found, segment.sequence, segment.payload, segment.owned, now):
-            self._output.emit_once(found.news)
-            if found.complete:
+            effects = self._output.effects
+            if not effects or effects[-1] is not found.news:  # a reader need not be told twice
+                effects.append(found.news)
+            if found.final is not None and found.complete:
                 self.maybe_over(found.id)
             return False
         return found.highest == known

@@ -87,10 +87,10 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
         raise ConfigError(f"scheduler {name!r} cannot be made with {dict(parameters)!r}: {error!r}") from error
 
 
-def scheduler_names() -> list[str]:
-    """All registered names without aliases, sorted."""
+def scheduler_names(*, aliases: bool = False) -> list[str]:
+    """All registered names, sorted, without their aliases unless asked for."""
     _load_shipped()
-    return sorted(_factories, key=str.lower)
+    return sorted((*_factories, *_aliases) if aliases else _factories, key=str.lower)
 
 
 def _factory(name: str, allow_import: bool) -> SchedulerFactory:

@@ -1,8 +1,13 @@
-"""Transports: how bytes travel. Importing this package registers the ones that ship with `multi`."""
+"""Transports: how bytes travel. Every package in this folder registers one; its code is imported when it is used."""
 
-import multi.transports.mptcp.transport
-import multi.transports.quic.transport
-import multi.transports.tcp.transport  # noqa: F401
-from multi.transports.base import register_transport, transport, transport_names
+import importlib
+import pkgutil
 
-__all__ = ["register_transport", "transport", "transport_names"]
+from multi.transports.base import TransportSettings, register_transport, transport, transport_names
+from multi.transports.settings import TransportSection
+
+__all__ = ["TransportSection", "TransportSettings", "register_transport", "transport", "transport_names"]
+
+for _module in pkgutil.iter_modules(__path__):
+    if _module.ispkg:
+        importlib.import_module(f"{__name__}.{_module.name}")

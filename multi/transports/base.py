@@ -1,7 +1,7 @@
 """The transport contract: how one transport-layer connection looks to the rest of `multi`.
 
-A transport moves bytes in order on one or more *lanes* and knows nothing of sessions or segments. A new file
-in this package that calls `register_transport` is a new transport, and the same suite runs over every one:
+A transport moves bytes in order on one or more *lanes* and knows nothing of sessions or segments. A new package
+beside this module that calls `register_transport` is a new transport, and the same suite runs over every one:
 `tests/integration/test_transport_contract.py`.
 
 Rules every channel keeps
@@ -14,14 +14,20 @@ Rules every channel keeps
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, TransportError
-from multi.transports.half_open import HalfOpenConnections
-from multi.types import Candidate, Family, TransportSample
+from multi.transports.settings import TransportSection
+from multi.types import Candidate, ConnectionFacts, TransportSample
+
+S = TypeVar("S", bound=TransportSection)
+
+PACKAGE = "multi.transports."
 
 Buffer = bytes | bytearray | memoryview
 
@@ -40,53 +46,48 @@ class TlsSettings:
     """`sha256/BASE64`; the peer's certificate must have one of these keys (`multi.transports.certificates`)."""
 
 
-@dataclass(frozen=True, slots=True)
-class TcpSettings:
-    """`tcp_config` and `mptcp_config`."""
+class AdmissionControl:
+    """What listeners ask and tell about half-open connections: those whose peers have not proved anything yet.
 
-    nagle: bool = False
-    idle_timeout: float = 0.0
-    """Kernel keep-alive and user timeout back the session's own timers; 0 = session timers only."""
-    congestion: str = ""
-    """`TCP_CONGESTION`, empty = system default."""
-    user_timeout: float = 10.0
-    """`TCP_USER_TIMEOUT`: a backstop, our own detection is faster."""
-    fast_open: bool = False
+    This one, for a listener on its own, counts nothing.
+    """
 
+    def __init__(self, handshake_timeout: float = 10.0) -> None:
+        self.handshake_timeout = handshake_timeout
+        """Seconds from accepting a connection until TLS or QUIC must be done."""
 
-@dataclass(frozen=True, slots=True)
-class QuicSettings:
-    """`quic_config`."""
+    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+        """Count one in; its `drop(reason)` is called, some time later, when it has to make room for others."""
 
-    idle_timeout: float = 60.0
-    congestion: str = "cubic"
-    max_datagram_size: int = 1350
-    retry: bool = False
-    engine: str = "aioquic"
+    def settled(self, connection: Hashable) -> None:
+        """Its peer has proved itself, or it is gone."""
 
+    def crowded(self, host: str) -> bool:
+        """Whether whoever comes from there should show that the address is his own before he gets a connection."""
+        return False
 
-@dataclass(frozen=True, slots=True)
-class ListenGuard:
-    """What listeners bound, and whom they tell when a bound is reached."""
-
-    handshake_timeout: float = 10.0
-    """Seconds from accepting a connection until TLS or QUIC must be done."""
-    strangers: HalfOpenConnections = field(default_factory=HalfOpenConnections)
-    """Every connection whose peer has not proved anything yet."""
-    report: Callable[[str, str], None] = lambda limit, source: None
-    """Called with the name of a limit and the source that reached it."""
+    def report(self, limit: str, host: str = "") -> None:
+        """A limit was reached by `host`, or by this process itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
     """Everything a transport may be told by the configuration."""
 
-    tcp: TcpSettings = field(default_factory=TcpSettings)
-    mptcp: TcpSettings = field(default_factory=TcpSettings)
-    quic: QuicSettings = field(default_factory=QuicSettings)
+    sections: Mapping[str, TransportSection] = field(default_factory=dict)
+    """By name of the transport; see `section`."""
     tls: TlsSettings | None = None
-    guard: ListenGuard = field(default_factory=ListenGuard, compare=False)
+    admission: AdmissionControl = field(default_factory=AdmissionControl, compare=False)
     """Listeners only; those of one server share it."""
+
+    def section(self, name: str, kind: type[S]) -> S:
+        """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""
+        given = self.sections.get(name)
+        if given is None:
+            return kind()
+        if not isinstance(given, kind):
+            raise TypeError(f"found {type(given).__name__} for the transport {name!r}; allowed: {kind.__name__}")
+        return given
 
 
 class ChannelSink(Protocol):
@@ -106,25 +107,14 @@ class ChannelSink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelInfo:
-    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`."""
+class ChannelInfo(ConnectionFacts):
+    """Facts about an open channel, fixed when it opens except for `detail`, `subflows` and `fell_back`.
 
-    transport: str
-    family: Family
-    local: str
-    """`address:port`, brackets around IPv6."""
-    remote: str
-    interface: str = ""
-    lanes: int = 1
-    secure: bool = False
-    peer_verified: bool = False
-    channel_binding: bytes = b""
-    """Names the server's certificate and, on QUIC, this very connection; the same on both sides. Empty without TLS."""
-    peer_certificate: bytes = b""
+    The transport fills in what it knows; what the configuration wants of the connection is added by who dialled.
+    """
+
+    peer_certificate: bytes = field(default=b"", repr=False)
     """DER certificate of the peer, or empty."""
-    rtt: float = 0.0
-    """Measured while connecting; 0 = unknown."""
-    detail: str = ""
     subflows: int = 0
     """Established now; 0 = this transport has none, or MPTCP has lost all."""
     fell_back: bool = False
@@ -184,7 +174,7 @@ AcceptCallback = Callable[[Channel], None]
 
 
 class Transport(Protocol):
-    """A protocol family. Stateless: settings come with each call."""
+    """A protocol family. Stateless: settings come with each call. Subclasses need no `obstacle` and no `warnings`."""
 
     name: str
 
@@ -200,28 +190,87 @@ class Transport(Protocol):
         Raises TransportError (port in use, no certificate).
         """
 
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        """Why no connection can be opened or accepted here, whatever the network; empty when nothing is in the way."""
+        return ""
 
-_registry: dict[str, Transport] = {}
-T = TypeVar("T", bound=Callable[[], Transport])
+    def warnings(self, settings: TransportSettings) -> list[str]:
+        """What this host does not do as the settings want it."""
+        return []
 
 
-def register_transport(name: str) -> Callable[[T], T]:
-    """Class decorator: make a transport available under `name` in `connection_priority`."""
+Factory = TypeVar("Factory", bound=Callable[[], Transport])
 
-    def register(factory: T) -> T:
-        _registry[name] = factory()
+
+@dataclass(frozen=True, slots=True)
+class TransportType:
+    """What is known of a transport by its name alone, before any connection needs its code."""
+
+    name: str
+    make: Callable[[], Transport]
+    settings: type[TransportSection] = TransportSection
+    """Its section of the configuration, `<name>_config`."""
+    over_udp: bool = False
+    """It listens on the UDP port; otherwise on the TCP port."""
+    spans_interfaces: bool = False
+    """One connection uses all interfaces of an entry."""
+    needs_certificate: bool = False
+    """It always encrypts, so a server needs a certificate for it."""
+    also_accepts: tuple[str, ...] = ()
+    """Other transports whose connections its listener takes as well."""
+    shipped: bool = False
+    """It comes with `multi`."""
+
+
+_types: dict[str, TransportType] = {}
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+
+
+def register_transport(
+    name: str,
+    *,
+    settings: type[TransportSection] = TransportSection,
+    over_udp: bool = False,
+    spans_interfaces: bool = False,
+    needs_certificate: bool = False,
+    also_accepts: tuple[str, ...] = (),
+) -> Callable[[Factory], Factory]:
+    """Decorator: make a transport available as `name` in entries and in `listen.transports`.
+
+    The class or factory is called without arguments when the transport is first used. `settings` becomes the section
+    `<name>_config`; the rest is described at `TransportType`. Registering a name again replaces the earlier transport,
+    except that the names of this package are taken. Raises ConfigError.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"found {name!r} as a transport's name; allowed: at most 32 letters a-z, digits and _")
+
+    def register(factory: Factory) -> Factory:
+        shipped = factory.__module__.startswith(PACKAGE)
+        if name in _types and _types[name].shipped and not shipped:
+            raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
+        made = cache(factory)
+        _types[name] = TransportType(
+            name, made, settings, over_udp, spans_interfaces, needs_certificate, also_accepts, shipped
+        )
         return factory
 
     return register
 
 
-def transport(name: str) -> Transport:
-    """Return the transport registered under `name`."""
+def transport_type(name: str) -> TransportType:
+    """What is known of the transport `name`. Raises ConfigError."""
     try:
-        return _registry[name]
+        return _types[name]
     except KeyError:
-        raise ConfigError(f"unknown transport {name!r}; known: {', '.join(sorted(_registry))}") from None
+        raise ConfigError(f"unknown transport {name!r}; known: {', '.join(transport_names())}") from None
+
+
+def transport(name: str) -> Transport:
+    """Return the transport registered under `name`. Raises ConfigError."""
+    return transport_type(name).make()
 
 
 def transport_names() -> list[str]:
-    return sorted(_registry)
+    """All registered names, those first that ask least of the system and of the configuration."""
+    known = _types.values()
+    return [t.name for t in sorted(known, key=lambda t: (t.needs_certificate, t.spans_interfaces, t.name))]

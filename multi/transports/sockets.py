@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from multi.errors import TransportError
-from multi.transports.base import TcpSettings
+from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
 
 SocketAddress: TypeAlias = Any
@@ -30,12 +30,12 @@ NOTSENT_LOWAT = (
 )  # bytes; unsent bytes cannot be taken back from a slow path. The channel raises it on fast ones
 SYN_RETRIES = 3  # Linux >= 6.5 repeats the first SYNs 1 s apart; the path manager gives up earlier anyway
 RTO_MAX_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
+USER_TIMEOUT_MS = 10_000  # sent and not acknowledged for so long; a backstop, our own detection is faster
 KEEPALIVE_PROBES = 3
 
 # Options the socket module of Python 3.11 has no name for (include/uapi/linux/in.h, tcp.h).
 _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_RTO_MAX_MS = 44
-_TCP_FASTOPEN_CONNECT = 30
 _SO_BINDTODEVICE = 25
 _DARWIN_IP_BOUND_IF = 25
 _DARWIN_IPV6_BOUND_IF = 125
@@ -187,8 +187,7 @@ def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None
     if sys.platform == "linux":
         _try_option(sock, tcp, _TCP_RTO_MAX_MS, RTO_MAX_MS)
         _try_option(sock, tcp, socket.TCP_SYNCNT, SYN_RETRIES)
-        if settings.user_timeout > 0:
-            _try_option(sock, tcp, socket.TCP_USER_TIMEOUT, round(settings.user_timeout * 1000))
+        _try_option(sock, tcp, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     if settings.idle_timeout > 0:
         _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         idle = max(1, round(settings.idle_timeout / 2))
@@ -221,14 +220,14 @@ def reset_on_close(sock: socket.socket) -> None:
     _try_option_bytes(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def check_congestion(settings: TcpSettings, section: str) -> None:
-    """Raise TransportError naming the key in `section` when connections cannot have the congestion control wanted."""
+def check_congestion(settings: TcpSettings, place: str = "") -> None:
+    """Raise TransportError that begins with `place` when connections cannot have the congestion control wanted."""
     if settings.congestion:
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
                 _set_congestion(probe, settings.congestion)
         except OSError as error:
-            raise TransportError(error.errno or errno.ENOENT, f"{section}.congestion: {error}") from error
+            raise TransportError(error.errno or errno.ENOENT, f"{place}{error}") from error
 
 
 def _set_congestion(sock: socket.socket, name: str) -> None:
@@ -265,12 +264,6 @@ def _try_option(sock: socket.socket, level: int, option: int, value: int) -> Non
 def _try_option_bytes(sock: socket.socket, level: int, option: int, value: bytes) -> None:
     with suppress(OSError):
         sock.setsockopt(level, option, value)
-
-
-def enable_fast_open(sock: socket.socket) -> None:
-    """TCP Fast Open (RFC 7413): the first bytes written travel in the SYN if the server is known."""
-    if sys.platform == "linux":
-        _try_option(sock, socket.IPPROTO_TCP, _TCP_FASTOPEN_CONNECT, 1)
 
 
 async def connect(sock: socket.socket, candidate: Candidate) -> None:

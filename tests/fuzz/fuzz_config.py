@@ -13,27 +13,23 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from multi.asyncio import keys
-from multi.asyncio.keys import MAX_ID, MIN_KEY, load_keys
 from multi.config import (
     Config,
     checks,
-    entry,
-    explain,
-    fields,
-    findings,
+    errors,
     json_schema,
+    keys,
     load_config,
     load_entry,
     loading,
-    models,
-    sections,
+    model,
 )
+from multi.config.keys import MAX_ID, MIN_KEY, load_keys
 from multi.errors import ConfigError
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 
-MODULES = (checks, entry, explain, fields, findings, loading, models, sections)
+MODULES = (checks, errors, loading, model)
 _DIRECTORY = tempfile.TemporaryDirectory(prefix="multi-fuzz-")
 atexit.register(_DIRECTORY.cleanup)
 

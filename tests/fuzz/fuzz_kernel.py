@@ -10,17 +10,17 @@ from typing import Any
 from unittest.mock import patch
 
 from multi.discovery import link_state as changes
-from multi.discovery import netlink, networks
-from multi.discovery import rtnetlink as messages
+from multi.discovery import netlink, networks, snapshot
+from multi.discovery.interfaces import Interface
 from multi.discovery.link_state import LinkEvents, LinkState
-from multi.linux import genetlink, nl80211, routing, wifi_signal
+from multi.linux import genetlink, nl80211, policy_routes, wifi_signal
 from multi.linux.genetlink import GenericNetlink
 from multi.linux.nl80211 import Nl80211
 from multi.transports.mptcp import info as mptcp_info
 from multi.transports.mptcp.info import MptcpInfo, read_mptcp_info, subflow_names
 from multi.transports.tcp import info as tcp_info
 from multi.transports.tcp.info import read_tcp_info
-from multi.types import Interface, Kind
+from multi.types import Kind
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
 
@@ -126,7 +126,7 @@ def run_changes(data: bytes) -> None:
 
 def run_changes_valid(data: bytes) -> None:
     choices = Choices(data)
-    parts: list[bytes] = []
+    parts = []
     while choices.left and len(parts) < 30:
         datagram = choices.damaged(_told(choices))
         parts.append(choices.take(1) + len(datagram).to_bytes(2, "big") + datagram + b"\0")
@@ -140,16 +140,16 @@ def run_rtnetlink(data: bytes) -> None:
     kernel = Kernel(choices, _told)
     with patch.object(netlink, "socket", _sockets(kernel)), may_raise(OSError):
         if what == 0:
-            netlink.snapshot()
+            snapshot.snapshot()
         elif what == 1:
-            gateways = ((next(iter(netlink.FAMILIES.values())), "192.0.2.1"),)
+            gateways = ((next(iter(snapshot.FAMILIES.values())), "192.0.2.1"),)
             networks.network_id(Interface("eth0", 1, next(iter(Kind)), gateways=gateways))
         else:
-            reader = routing.RoutingKernel()
+            reader = netlink.NetlinkSocket()
             if what == 2:
-                reader.read()
+                policy_routes.read_tables(reader)
             else:
-                reader.way_out("192.0.2.1", "192.0.2.2")
+                snapshot.lookup(reader, "192.0.2.1", "192.0.2.2")
 
 
 # --- generic netlink  ---
@@ -177,24 +177,24 @@ def run_generic(data: bytes) -> None:
     kernel: Any = Kernel(choices, _generic)
     with may_raise(OSError):
         if what == 0:
-            with patch.object(genetlink, "socket", _sockets(kernel)), GenericNetlink("nl80211") as asked:
-                asked.join("mlme")
+            with patch.object(netlink, "socket", _sockets(kernel)), GenericNetlink("nl80211") as asked:
+                asked.join_group("mlme")
                 for answer in asked.request(1, dump=True):
-                    messages.attributes(answer)
+                    netlink.attributes(answer)
         elif what == 1:
             Nl80211(lambda: kernel).stations(1)
         elif what == 2:
             Nl80211(lambda: kernel).power_saving(1)
         else:
-            with patch.object(socket, "if_nametoindex", lambda _name: 1):
+            with patch.object(wifi_signal.socket, "if_nametoindex", lambda _name: 1):
                 dbm = wifi_signal.read_signal("wlan0", lambda: kernel)
             check(dbm is None or -128 <= dbm < 0, "a signal that cannot be")
 
 
 def run_attributes(data: bytes) -> None:
-    messages.attributes(data)
-    messages.attributes(data, min(8, len(data)))
-    for _kind, _flags, raw in messages.messages(data, 0):
+    netlink.attributes(data)
+    netlink.attributes(data, min(8, len(data)))
+    for _kind, _flags, _sequence, raw in netlink.messages(data):
         check(raw in data, "a message that was not said")
 
 
@@ -253,14 +253,21 @@ TARGETS = (
         "netlink-questions",
         run_rtnetlink,
         _random_looking,
-        (netlink, networks, routing, messages),
+        (netlink, snapshot, networks, policy_routes),
         short=120,
         weight=2,
         longest=800,
         memory_base=4 << 20,
         memory_factor=256,
     ),
-    Target("netlink-generic", run_generic, _random_looking, (genetlink, nl80211, wifi_signal), short=300, longest=600),
-    Target("netlink-attributes", run_attributes, _raw_changes, (genetlink, messages), short=300, longest=600),
+    Target(
+        "netlink-generic",
+        run_generic,
+        _random_looking,
+        (genetlink, nl80211, wifi_signal),
+        short=300,
+        longest=600,
+    ),
+    Target("netlink-attributes", run_attributes, _raw_changes, (netlink,), short=300, longest=600),
     Target("socket-info", run_socket_info, _random_looking, (mptcp_info, tcp_info), short=200, longest=3000),
 )

@@ -17,12 +17,13 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 
-from multi.transports.base import QuicSettings, TlsSettings, TransportSettings
+from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic import packets as quic_packets
 from multi.transports.quic import transport as quic
 from multi.transports.quic.packets import PacketHeader, RetryTokens, connection_of_all, refusal, version_negotiation
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, QuicListener, client_side
 from multi.transports.quic.udp_port import PeerAddress
 from multi.transports.tcp import accepting as stream_reception
@@ -144,7 +145,7 @@ def run_qh3(data: bytes) -> None:
 async def _quic(choices: Choices, engine: str) -> None:
     sinks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     accepted: list[Any] = []
-    settings = replace(_settings(), quic=QuicSettings(retry=choices.chance(4), engine=engine))
+    settings = replace(_settings(), sections={"quic": QuicSettings(retry=choices.chance(4), engine=engine)})
     made = await Quic().listen("127.0.0.1", 0, settings, accepted.append)
     assert isinstance(made, QuicListener)
     try:

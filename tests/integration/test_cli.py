@@ -78,14 +78,6 @@ def test_amounts_that_are_none_are_said_in_words() -> None:
         assert f"argument {option}: {value!r} is not a " in done.stderr
 
 
-def test_every_public_name_can_be_imported() -> None:
-    for name in multi.__all__:
-        assert getattr(multi, name) is not None
-        assert name in dir(multi)
-    with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        _ = multi.conect  # type: ignore[attr-defined] # that is the test
-
-
 # --- errors in words  ---
 
 

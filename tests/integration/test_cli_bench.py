@@ -117,15 +117,8 @@ async def test_another_version_of_the_protocol_is_named(files: Files) -> None:
 )
 async def test_a_report_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     reader = asyncio.StreamReader()
-    report: dict[str, Any] = {
-        "bytes": 1,
-        "seconds": 1.0,
-        "longest_gap": 0.0,
-        "intervals": [],
-        "connections": [],
-        "damaged": False,
-    }
-    reader.feed_data(encode_report(Report(**(report | wrong)), 0))
+    report = {"bytes": 1, "seconds": 1.0, "longest_gap": 0.0, "intervals": [], "connections": [], "damaged": False}
+    reader.feed_data(encode_report(Report(**(report | wrong))))
     with pytest.raises(BenchError, match="malformed report"):
         await read_report(reader)
 

@@ -154,7 +154,7 @@ def test_server_that_dies_leaves_a_partial_file(files: Files) -> None:
 
 def test_second_put_of_a_name_under_way_is_refused(files: Files, port: int) -> None:
     (files.here / "f").write_bytes(content(8 * MEGABYTE))
-    with started("put", files.client_config(port, max_rate_mbps=SLOW), files.here / "f") as first:
+    with started("put", files.client_config(port, max_rate_mbps=SLOW / 2), files.here / "f") as first:
         wait_for_line(first, PROGRESS)
         second = run("put", files.client_config(port, name="second.json"), files.here / "f")
         assert (second.returncode, second.stderr) == (1, "multi: f: another transfer of it is under way\n")

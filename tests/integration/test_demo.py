@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli import demo
+from multi.cli.commands import demo
 from multi.lab.demo import loopback as demo_loopback
 from multi.lab.demo import roaming
+from multi.lab.demo.recording import Outcome, Recorder
 from multi.lab.demo.roaming import STORY
-from multi.lab.demo.trace import Outcome, Recorder
 from multi.lab.testbed import TestbedNotAllowed, load_profile, pytest_plugin
-from tests.integration.cli_runner import Files, command, run, wait_for_line
+from multi.transports.mptcp.transport import mptcp_available
+from tests.integration.cli_runner import command, run, wait_for_line
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "roaming_download.py"
 KEYS = ["start", "wifi_in_range", "wifi_dies", "wifi_back", "handover", "total_loss", "resume"]
 
 
@@ -128,7 +127,7 @@ def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
     ("part", "words"),
     [
         ("multi serve", "the server has ended by signal 9"),
-        ("multi.lab.testbed.relay", "the relay between the hosts has died"),
+        ("-m multi.lab.testbed ", "the relay between the hosts has died"),
     ],
 )
 def test_a_demo_that_loses_a_part_says_so_and_leaves_nothing(
@@ -202,7 +201,7 @@ def test_without_namespaces_the_demo_gives_the_reason_and_runs_over_loopback(
 
 
 def test_the_loopback_demo_brings_the_file_back_whole(tmp_path: Path) -> None:
-    if not demo_loopback._has_mptcp():
+    if not mptcp_available():
         pytest.skip("this kernel has no MPTCP: the loopback demo needs it")
     done = run("demo", "--loopback", "--speed", "6", "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -212,35 +211,3 @@ def test_the_loopback_demo_brings_the_file_back_whole(tmp_path: Path) -> None:
     for part in trace:
         assert len(part["trace"]["events"]) == 3
         assert len(part["result"]["connections"]) >= 3
-
-
-# --- the example  ---
-
-
-def test_the_example_downloads_tells_events_and_hands_over(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    content = os.urandom(12_000_000)
-    (files.served / "film").write_bytes(content)
-    with files.serving() as (_, port):
-        config = files.client_config(port, "tcp", "tcp", max_rate_mbps=40)
-        arguments = [sys.executable, "-W", "error", str(EXAMPLE), str(config), "film", str(files.here / "film")]
-        with subprocess.Popen(
-            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            try:
-                wait_for_line(process, r"over 127\.0\.0\.\d:\d+ is active")
-                wait_for_line(process, r"over 127\.0\.0\.\d:\d+ is active")
-                assert process.stdin is not None
-                process.stdin.write("127.0.0.3\n")
-                process.stdin.flush()
-                wait_for_line(process, r"connection \d over 127\.0\.0\.2:\d+ is draining")
-                output, errors = process.communicate(timeout=30)
-            finally:
-                process.kill()
-    assert (process.returncode, errors) == (0, "")
-    assert hashlib.sha256(content).hexdigest() in output
-    assert (files.here / "film").read_bytes() == content
-
-
-def test_the_example_stays_short() -> None:
-    assert len(EXAMPLE.read_text().splitlines()) <= 60

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.integration.cli_runner import Files, wait_for_line
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -27,6 +32,59 @@ def test_the_echo_client_gets_back_from_the_echo_server_what_it_sends() -> None:
     assert (server.returncode, errors) == (0, b"")
 
 
+def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    content = os.urandom(12_000_000)
+    (files.served / "film").write_bytes(content)
+    program = [sys.executable, "-W", "error", str(EXAMPLES / "roaming_download.py")]
+    server = subprocess.Popen(
+        [*program, files.server_config(), files.served / "film"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        port = int(wait_for_line(server, r"on port (\d+)").group(1))
+        config = files.client_config(port, "tcp", "tcp", max_rate_mbps=40)
+        arguments = [*program, config, files.here / "film"]
+        with subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as client:
+            try:
+                wait_for_line(client, r"over 127\.0\.0\.\d:\d+\) is open")
+                wait_for_line(client, r"over 127\.0\.0\.\d:\d+\) is open")
+                assert client.stdin is not None
+                client.stdin.write("127.0.0.3\n")
+                client.stdin.flush()
+                wait_for_line(client, r"connection \d \(tcp over 127\.0\.0\.2:\d+\) is handed over")
+                output, errors = client.communicate(timeout=30)
+            finally:
+                client.kill()
+    finally:
+        server.kill()
+        server.communicate()
+    assert (client.returncode, errors) == (0, "")
+    assert hashlib.sha256(content).hexdigest() in output
+    assert (files.here / "film").read_bytes() == content
+
+
+def test_a_transport_from_outside_carries_a_session() -> None:
+    program = [sys.executable, "-W", "error", str(EXAMPLES / "custom_transport.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    greeting, count = done.stdout.splitlines()
+    assert greeting == "hello, world"
+    found = re.fullmatch(r"(\d+) bytes sent, (\d+) received, at both ends together", count)
+    assert found is not None
+    assert int(found[1]) == int(found[2]) > 2 * len("world")
+
+
 def test_the_examples_stay_short() -> None:
-    for name in ("echo_client", "echo_server"):
-        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= 25
+    for name, lines in (
+        ("echo_client", 25),
+        ("echo_server", 25),
+        ("custom_scheduler", 40),
+        ("custom_transport", 120),
+        ("roaming_download", 70),
+    ):
+        assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= lines

@@ -16,7 +16,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 import multi
-from multi.asyncio.accounting import LIMITS, LimitLog, TokenBucket
+from multi.asyncio.admission import LIMITS, LimitLog, TokenBucket
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, encode_header
 from multi.protocol.settings import Protect
 from multi.transports.quic.aioquic_engine import AioquicEngine
@@ -522,7 +522,7 @@ def test_a_token_bucket_allows_a_burst_and_then_the_rate() -> None:
 
 
 def test_every_configured_limit_is_counted_under_its_name() -> None:
-    from multi.config.sections import Limits
+    from multi.config.model import Limits
 
     not_counted = {"max_stream_window", "max_session_window", "max_send_buffer", "max_join_burst"}
     assert set(Limits.model_fields) - not_counted <= set(LIMITS)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import multi
-from multi.asyncio.keys import load_keys
 from multi.asyncio.settings import session_settings
 from multi.config import load_config
+from multi.config.keys import load_keys
 from multi.transports.certificates import pin_of
 from tests.integration.cli_runner import Files
 from tests.integration.cli_runner import run as run_command

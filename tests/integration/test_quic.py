@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 import ssl
 import subprocess
 import sys
@@ -14,14 +15,20 @@ from pathlib import Path
 import pytest
 from aioquic.asyncio.client import connect
 from aioquic.asyncio.protocol import QuicConnectionProtocol
+from aioquic.buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import QuicConnection
+from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
+from multi.config import load_config
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel, Listener, QuicSettings, TlsSettings, TransportSettings
+from multi.transports.base import Channel, Listener, TlsSettings, TransportSettings
 from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic.aioquic_engine import check
+from multi.transports.quic.engine import ALPN
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import largest_datagram_to
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
@@ -54,7 +61,8 @@ def engines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def using(settings: TransportSettings, engine: str) -> TransportSettings:
-    return replace(settings, quic=replace(settings.quic, engine=engine))
+    quic = settings.section("quic", QuicSettings).model_copy(update={"engine": engine})
+    return replace(settings, sections={"quic": quic})
 
 
 @pytest.fixture
@@ -212,8 +220,6 @@ async def test_missing_settings_are_named(files: Certificates, tmp_path: Path) -
         await dial(TransportSettings(tls=TlsSettings(ca=tmp_path / "nothing.pem")), 1)
     with pytest.raises(TransportError, match="holds no usable PEM certificate"):
         await dial(TransportSettings(tls=TlsSettings(ca=files.key("server"))), 1)
-    with pytest.raises(TransportError, match="less than 1200 bytes"):
-        await dial(replace(files.client_settings(), quic=QuicSettings(max_datagram_size=1000)), 1)
 
 
 @pytest.mark.parametrize("tls", [None, TlsSettings()], ids=["without ssl_config", "without ca"])
@@ -280,13 +286,33 @@ async def test_silent_server_times_out_in_words(files: Certificates, monkeypatch
 
 async def test_retry_validates_the_address_first(files: Certificates) -> None:
     server = QuicServer()
-    port = await server.listen(replace(files.server_settings(), quic=QuicSettings(retry=True)))
+    port = await server.listen(replace(files.server_settings(), sections={"quic": QuicSettings(retry=True)}))
     channel, sink = await dial(files.client_settings(), port)
     peer, peer_sink = await server.channels.get()
     write_all(channel, sink, pattern(100_000), 1, 5000)
     assert await peer_sink.until_received(100_000, 1) == pattern(100_000)
     channel.abort()
     peer.abort()
+    server.listener.close()
+
+
+@pytest.mark.parametrize(("configured", "answer"), [({"retry": True}, "RETRY"), ({}, "INITIAL")])
+async def test_a_client_is_asked_for_its_address_first_where_the_configuration_says_so(
+    configured: dict[str, bool], answer: str, files: Certificates
+) -> None:
+    certificate = {"cert": str(files.cert("server")), "key": str(files.key("server"))}
+    config = load_config({"listen": {"transports": ["quic"]}, "ssl_config": certificate, "quic_config": configured})
+    server = QuicServer()
+    port = await server.listen(config.transport_settings())
+    engine = QuicConnection(configuration=QuicConfiguration(alpn_protocols=[ALPN]))
+    engine.connect(("127.0.0.1", port), now=0.0)
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.setblocking(False)
+        sock.connect(("127.0.0.1", port))
+        await loop.sock_sendall(sock, engine.datagrams_to_send(now=0.0)[0][0])
+        received = await asyncio.wait_for(loop.sock_recv(sock, 2048), 5)
+    assert pull_quic_header(Buffer(data=received), host_cid_length=8).packet_type is QuicPacketType[answer]
     server.listener.close()
 
 
@@ -367,10 +393,10 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
 
 
 async def test_datagrams_may_be_as_large_as_the_path_allows(files: Certificates) -> None:
-    large = QuicSettings(max_datagram_size=65_527)
+    large = {"quic": QuicSettings(max_datagram_size=65_527)}
     server = QuicServer()
-    port = await server.listen(replace(files.server_settings(), quic=large))
-    channel, sink = await dial(replace(files.client_settings(), quic=large), port)
+    port = await server.listen(replace(files.server_settings(), sections=large))
+    channel, sink = await dial(replace(files.client_settings(), sections=large), port)
     peer, peer_sink = await server.channels.get()
     data = pattern(1_000_000)
     write_all(channel, sink, data, 1, 50_000)
@@ -394,7 +420,9 @@ def test_datagrams_are_no_larger_than_the_path(host: str, most: int) -> None:
 async def test_idle_connection_ends_in_words(files: Certificates) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
-    channel, sink = await dial(replace(files.client_settings(), quic=QuicSettings(idle_timeout=0.3)), port)
+    channel, sink = await dial(
+        replace(files.client_settings(), sections={"quic": QuicSettings(idle_timeout=0.3)}), port
+    )
     error = await sink.until_lost()
     assert "idle timeout" in str(error)
     assert channel.credit() == 0
@@ -609,12 +637,12 @@ async def test_engine_that_is_not_installed_is_named_with_its_extra(
         pytest.skip("needs no engine")
     monkeypatch.setitem(sys.modules, "qh3", None)
     monkeypatch.delitem(sys.modules, "multi.transports.quic.qh3_engine", raising=False)
-    settings = QuicSettings(engine="qh3")
+    sections = {"quic": QuicSettings(engine="qh3")}
     reason = r"the QUIC engine 'qh3' is not installed: pip install 'multi-session\[qh3\]'"
     with pytest.raises(TransportError, match=reason):
-        await transport("quic").dial(candidate(1), replace(files.client_settings(), quic=settings))
+        await transport("quic").dial(candidate(1), replace(files.client_settings(), sections=sections))
     with pytest.raises(TransportError, match=reason):
-        await transport("quic").listen("127.0.0.1", 0, replace(files.server_settings(), quic=settings), print)
+        await transport("quic").listen("127.0.0.1", 0, replace(files.server_settings(), sections=sections), print)
 
 
 def test_installed_qh3_has_what_the_adapter_reads(monkeypatch: pytest.MonkeyPatch) -> None:

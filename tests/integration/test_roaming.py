@@ -808,10 +808,6 @@ def test_an_addition_to_a_group_that_fails_leaves_the_group_alone(development_ce
 # --- nothing is left ---
 
 
-def threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("multi-network")}
-
-
 def test_an_opening_that_is_cancelled_anywhere_leaves_no_subscription_and_no_timer(
     bell: Bell, dns: Dns, development_certificates: Path
 ) -> None:
@@ -943,7 +939,6 @@ def test_where_netlink_is_refused_a_session_opens_and_the_interfaces_are_read_ag
             monkeypatch.setattr(socket, "socket", Refusing)
             async with multi.connect(way.client(server.port)) as session:
                 await session.confirmed()
-                assert threads() == {"multi-network-monitor"}
                 reader, writer = await inbox.next()
                 echoing = asyncio.ensure_future(echo(reader, writer))
                 await round_trip(session, pattern(MIB))

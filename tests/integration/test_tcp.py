@@ -16,8 +16,7 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import Channel, ListenGuard, TcpSettings, TlsSettings, TransportSettings
-from multi.transports.half_open import HalfOpenConnections
+from multi.transports.base import AdmissionControl, Channel, TlsSettings, TransportSettings
 from multi.transports.sockets import available_congestion_controls, format_address, socket_address
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
@@ -27,6 +26,7 @@ from multi.transports.tcp.channel import (
     StreamChannel,
     unsent_limit,
 )
+from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import (
@@ -187,7 +187,7 @@ async def test_close_reads_and_forgets_so_that_nothing_is_reset() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 async def test_every_option_of_the_configuration_is_taken_by_the_kernel() -> None:
     congestion = available_congestion_controls()[0]
-    settings = replace(PLAIN, tcp=TcpSettings(nagle=True, idle_timeout=20, congestion=congestion, fast_open=True))
+    settings = replace(PLAIN, sections={"tcp": TcpSettings(nagle=True, idle_timeout=20, congestion=congestion)})
     server = TcpServer()
     port = await server.listen(settings)
     channel, _ = await dial(port, settings)
@@ -212,8 +212,8 @@ async def test_inside_this_machine_nothing_is_paced(host: str) -> None:
         if configured and configured not in available_congestion_controls():
             continue
         server = TcpServer()
-        port = await server.listen(replace(PLAIN, tcp=TcpSettings(congestion=configured)), host)
-        channel, _ = await dial(port, replace(PLAIN, tcp=TcpSettings(congestion=configured)))
+        port = await server.listen(replace(PLAIN, sections={"tcp": TcpSettings(congestion=configured)}), host)
+        channel, _ = await dial(port, replace(PLAIN, sections={"tcp": TcpSettings(congestion=configured)}))
         accepted, _ = await server.channels.get()
         expected = (configured or "reno").encode()
         assert (control_of(channel), control_of(accepted)) == (expected, expected)
@@ -400,7 +400,7 @@ async def test_unusable_files_are_named(files: Certificates, tmp_path: Path) -> 
 
 async def test_silent_client_of_a_tls_server_is_dropped(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
     server = TcpServer()
-    port = await server.listen(replace(files.server_settings(), guard=ListenGuard(handshake_timeout=0.1)))
+    port = await server.listen(replace(files.server_settings(), admission=AdmissionControl(handshake_timeout=0.1)))
     with caplog.at_level(logging.INFO, "multi.transports"):
         _, sink = await dial(port)
         await sink.until_lost()
@@ -417,32 +417,6 @@ async def test_closing_a_tls_listener_drops_unfinished_handshakes(files: Certifi
     server.listener.close()
     await sink.until_lost()
     assert server.channels.empty()
-
-
-def test_full_handshake_table_drops_the_oldest_of_the_busiest_source() -> None:
-    gone: list[int] = []
-    hit: list[tuple[str, str]] = []
-    strangers = HalfOpenConnections(4, 3, lambda *what: hit.append(what))
-
-    def come(number: int, host: str) -> list[int]:
-        strangers.add(number, host, lambda _reason: gone.append(number))
-        return gone
-
-    quiet, busy, other, newcomer = "192.0.2.1", "198.51.100.7", "203.0.113.9", "2001:db8::1"
-    for number, host in enumerate([quiet, busy, busy, other]):
-        assert come(number, host) == []
-    assert come(4, newcomer) == [1]
-    assert come(5, busy) == [1, 0]  # all are as busy: the oldest of all
-    strangers.discard(3)
-    strangers.discard(3)
-    assert len(strangers) == 3
-    assert come(6, "198.51.100.8") == [1, 0]
-    assert come(7, busy) == [1, 0, 2]  # its share is used up
-    assert hit == [
-        ("max_unauthenticated", "2001:db8::/56"),
-        ("max_unauthenticated", "198.51.100.0/24"),
-        ("max_unauthenticated_per_source", "198.51.100.0/24"),
-    ]
 
 
 async def test_unknown_progress_of_a_closed_channel_is_an_empty_sample() -> None:

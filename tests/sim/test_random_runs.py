@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from multi.lab.sim.random_run import RandomRun, run_seed, trace_digest
+from multi.lab.sim.random_run import SCHEDULERS, RandomRun, run_seed, trace_digest
 from multi.lab.sim.trace import digest
+from multi.schedulers import create_scheduler, scheduler_names
 from tests.sim.golden import SEEDS, stored
 
 pytestmark = pytest.mark.simulation
@@ -70,3 +71,8 @@ def test_the_runs_are_not_trivial() -> None:
     assert sum(" resumed" in trace for trace in traces) > 3
     carried = sum(end.got() for run in runs for end in run.pair.ends)
     assert carried > 2_000_000
+
+
+def test_random_runs_try_every_scheduler() -> None:
+    shipped = {name for name in scheduler_names() if type(create_scheduler(name, {})).__module__.startswith("multi.")}
+    assert set(SCHEDULERS) == shipped

@@ -28,7 +28,7 @@ from multi import AttemptFailed, ConnectionChanged, ConnectionState, NetworkChan
 from multi.asyncio import roaming as networks
 from multi.discovery import interfaces
 from multi.discovery.monitor import NetworkMonitor
-from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 from multi.paths import manager
 from multi.transports import sockets
 from multi.transports.tcp import transport as tcp

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi.errors import TransportError
-from multi.linux.mptcp_pm import FLAG_SUBFLOW, Limits, MptcpPathManager, path_manager_type, why_no_subflows
+from multi.linux.mptcp_pm import FLAG_SUBFLOW, MptcpLimits, MptcpPathManager, path_manager_type, why_no_subflows
 from multi.types import Candidate, Family
 
 if TYPE_CHECKING:  # slow to import, and not needed by what only looks at a host
@@ -38,7 +38,7 @@ def administer(addresses: list[tuple[str, int]], subflows: int) -> None:
     with MptcpPathManager() as manager:
         for address, index in addresses:
             manager.add_endpoint(address, index, FLAG_SUBFLOW)
-        manager.set_limits(Limits(subflows, 0))
+        manager.set_limits(MptcpLimits(subflows, 0))
 
 
 def choose(path_manager: str) -> bool:

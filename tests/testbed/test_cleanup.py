@@ -31,7 +31,8 @@ time.sleep(1000)
 """
 ROOTLESS = """
 import asyncio, os, socket, sys
-from multi.lab.testbed import TestbedNotAllowed, Testbed, load_profile, measure
+from multi.lab.testbed import TestbedNotAllowed, Testbed, load_profile
+from tests.testbed import measure
 
 async def main():
     async with Testbed(load_profile("wifi_and_5g")) as testbed:

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from multi.lab.testbed import Direction, LinkSpec, Testbed, load_profile, measure, paper_links
+from multi.lab.testbed import Direction, LinkSpec, Testbed, load_profile, paper_links
 from multi.lab.testbed.pytest_plugin import MakeTestbed, started
+from tests.testbed import measure
 
 pytestmark = pytest.mark.alone
 

@@ -17,7 +17,7 @@ from multi.discovery.monitor import Loss, NetworkMonitor, monitor
 from multi.discovery.networks import network_id
 from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import started
-from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 from multi.types import Interface
 
 pytestmark = pytest.mark.timeout(60)
@@ -433,7 +433,11 @@ def test_without_netlink_the_same_is_told_later(testbed: Testbed, new_loop: NewL
         await heard.until(lambda: bool(heard.calls))
         assert heard.losses == []
 
-    on_client(testbed, new_loop, story, netlink=False, poll_interval=0.05)
+    def read() -> tuple[Interface, ...]:
+        with testbed.client.entered():  # the threads of this process are elsewhere
+            return interfaces()
+
+    on_client(testbed, new_loop, story, netlink=False, poll_interval=0.05, read=read)
 
 
 def test_each_network_namespace_has_a_monitor_of_its_own(testbed: Testbed, new_loop: NewLoop) -> None:

@@ -15,9 +15,8 @@ import pytest
 from multi.discovery import interfaces
 from multi.lab.testbed import Direction, LinkSpec
 from multi.lab.testbed.pytest_plugin import MakeTestbed
-from multi.lab.testbed.rtnetlink import RouteNetlink
-from multi.linux.policy_routes import NOT_PERMITTED, PolicyRoutes
-from multi.linux.routing import RoutingKernel, Rule
+from multi.linux.policy_routes import NOT_PERMITTED, OUR_PROTOCOL, PolicyRoutes, RoutingTables, read_tables
+from multi.linux.route_netlink import RouteNetlink
 from multi.types import Interface
 
 FAST = Direction(rate_mbps=1000, delay_ms=0.1)
@@ -78,11 +77,14 @@ def ways() -> list[str]:
     return [way_of(4), way_of(6)]
 
 
+def tables_now() -> RoutingTables:
+    with RouteNetlink() as kernel:
+        return read_tables(kernel)
+
+
 def ours() -> tuple[int, int]:
     """How many rules and routes of ours the kernel has."""
-    kernel = RoutingKernel()
-    tables = kernel.read()
-    kernel.close()
+    tables = tables_now()
     return len(tables.rules), len(tables.routes)
 
 
@@ -184,7 +186,7 @@ def down_and_up() -> list[object]:
     seen += [routes.install(both(), gateways=ROUTERS), ours()]
     # Neighbours were entered for good, and are forgotten when a link goes down.
     for version in (4, 6):
-        kernel.add_neighbour(index, ROUTER[version], bytes((2, 0x77, 0, 0, 2, 1)))
+        kernel.add_neighbour(index, ROUTER[version], "02:77:00:00:02:01")
     return [*seen, ways()]
 
 
@@ -204,9 +206,7 @@ def another_address() -> list[object]:
     kernel.add_address(index, "10.77.2.9", 24, detect_duplicates=False)
     kernel.delete_address(index, OWN[6], 64)
     warnings = routes.install(both(), gateways=ROUTERS)
-    asking = RoutingKernel()
-    tables = asking.read()
-    asking.close()
+    tables = tables_now()
     rules = sorted(rule.address for rule in tables.rules)
     return [warnings, rules, sorted((route.network, route.gateway, route.source) for route in tables.routes)]
 
@@ -215,7 +215,7 @@ async def test_what_belongs_to_an_address_goes_with_it(make_testbed: MakeTestbed
     warnings, rules, routes = await make_testbed(LINKS).client.run_python(another_address)
     assert warnings == []
     assert rules == ["10.77.2.9"]
-    assert routes == [("0.0.0.0/0", "10.77.2.1", ""), ("10.77.2.0/24", "", "10.77.2.9")]
+    assert routes == [("", "10.77.2.1", ""), ("10.77.2.0/24", "", "10.77.2.9")]
 
 
 def another_gateway() -> list[object]:
@@ -223,9 +223,7 @@ def another_gateway() -> list[object]:
     routes = PolicyRoutes()
     routes.install(both(), gateways=ROUTERS)
     warnings = routes.install(both(), gateways={"wlan0": ["10.77.2.77", "fe80::77"]})
-    asking = RoutingKernel()
-    tables = asking.read()
-    asking.close()
+    tables = tables_now()
     return [warnings, sorted(route.gateway for route in tables.routes)]
 
 
@@ -249,10 +247,9 @@ def crash() -> None:
     hide_second_link()
     PolicyRoutes().install(both(), gateways=ROUTERS)
     # One for an address that has gone since, on an interface that has gone too.
-    kernel = RoutingKernel()
-    kernel.add_rule(Rule(both()[0].addresses[0].family, "10.99.0.1", 10_777))
-    foreign = RouteNetlink()
-    foreign.add_rule("10.99.0.1", 10_888)  # somebody else's, without our protocol number
+    kernel = RouteNetlink()
+    kernel.add_rule("10.99.0.1", 10_777, OUR_PROTOCOL)
+    kernel.add_rule("10.99.0.1", 10_888)  # somebody else's, without our protocol number
     os._exit(0)
 
 

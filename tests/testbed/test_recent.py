@@ -10,12 +10,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from multi.discovery import snapshot_cache as module
-from multi.discovery.netlink import Snapshot, snapshot
-from multi.discovery.snapshot_cache import TAKEN_AT_ONCE, SnapshotCache
+from multi.discovery import snapshot as module
+from multi.discovery.snapshot import TAKEN_AT_ONCE, Snapshot, SnapshotCache
 from multi.lab.testbed import Testbed, load_profile
 from multi.lab.testbed.pytest_plugin import started
-from multi.lab.testbed.rtnetlink import RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 
 OTHER_TABLE = 4711
 
@@ -115,7 +114,7 @@ def test_whoever_cannot_wait_is_not_kept_waiting_by_a_reader(
     recent: SnapshotCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
-    real = snapshot
+    real = module.snapshot
 
     def slow() -> Snapshot:
         reading.set()

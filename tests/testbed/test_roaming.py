@@ -12,10 +12,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.roaming_figures import Figure
-from benchmarks.roaming_report import figure_in_words
-from benchmarks.roaming_rows import BASE, ROWS, SHORT, Outcome, measure, row
-from benchmarks.roaming_stage import Timing, Variant
+from benchmarks.roaming.figures import Figure
+from benchmarks.roaming.report import figure_in_words
+from benchmarks.roaming.rows import BASE, ROWS, SHORT, Outcome, measure, row
+from benchmarks.roaming.stage import Timing, Variant
 from multi.lab.testbed import load_profile
 from multi.lab.testbed.pytest_plugin import started
 

@@ -1,66 +1,47 @@
-"""What `import multi` offers is pinned, and the driver performs every effect there is."""
+"""`multi` offers the names of its documents, lazily; the driver performs every effect there is."""
 
 from __future__ import annotations
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import multi
+from multi import _exports
 from multi.asyncio.driver import handled_effects, known_effects
 
-EXPORTS = [
-    "WAIT",
-    "AddressesAnnounced",
-    "AttemptFailed",
-    "Config",
-    "ConfigError",
-    "ConnectionChanged",
-    "ConnectionInfo",
-    "ConnectionState",
-    "ConnectionView",
-    "Event",
-    "EventsDropped",
-    "HandoverChanged",
-    "HandoverState",
-    "LocalProtocolError",
-    "MultiError",
-    "NetworkChanged",
-    "NoUsableConnection",
-    "RemoteProtocolError",
-    "Role",
-    "RoleChanged",
-    "Scheduler",
-    "SchedulerChanged",
-    "SendRequest",
-    "Server",
-    "Session",
-    "SessionConfirmed",
-    "SessionDetached",
-    "SessionEnded",
-    "SessionLost",
-    "SessionReader",
-    "SessionRefused",
-    "SessionResumed",
-    "SessionWriter",
-    "SignalChanged",
-    "StreamReset",
-    "TransportError",
-    "Warned",
-    "__version__",
-    "connect",
-    "load_config",
-    "open_connection",
-    "register_scheduler",
-    "register_transport",
-    "start_server",
-]
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+
+EXPORTS: list[str] = multi.__all__  # type: ignore[attr-defined] # made with the first name that is used
 
 
-def test_exports_are_pinned() -> None:
-    assert sorted(multi.__all__) == sorted(EXPORTS)
+def test_every_name_is_there() -> None:
     for name in EXPORTS:
         assert getattr(multi, name) is not None
+        assert name in dir(multi)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = multi.conect  # type: ignore[attr-defined] # that is the question
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_documents_and_examples_use_names_that_are_exported(document: Path) -> None:
+    used = set(re.findall(r"\bmulti\.([A-Za-z_]+)\(", document.read_text()))
+    assert used <= set(EXPORTS)
+
+
+def test_type_checkers_see_the_names_that_are_there_at_run_time() -> None:
+    """They follow `X as X` only (PEP 484), and see neither assignments to `globals()` nor `__getattr__`."""
+    assert _exports.__file__ is not None
+    tree = ast.parse(Path(_exports.__file__).read_text())
+    _docstring, *imports = tree.body
+    seen = [alias.asname for line in imports if isinstance(line, ast.ImportFrom) for alias in line.names]
+    assert len(imports) == len(seen) == len(set(seen))
+    assert [*seen, "__version__"] == EXPORTS
 
 
 def test_star_import_brings_exactly_the_exports() -> None:
@@ -69,16 +50,27 @@ def test_star_import_brings_exactly_the_exports() -> None:
     assert done.stdout.split() == sorted(name for name in EXPORTS if name[0] != "_")
 
 
+def test_import_loads_nothing_and_the_first_name_everything() -> None:
+    program = """
+import sys, multi
+print(*(name for name in sys.modules if name.startswith("multi.")))
+multi.Role
+print(*{"multi.asyncio.client", "multi.asyncio.server"} - set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "\n\n"
+
+
 FIRST_SESSION = """
 import asyncio, sys
-import multi
+from multi import open_connection, start_server
 
 async def main():
     there = set(sys.modules)
     listen = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
-    async with await multi.start_server(lambda reader, writer: None, listen) as server:
+    async with await start_server(lambda reader, writer: None, listen) as server:
         port = server.sockets[0].getsockname()[1]
-        reader, writer = await multi.open_connection(
+        reader, writer = await open_connection(
             {"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "127.0.0.1", "remote_port": port}
         )
         writer.close()
@@ -93,18 +85,6 @@ asyncio.run(main())
 def test_the_first_session_waits_for_no_import() -> None:
     done = subprocess.run([sys.executable, "-c", FIRST_SESSION], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
-
-
-def test_a_package_run_as_a_program_gets_all_at_once(tmp_path: Path) -> None:
-    (tmp_path / "application").mkdir()
-    (tmp_path / "application" / "__init__.py").write_text(
-        "import multi, sys\nprint('multi.asyncio.client' in sys.modules)"
-    )
-    (tmp_path / "application" / "__main__.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-m", "application"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == "True\n"
 
 
 def test_errors_are_what_an_application_may_catch() -> None:

@@ -16,10 +16,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from multi.errors import MultiError
-from multi.lab.files.protocol import printable
+from multi.lab.files.protocol import LineReader, printable
 
 PROTOCOL = 1
 LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of an hour in intervals of 0.1 s
@@ -31,13 +33,14 @@ MAX_REASON = 1000  # characters of a refusal that are shown
 MAX_VERSION = 20
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
 
+Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
+Figure = Annotated[float, Field(ge=0, le=MAX_SIZE, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=2 * MAX_SECONDS, allow_inf_nan=False)]
+T = TypeVar("T")
+
 
 class BenchError(MultiError):
     """The measurement could not be made; the message says why."""
-
-
-class LineReader(Protocol):
-    async def readline(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +48,57 @@ class Request:
     """What is to be measured: for `seconds`, or exactly `size` bytes when that is not 0."""
 
     reverse: bool
-    seconds: float
-    size: int
+    seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+    size: Annotated[int, Field(ge=0, le=MAX_SIZE, validation_alias="bytes")]
 
     def encode(self) -> bytes:
         return _line({"multi_bench": PROTOCOL, "reverse": self.reverse, "seconds": self.seconds, "bytes": self.size})
 
 
-@dataclass(slots=True)
-class Report:
-    """What the receiving side saw. Seconds, bytes; intervals as in the printed JSON."""
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Rates of a tenth of a second, which begins at `t`."""
 
-    bytes: int = 0
-    seconds: float = 0.0
-    longest_gap: float = 0.0
-    intervals: list[dict[str, Any]] = field(default_factory=list)
-    connections: list[dict[str, Any]] = field(default_factory=list)
+    t: Figure
+    mbps: Figure
+    per_connection: dict[str, Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """A connection and what it has carried. Payload bytes, repeats included."""
+
+    id: Count
+    bytes: Count
+    """Received."""
+    number: int = -1
+    """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
+    transport: str = ""
+    interface: str = ""
+    local: str = ""
+    remote: str = ""
+    state: str = ""
+    sent: Count = 0
+    reinjected: Count = 0
+    rtt_ms: Figure = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one side saw: the receiver all of it, the sender its connections and what it sent again."""
+
+    bytes: Count = 0
+    seconds: Seconds = 0.0
+    longest_gap: Seconds = 0.0
+    intervals: list[Interval] = field(default_factory=list)
+    connections: list[Carrier] = field(default_factory=list)
     damaged: bool = False
     """The payload was checked and did not match."""
+    retransmitted: Count = 0
+
+
+_REQUEST, _REPORT = TypeAdapter(Request), TypeAdapter(Report)
 
 
 def _line(content: Mapping[str, object]) -> bytes:
@@ -77,18 +113,24 @@ def refusal(reason: str) -> bytes:
     return _line({"multi_bench": PROTOCOL, "error": reason})
 
 
-def encode_report(report: Report, retransmitted: int) -> bytes:
-    return _line({**asdict(report), "retransmitted": retransmitted})
+def encode_report(report: Report) -> bytes:
+    return _line(asdict(report))
 
 
 def encode_received(count: int) -> bytes:
     return _line({"received": count})
 
 
-async def read_line(reader: LineReader) -> dict[str, Any]:
-    """Read one JSON object; raises BenchError when the other end is no `multi bench`."""
+async def _read_line(reader: LineReader) -> bytes:
     try:
-        line = await reader.readline()
+        return await reader.readline()
+    except ValueError:  # it is too long
+        return b""
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    """A JSON object; raises BenchError when the other end is no `multi bench`."""
+    try:
         content = json.loads(line) if line else None
     except (ValueError, RecursionError):
         content = None
@@ -97,9 +139,16 @@ async def read_line(reader: LineReader) -> dict[str, Any]:
     return content
 
 
+def _valid(adapter: TypeAdapter[T], line: bytes, what: str) -> T:
+    try:
+        return adapter.validate_json(line, strict=True)
+    except ValidationError:
+        raise BenchError(f"malformed {what}") from None
+
+
 async def read_answer(reader: LineReader) -> None:
     """Wait until the server is ready; raises BenchError with its reason otherwise."""
-    answer = await read_line(reader)
+    answer = _object(await _read_line(reader))
     if answer.get("multi_bench") != PROTOCOL:
         raise BenchError(
             f"the server speaks version {_version(answer)} of the bench protocol, this client version {PROTOCOL}"
@@ -110,57 +159,23 @@ async def read_answer(reader: LineReader) -> None:
 
 async def read_request(reader: LineReader) -> Request:
     """Read and check the client's request; raises BenchError."""
-    content = await read_line(reader)
+    line = await _read_line(reader)
+    content = _object(line)
     if content.get("multi_bench") != PROTOCOL:
         raise BenchError(f"version {_version(content)} of the bench protocol, not {PROTOCOL}")
-    reverse, seconds, size = content.get("reverse"), content.get("seconds"), content.get("bytes")
-    if not isinstance(reverse, bool) or not _is_count(size) or not _is_time(seconds, MAX_SECONDS):
-        raise BenchError("malformed request")
-    return Request(reverse, float(seconds), size)
+    return _valid(_REQUEST, line, "request")
 
 
-async def read_report(reader: LineReader) -> tuple[Report, int]:
-    """Read the server's report and the bytes it sent again; raises BenchError."""
-    content = await read_line(reader)
-    retransmitted = content.pop("retransmitted", 0)
-    try:
-        report = Report(**content)
-    except TypeError:
-        raise BenchError("malformed report") from None
-    well_formed = (
-        all(_is_count(count) for count in (report.bytes, retransmitted))
-        and all(_is_time(time, 2 * MAX_SECONDS) for time in (report.seconds, report.longest_gap))
-        and all(_is_table(table) for table in (report.intervals, report.connections))
-        and all(_is_count(c.get("bytes")) and _is_count(c.get("id")) for c in report.connections)
-        and all(isinstance(c.get("number", -1), int) for c in report.connections)
-        and all(_is_interval(interval) for interval in report.intervals)
-        and isinstance(report.damaged, bool)
-    )
-    if not well_formed:
-        raise BenchError("malformed report")
-    return report, retransmitted
+async def read_received(reader: LineReader) -> str:
+    """How many bytes the client says it has received."""
+    return printable(str(_object(await _read_line(reader)).get("received")))
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
-
-
-def _is_time(value: object, longest: float) -> TypeGuard[float]:
-    # Compared before it becomes a float: an integer of JSON may be too large for one.
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= longest
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
-
-
-def _is_interval(interval: dict[str, object]) -> bool:
-    times, rates = (interval.get("t"), interval.get("mbps")), interval.get("per_connection")
-    return (
-        all(_is_time(figure, MAX_SIZE) for figure in times)
-        and isinstance(rates, dict)
-        and all(_is_time(rate, MAX_SIZE) for rate in rates.values())
-    )
+async def read_report(reader: LineReader) -> Report:
+    """Read the server's report; raises BenchError."""
+    line = await _read_line(reader)
+    _object(line)
+    return _valid(_REPORT, line, "report")
 
 
 def _version(content: Mapping[str, object]) -> str:

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from multi.asyncio.client import connect
@@ -25,21 +25,20 @@ from multi.lab.bench.protocol import (
     LINE_LIMIT,
     WRITE,
     BenchError,
+    Carrier,
+    Interval,
     Payload,
     Report,
     Request,
     encode_received,
     encode_report,
     read_answer,
-    read_line,
+    read_received,
     read_report,
     read_request,
     ready,
     refusal,
 )
-from multi.lab.files.protocol import printable
-
-__all__ = ["run_bench", "run_bench_server"]
 
 KEPT = 256 * 1024 * 1024  # bytes kept to be checked after the clock has stopped; longer payloads are checked in passing
 READ = 1024 * 1024  # bytes asked for at a time
@@ -89,32 +88,40 @@ class _Recorder:
         if self._carried:
             self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in self._counts().items()}
         intervals = [
-            {
-                "t": round(index * INTERVAL, 1),
-                "mbps": round(size * 8 / INTERVAL / 1e6, 3),
-                "per_connection": {str(c): round(n * 8 / INTERVAL / 1e6, 3) for c, n in carried.items() if n},
-            }
+            Interval(round(index * INTERVAL, 1), _mbps(size), {str(c): _mbps(n) for c, n in carried.items() if n})
             for index, (size, carried) in enumerate(zip(self._bins, self._carried, strict=True))
         ]
-        return Report(self.bytes, self._last - self._first, self._gap, intervals, _connections(self._session))
+        return Report(
+            self.bytes,
+            self._last - self._first,
+            self._gap,
+            intervals,
+            _connections(self._session),
+            retransmitted=self._session.bytes_reinjected,
+        )
 
 
-def _connections(session: Session) -> list[dict[str, Any]]:
+def _mbps(size: int) -> float:
+    """The rate of so many bytes in an interval."""
+    return round(size * 8 / INTERVAL / 1e6, 3)
+
+
+def _connections(session: Session) -> list[Carrier]:
     return [
-        {
-            "id": c.id,
-            "number": c.number,
-            "transport": c.transport,
-            "interface": c.interface,
-            "local": c.local,
-            "remote": c.remote,
-            "state": c.state.value,
-            "bytes": c.payload_received,
-            "sent": c.bytes_sent,
-            "reinjected": c.reinjected,
-            "rtt_ms": round(c.rtt * 1000, 3),
-            "detail": c.detail,
-        }
+        Carrier(
+            c.id,
+            c.payload_received,
+            c.number,
+            c.transport,
+            c.interface,
+            c.local,
+            c.remote,
+            c.state.value,
+            c.bytes_sent,
+            c.reinjected,
+            round(c.rtt * 1000, 3),
+            c.detail,
+        )
         for c in session.connections
     ]
 
@@ -133,9 +140,8 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
             intact = intact and payload.matches([data], recorder.bytes)
         recorder.read(len(data), clock())
     report = recorder.report()
-    if check:
-        report.damaged = not (intact and payload.matches(kept) and report.bytes == request.size)
-    return report
+    damaged = check and not (intact and payload.matches(kept) and report.bytes == request.size)
+    return replace(report, damaged=damaged)
 
 
 async def _send(writer: SessionWriter, request: Request, payload: Payload) -> None:
@@ -173,13 +179,16 @@ async def _serve(config: str) -> signal.Signals:
             return
         writer.write(ready())
         amount = f"{request.size} bytes" if request.size else f"{request.seconds:g} s"
-        _print(f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}")
+        print(
+            f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}",
+            flush=True,
+        )
         if request.reverse:
             await _send_to(reader, writer, session, request, payload)
         else:
             report = await _receive(reader, session, request, payload)
-            _print(f"received {report.bytes} bytes in {report.seconds:.2f} s")
-            writer.write(encode_report(report, session.bytes_reinjected))
+            print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
+            writer.write(encode_report(report))
             writer.close()
         await writer.wait_closed()
 
@@ -193,7 +202,9 @@ async def _serve(config: str) -> signal.Signals:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop, number)
     assert loaded.listen is not None
-    _print(f"bench server on {loaded.listen.host} port {server.port} ({', '.join(loaded.listen.transports)})")
+    print(
+        f"bench server on {loaded.listen.host} port {server.port} ({', '.join(loaded.listen.transports)})", flush=True
+    )
     first = await stopped
     server.abort()
     await server.wait_closed()
@@ -206,14 +217,9 @@ async def _send_to(
     """-R: the payload has a stream of its own, so that the report can follow on stream 0."""
     _, data_writer = await session.open_stream()
     await _send(data_writer, request, payload)
-    received = await read_line(reader)
-    _print(f"sent {printable(str(received.get('received')))} bytes")
-    writer.write(encode_report(Report(connections=_connections(session)), session.bytes_reinjected))
+    print(f"sent {await read_received(reader)} bytes", flush=True)
+    writer.write(encode_report(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
     writer.close()
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 # --- client ---
@@ -256,14 +262,14 @@ async def _measure(config: str, request: Request) -> dict[str, Any]:
         await read_answer(session.reader)
         timing.confirmed = await confirming
         if request.reverse:
-            report, retransmitted = await _download(session, request, payload, timing, elapsed)
+            report = await _download(session, request, payload, timing, elapsed)
         else:
             await _send(session.writer, request, payload)
-            report, retransmitted = await read_report(session.reader)
+            report = await read_report(session.reader)
             timing.total = elapsed()
-            retransmitted = session.bytes_reinjected
-        ours = {c["id"]: c for c in _connections(session)}
-    return _result(request, report, retransmitted, timing, ours)
+            report = replace(report, retransmitted=session.bytes_reinjected)
+        ours = _connections(session)
+    return _result(request, report, timing, ours)
 
 
 async def _confirmed(session: Session, elapsed: Callable[[], float]) -> float:
@@ -273,28 +279,24 @@ async def _confirmed(session: Session, elapsed: Callable[[], float]) -> float:
 
 async def _download(
     session: Session, request: Request, payload: Payload, timing: _Timing, elapsed: Callable[[], float]
-) -> tuple[Report, int]:
+) -> Report:
     async for reader, _ in session.streams():
         report = await _receive(reader, session, request, payload)
         timing.total = elapsed()
         session.writer.write(encode_received(report.bytes))
-        _, retransmitted = await read_report(session.reader)
-        return report, retransmitted
+        return replace(report, retransmitted=(await read_report(session.reader)).retransmitted)
     raise BenchError("the server ended the session before it sent anything")
 
 
-def _result(
-    request: Request, report: Report, retransmitted: int, timing: _Timing, ours: dict[int, dict[str, Any]]
-) -> dict[str, Any]:
-    """The JSON of the contract; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
-    connections, intervals = list(ours.values()), report.intervals
+def _result(request: Request, report: Report, timing: _Timing, ours: list[Carrier]) -> dict[str, Any]:
+    """The printed JSON; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
+    intervals = report.intervals
     if not request.reverse:
-        by_number = {c["number"]: c for c in report.connections if c.get("number", -1) >= 0}
-        connections = [{**c, "bytes": by_number.get(c["number"], {}).get("bytes", 0)} for c in connections]
-        numbers = {c["number"]: str(c["id"]) for c in connections}
-        our_ids = {str(c["id"]): numbers[n] for n, c in by_number.items() if n in numbers}
+        theirs = {c.number: c for c in report.connections if c.number >= 0}
+        our_ids = {str(theirs[c.number].id): str(c.id) for c in ours if c.number in theirs}
+        ours = [replace(c, bytes=theirs[c.number].bytes if c.number in theirs else 0) for c in ours]
         intervals = [
-            {**one, "per_connection": {our_ids[c]: rate for c, rate in one["per_connection"].items() if c in our_ids}}
+            replace(one, per_connection={our_ids[c]: r for c, r in one.per_connection.items() if c in our_ids})
             for one in intervals
         ]
     seconds = report.seconds
@@ -307,10 +309,10 @@ def _result(
         "mbps": round(report.bytes * 8 / seconds / 1e6, 3) if seconds > 0 else 0.0,
         "total_seconds": round(timing.total, 6),
         "longest_gap_ms": round(report.longest_gap * 1000, 3),
-        "retransmitted_bytes": retransmitted,
+        "retransmitted_bytes": report.retransmitted,
         "damaged": report.damaged,
-        "intervals": intervals,
-        "connections": connections,
+        "intervals": [asdict(one) for one in intervals],
+        "connections": [asdict(one) for one in ours],
     }
 
 

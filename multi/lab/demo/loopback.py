@@ -1,43 +1,40 @@
 """`multi demo --loopback`: a real file over TCP, QUIC and MPTCP at once, while connections are stalled and killed.
 
-Server, relay and client run on loopback. The file, an archive of this Python installation, is first put and then got
-back. In each copy one connection is stalled for a while and another one is killed for good, half-way, by a relay
-process that sits between client and server. At the end SHA-256 of what went out and what came back are compared.
+Server, relay and client run on loopback. The file, made from this Python installation, is first put and then got back.
+In each copy one connection is stalled for a while and another one is killed for good, half-way, by a relay process that
+sits between client and server. At the end SHA-256 of what went out and what came back are compared.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import json
-import os
-import shutil
-import socket
-import sys
-import sysconfig
-import tarfile
+import multiprocessing
+import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from multi.errors import MultiError
-from multi.lab.cert import write_development_certificates
-from multi.lab.demo.relay import RelayRoute
+from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file
+from multi.lab.demo.recording import Recorder
+from multi.lab.demo.relay import run_relay
 from multi.lab.files.client import Copied, Transfer, get_file, put_file
 from multi.lab.files.progress import Progress
+from multi.transports.mptcp.transport import NO_MPTCP, mptcp_available
 
-ARCHIVE_SIZE = 230_000_000  # bytes at least: 15 to 25 s at the rates below
+FILE_SIZE = 230_000_000  # bytes: 15 to 25 s at the rates below
+FILE_NAME = "python-installation.bin"
 STALL_AT, KILL_AT = 0.20, 0.55  # share of the file copied
 STALL_FOR = 3.0  # seconds
 SAMPLE = 0.25  # seconds between points of the trace
-START_TIMEOUT = 20.0  # seconds for the server and the relay to come up
+START_TIMEOUT = 20.0  # seconds for the relay to come up
 SHARE_PROMISED = 0.15  # each connection carries at least this
 
 RATES_MBPS = {"tcp": 56, "quic": 42, "mptcp": 42}
@@ -54,167 +51,52 @@ class Plan:
 
 
 PLANS = {"put": Plan(stall="quic", kill="tcp"), "get": Plan(stall="tcp", kill="mptcp")}
-
-
-@dataclass(slots=True)
-class Trace:
-    """What happened in one copy, for the summary and the JSON file."""
-
-    copy: str
-    events: list[dict[str, Any]] = field(default_factory=list)
-    samples: list[dict[str, Any]] = field(default_factory=list)
-    longest_gap: float = 0.0
-    """Longest time without a byte more copied, in seconds."""
-
-
-class DemoFailed(MultiError):
-    """Something the demo needs is missing, or a promise was not kept."""
+Results = dict[str, tuple[Copied, Recorder]]
 
 
 def run_loopback_demo(out: Path, *, speed: float = 1.0) -> int:
     """Run the demo; write its trace to `out`. `speed` 10 makes it a tenth as long. Returns the exit code."""
-    work = Path(tempfile.mkdtemp(prefix="multi-demo-"))
-    try:
-        return asyncio.run(_demo(work, out, speed))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    if not mptcp_available():
+        raise DemoFailed(f"{NO_MPTCP}: the demo needs it")
+    with tempfile.TemporaryDirectory(prefix="multi-demo-", ignore_cleanup_errors=True) as work:
+        return asyncio.run(_demo(Path(work), out, speed))
 
 
 async def _demo(work: Path, out: Path, speed: float) -> int:
-    print("Packing an archive of this Python installation ...", flush=True)
-    archive = await asyncio.to_thread(_archive, work, int(ARCHIVE_SIZE / speed))
-    digest = await asyncio.to_thread(_sha256, archive)
-    size = archive.stat().st_size
-    print(f"  {archive.name}: {size / 1e6:.0f} MB, SHA-256 {digest[:16]}...")
-    if not _has_mptcp():
-        raise DemoFailed("this kernel has no MPTCP (net.mptcp.enabled): the demo needs it")
-    write_development_certificates(work / "certs", [])
-    (work / "files").mkdir()
-    results: list[tuple[Copied, Trace]] = []
-    async with _server(work) as port:
-        for copy in ("put", "get"):
-            results.append(await _copy(copy, work, archive, port, STALL_FOR / speed))
-    back = work / "back" / archive.name
-    returned = await asyncio.to_thread(_sha256, back)
-    _write_trace(out, results)
-    return _summary(archive, digest, returned, results, out)
-
-
-# --- the file ---
-
-
-def _archive(work: Path, enough: int) -> Path:
-    """Pack files of the Python installation until there is enough; uncompressed, so that its size is what travels."""
-    target = work / "python-installation.tar"
-    total = 0
-    with tarfile.open(target, "w") as archive:
-        for path in installation_files():
-            with contextlib.suppress(OSError):
-                size = path.stat().st_size
-                if size > enough:
-                    continue  # it would make a short demo long
-                archive.add(path, arcname=str(path).lstrip("/"), recursive=False)
-                total += size
-            if total >= enough:
-                break
-    if total < enough:
-        raise DemoFailed(f"this installation has only {total / 1e6:.0f} MB of files")
-    return target
-
-
-def installation_files() -> Iterator[Path]:
-    """Files of the standard library, of installed packages, then of the system's programs."""
-    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix, "/usr/lib", "/usr/bin"]
-    seen: set[Path] = set()
-    for root in dict.fromkeys(roots):
-        for directory, subdirectories, names in os.walk(root):
-            subdirectories.sort()
-            for name in sorted(names):
-                path = Path(directory, name)
-                if path not in seen and path.is_file() and not path.is_symlink():
-                    seen.add(path)
-                    yield path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- server and relay ---
+    print("Making a file from this Python installation ...", flush=True)
+    file, back = work / FILE_NAME, work / "back" / FILE_NAME
+    size = int(FILE_SIZE / speed)
+    digest = await make_file(file, size)
+    print(f"  {file.name}: {size / 1e6:.0f} MB, SHA-256 {digest[:16]}...")
+    for directory in (back.parent, work / "files"):
+        directory.mkdir()
+    listen = {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mptcp", "quic"]}
+    async with ServerProcess(subprocess.Popen, work, listen, "--allow-put") as server:
+        results = {copy: await _copy(copy, work, file, back, server.port, STALL_FOR / speed) for copy in PLANS}
+    _write_trace(results, out)
+    return _summary(digest, results, out)
 
 
 @asynccontextmanager
-async def _process(*arguments: str, stdin: int | None = None) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a Python module and end it afterwards, whatever happens."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE, stdin=stdin
-    )
+async def _relay(port: int) -> AsyncIterator[tuple[dict[str, int], Connection]]:
+    """A relay with a route per transport, in a process of its own; yields its ports and the pipe for commands."""
+    ours, theirs = multiprocessing.Pipe()
+    spawn = multiprocessing.get_context("spawn")  # a fork would inherit the event loop
+    process = spawn.Process(target=run_relay, args=(theirs, LISTEN, ("127.0.0.1", port)), daemon=True)
+    process.start()
+    theirs.close()
     try:
-        yield process
+        if not await asyncio.to_thread(ours.poll, START_TIMEOUT):
+            raise DemoFailed(f"the relay was not ready within {START_TIMEOUT:g} s")
+        try:
+            ports = ours.recv()
+        except EOFError:
+            raise DemoFailed("the relay ended before it was ready") from None
+        yield ports, ours
     finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 5)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-async def _line(process: asyncio.subprocess.Process, start: str) -> str:
-    """Wait for the line a process says it is ready with."""
-    assert process.stdout is not None
-    async with asyncio.timeout(START_TIMEOUT):
-        while line := (await process.stdout.readline()).decode():
-            if line.startswith(start):
-                return line
-    raise DemoFailed(f"a helper process ended before it was ready (exit code {await process.wait()})")
-
-
-@asynccontextmanager
-async def _server(work: Path) -> AsyncIterator[int]:
-    config = {
-        "listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mptcp", "quic"]},
-        "ssl_config": {"cert": "certs/server-cert.pem", "key": "certs/server-key.pem"},
-    }
-    path = work / "server.json"
-    path.write_text(json.dumps(config, indent=2))
-    async with _process("multi", "serve", str(path), "--dir", str(work / "files"), "--allow-put") as process:
-        line = await _line(process, "serving")
-        yield int(line.split(" port ")[1].split()[0])
-
-
-@asynccontextmanager
-async def _relay(port: int) -> AsyncIterator[tuple[dict[str, int], asyncio.StreamWriter]]:
-    """A relay with one route per transport; yields its ports and its standard input."""
-    ports = {name: _free_port(host, udp=name == "quic") for name, host in LISTEN.items()}
-    routes = [
-        RelayRoute(name, "udp" if name == "quic" else name, (LISTEN[name], ports[name]), ("127.0.0.1", port))
-        for name in LISTEN
-    ]
-    arguments = [argument for route in routes for argument in route.arguments()]
-    async with _process("multi.lab.demo.relay", *arguments, stdin=asyncio.subprocess.PIPE) as process:
-        await _line(process, "relaying")
-        assert process.stdin is not None
-        yield ports, process.stdin
-
-
-def _free_port(host: str, *, udp: bool) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if udp else socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-def _has_mptcp() -> bool:
-    try:
-        return Path("/proc/sys/net/mptcp/enabled").read_text().strip() == "1"
-    except OSError:
-        return False
-
-
-# --- one copy ---
+        process.terminate()
+        process.join()
+        ours.close()
 
 
 def _client_config(work: Path, ports: dict[str, int]) -> dict[str, Any]:
@@ -235,122 +117,110 @@ def _client_config(work: Path, ports: dict[str, int]) -> dict[str, Any]:
     }
 
 
-async def _copy(copy: str, work: Path, archive: Path, port: int, stall_for: float) -> tuple[Copied, Trace]:
+async def _copy(copy: str, work: Path, file: Path, back: Path, port: int, stall_for: float) -> tuple[Copied, Recorder]:
     plan = PLANS[copy]
-    trace = Trace(copy)
     verb = "Sending" if copy == "put" else "Getting back"
     print(
-        f"\n{verb} {archive.name} over tcp, quic and mptcp; {plan.stall} will be stalled for {stall_for:g} s, "
+        f"\n{verb} {file.name} over tcp, quic and mptcp; {plan.stall} will be stalled for {stall_for:g} s, "
         f"{plan.kill} killed half-way.",
         flush=True,
     )
-    async with _relay(port) as (ports, commands):
+    async with _relay(port) as (ports, commands), Progress(Console()) as progress:
         config = _client_config(work, ports)
-        async with Progress(Console()) as progress:
-            watcher = _Watcher(plan, stall_for, trace, commands, progress)
-            try:
-                if copy == "put":
-                    result = await put_file(config, archive, archive.name, progress=watcher.moved)
-                else:
-                    (work / "back").mkdir()
-                    result = await get_file(config, archive.name, work / "back" / archive.name, progress=watcher.moved)
-            finally:
-                await watcher.stop()
-    return result, trace
+        saboteur = _Saboteur(plan, stall_for, commands, progress)
+        try:
+            if copy == "put":
+                return await put_file(config, file, file.name, progress=saboteur.moved), saboteur.recorder
+            return await get_file(config, file.name, back, progress=saboteur.moved), saboteur.recorder
+        finally:
+            saboteur.stop()
 
 
-class _Watcher:
+class _Saboteur:
     """Follows a copy: shows it, breaks connections when their time has come, and records what it sees."""
 
-    def __init__(
-        self, plan: Plan, stall_for: float, trace: Trace, commands: asyncio.StreamWriter, progress: Progress
-    ) -> None:
+    def __init__(self, plan: Plan, stall_for: float, commands: Connection, progress: Progress) -> None:
         self._plan = plan
         self._stall_for = stall_for
-        self._trace = trace
         self._commands = commands
         self._progress = progress
-        self._started = time.monotonic()
-        self._moved_at = self._started
         self._sampled_at = 0.0
-        self._done = 0
-        self._stalled = self._killed = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._killed = False
+        self._resuming: asyncio.TimerHandle | None = None
+        self.recorder = Recorder(time.monotonic, {})
 
     def moved(self, transfer: Transfer) -> None:
         """A block was copied, or some time has passed."""
         self._progress.update(transfer)
-        now = time.monotonic()
-        if transfer.done > self._done:
-            if self._done:
-                self._trace.longest_gap = max(self._trace.longest_gap, now - self._moved_at)
-            self._done, self._moved_at = transfer.done, now
-        if now - self._sampled_at >= SAMPLE:
-            self._sampled_at = now
-            shares = {f"{s.transport} {s.id}": s.bytes for s in transfer.shares()}
-            self._trace.samples.append({"t": round(now - self._started, 3), "done": transfer.done, "bytes": shares})
+        recorder, plan = self.recorder, self._plan
+        if transfer.done > recorder.delivered:
+            recorder.read(transfer.done - recorder.delivered)
+        if recorder.now() - self._sampled_at >= SAMPLE:
+            self._sampled_at = recorder.now()
+            recorder.sample(transfer.session.connections, transfer.bytes_of)
         share = transfer.done / transfer.size if transfer.size else 0.0
-        if not self._stalled and share >= STALL_AT:
-            self._stalled = True
-            self._say("stall", self._plan.stall, f"{self._plan.stall} is stalled: nothing passes, nobody is told")
-            self._tasks.append(asyncio.get_running_loop().create_task(self._resume_later()))
+        if not self._resuming and share >= STALL_AT:
+            self._do("stall", plan.stall, f"{plan.stall} is stalled: nothing passes, nobody is told")
+            resume = ("resume", plan.stall, f"{plan.stall} flows again")
+            self._resuming = asyncio.get_running_loop().call_later(self._stall_for, self._do, *resume)
         if not self._killed and share >= KILL_AT:
             self._killed = True
-            self._say("kill", self._plan.kill, f"{self._plan.kill} is killed for good")
+            self._do("kill", plan.kill, f"{plan.kill} is killed for good")
 
-    async def _resume_later(self) -> None:
-        await asyncio.sleep(self._stall_for)
-        self._say("resume", self._plan.stall, f"{self._plan.stall} flows again")
-
-    def _say(self, verb: str, name: str, words: str) -> None:
-        self._commands.write(f"{verb} {name}\n".encode())
-        self._trace.events.append({"t": round(time.monotonic() - self._started, 3), "what": words})
+    def _do(self, verb: str, name: str, words: str) -> None:
+        self._commands.send((verb, name))
+        self.recorder.event(words)
         self._progress.say(words, "bold magenta")
 
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def stop(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
 
 
 # --- what came out ---
 
 
-def _write_trace(out: Path, results: list[tuple[Copied, Trace]]) -> None:
+def _write_trace(results: Results, out: Path) -> None:
+    content = []
+    for copy, (copied, recorder) in results.items():
+        trace = {
+            "copy": copy,
+            "events": [{"t": round(t, 3), "what": words} for t, words in recorder.events],
+            "samples": recorder.samples,
+            "longest_gap": recorder.longest_pause(),
+        }
+        content.append({"result": asdict(copied), "trace": trace})
     out.mkdir(parents=True, exist_ok=True)
-    content = [{"result": asdict(copied), "trace": asdict(trace)} for copied, trace in results]
     (out / "demo.json").write_text(json.dumps(content, indent=1, default=str))
 
 
-def _summary(archive: Path, sent: str, returned: str, results: list[tuple[Copied, Trace]], out: Path) -> int:
+def _summary(sent: str, results: Results, out: Path) -> int:
     print("\nSummary")
     poorest = 1.0
-    for copied, trace in results:
+    for copy, (copied, recorder) in results.items():
         total = sum(c.bytes for c in copied.connections)
         print(
-            f"  {trace.copy}: {copied.size / 1e6:.0f} MB in {copied.seconds:.1f} s, "
-            f"{copied.size * 8 / copied.seconds / 1e6:.0f} Mbit/s, longest gap {trace.longest_gap * 1000:.0f} ms"
+            f"  {copy}: {copied.size / 1e6:.0f} MB in {copied.seconds:.1f} s, "
+            f"{copied.size * 8 / copied.seconds / 1e6:.0f} Mbit/s, longest gap {recorder.longest_pause() * 1000:.0f} ms"
         )
-        carried: dict[str, int] = {}
-        for connection in copied.connections:
-            carried[connection.transport] = carried.get(connection.transport, 0) + connection.bytes
         for name in LISTEN:
-            share = carried.get(name, 0) / total if total else 0.0
+            carried = sum(c.bytes for c in copied.connections if c.transport == name)
+            share = carried / total if total else 0.0
             poorest = min(poorest, share)
-            plan = PLANS[trace.copy]
+            plan = PLANS[copy]
             fate = " (killed half-way)" if name == plan.kill else " (stalled for a while)" if name == plan.stall else ""
-            print(f"    {name:5} carried {carried.get(name, 0) / 1e6:6.1f} MB, {share:4.0%}{fate}")
-    same = sent == returned
+            print(f"    {name:5} carried {carried / 1e6:6.1f} MB, {share:4.0%}{fate}")
+    returned = results["get"][0].sha256
     print(f"  SHA-256 sent     {sent}")
     print(f"  SHA-256 returned {returned}")
     print(f"  trace: {out / 'demo.json'}")
-    if not same:
-        print(f"  {archive.name} did NOT come back as it went out.")
+    if sent != returned:
+        print(f"  {FILE_NAME} did NOT come back as it went out.")
     elif poorest < SHARE_PROMISED:
         print(f"  The file came back whole, but one connection carried only {poorest:.0%}.")
     else:
         print(
-            f"  {archive.name} went out and came back whole: nothing lost, nothing doubled, although each time one "
+            f"  {FILE_NAME} went out and came back whole: nothing lost, nothing doubled, although each time one "
             "connection stood still and one died."
         )
-    return 0 if same and poorest >= SHARE_PROMISED else 1
+    return 0 if sent == returned and poorest >= SHARE_PROMISED else 1

@@ -1,82 +1,72 @@
-"""A small relay that keeps the protocol, to break connections from outside without the network's help.
+"""The relay of the loopback demo: breaks connections from outside, without the network's help.
 
-One process relays any number of routes: TCP to TCP, MPTCP to MPTCP, UDP datagrams one by one (QUIC). It is told what
-to do on standard input, a line each: `stall NAME`, `resume NAME`, `kill NAME`, `quit`. It never looks into the bytes.
-
-    python -m multi.lab.demo.relay NAME PROTOCOL LISTEN_HOST:PORT TARGET_HOST:PORT [...]
+One process relays any number of routes: TCP to TCP, MPTCP to MPTCP, UDP datagrams one by one (QUIC). Through a pipe it
+says at which ports, and is told what to do: ("stall" | "resume" | "kill", name). It never looks into the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
 from typing import cast
 
+from multi.transports.mptcp.info import IPPROTO_MPTCP
+
 CHUNK = 64 * 1024  # bytes moved at a time; little is kept, so that a stall is felt at once
-IPPROTO_MPTCP = 262
-_PROTOCOLS = ("tcp", "mptcp", "udp")
 
 Address = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class RelayRoute:
-    """One thing to relay."""
-
-    name: str
-    protocol: str
-    listen: Address
-    target: Address
-
-    def arguments(self) -> list[str]:
-        return [self.name, self.protocol, _text(self.listen), _text(self.target)]
+def run_relay(pipe: Connection, listen: Mapping[str, str], target: Address) -> None:
+    """Relay from a port of each host of `listen`, transport -> host, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption at the terminal is for the demo, which ends us
+    asyncio.run(_relay(pipe, listen, target))
 
 
-def _text(address: Address) -> str:
-    return f"{address[0]}:{address[1]}"
+async def _relay(pipe: Connection, listen: Mapping[str, str], target: Address) -> None:
+    routes: dict[str, _StreamRoute | _DatagramRoute] = {
+        name: _DatagramRoute(target) if name == "quic" else _StreamRoute(name == "mptcp", target) for name in listen
+    }
+    pipe.send({name: await route.start(listen[name]) for name, route in routes.items()})
+    with contextlib.suppress(EOFError):
+        while True:
+            verb, name = await asyncio.to_thread(pipe.recv)
+            getattr(routes[name], verb)()
 
 
-def _address(text: str) -> Address:
-    host, _, port = text.rpartition(":")
-    return host, int(port)
-
-
-def _stream_socket(protocol: str) -> socket.socket:
-    """A socket of the wanted protocol; MPTCP is wrapped, because asyncio refuses protocol numbers it does not know."""
-    if protocol == "mptcp":
-        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP)
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=made.detach())
-    else:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return sock
-
-
-@dataclass
-class StreamRelay:
+class _StreamRoute:
     """Relays connections of one stream protocol."""
 
-    route: RelayRoute
-    _flowing: asyncio.Event = field(default_factory=asyncio.Event)
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
-    _server: asyncio.Server | None = None
-
-    async def start(self) -> None:
+    def __init__(self, mptcp: bool, target: Address) -> None:
+        self._mptcp = mptcp
+        self._target = target
+        self._flowing = asyncio.Event()
         self._flowing.set()
-        sock = _stream_socket(self.route.protocol)
-        sock.bind(self.route.listen)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str) -> int:
+        sock = self._socket()
+        sock.bind((host, 0))
         self._server = await asyncio.start_server(self._accepted, sock=sock, limit=CHUNK)
+        port: int = sock.getsockname()[1]
+        return port
+
+    def _socket(self) -> socket.socket:
+        made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP if self._mptcp else 0)
+        # Wrapped again, because asyncio refuses protocol numbers it does not know.
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=made.detach())
+        sock.setblocking(False)
+        return sock
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        loop = asyncio.get_running_loop()
-        sock = _stream_socket(self.route.protocol)
+        sock = self._socket()
         try:
-            await loop.sock_connect(sock, self.route.target)
+            await asyncio.get_running_loop().sock_connect(sock, self._target)
         except OSError:
             sock.close()
             writer.transport.abort()
@@ -111,60 +101,41 @@ class StreamRelay:
             writer.transport.abort()
 
 
-class _Onward(asyncio.DatagramProtocol):
-    """The side of a datagram route that faces the target, one per client."""
-
-    def __init__(self, relay: DatagramRelay, client: Address) -> None:
-        self._relay = relay
-        self._client = client
-
-    def datagram_received(self, data: bytes, addr: Address) -> None:
-        self._relay.back(data, self._client)
-
-
-class DatagramRelay(asyncio.DatagramProtocol):
+class _DatagramRoute(asyncio.DatagramProtocol):
     """Relays UDP; a stalled or killed route drops every datagram, as a network would."""
 
-    def __init__(self, route: RelayRoute) -> None:
-        self.route = route
-        self._transport: asyncio.DatagramTransport | None = None
-        self._onward: dict[Address, asyncio.DatagramTransport] = {}
-        self._pending: dict[Address, list[bytes]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+    def __init__(self, target: Address) -> None:
+        self._target = target
         self._flowing = True
+        self._transport: asyncio.DatagramTransport | None = None
+        self._onward: dict[Address, socket.socket] = {}
+        """A socket towards the target for each client."""
 
-    async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.create_datagram_endpoint(lambda: self, local_addr=self.route.listen)
+    async def start(self, host: str) -> int:
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, local_addr=(host, 0))
+        port: int = transport.get_extra_info("sockname")[1]
+        return port
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Python 3.11's own datagram transport is no subclass of DatagramTransport.
         self._transport = cast(asyncio.DatagramTransport, transport)
 
     def datagram_received(self, data: bytes, addr: Address) -> None:
-        if not self._flowing:
-            return
         onward = self._onward.get(addr)
-        if onward is not None:
-            onward.sendto(data)
-        elif addr in self._pending:
-            self._pending[addr].append(data)
-        else:
-            self._pending[addr] = [data]
-            task = asyncio.get_running_loop().create_task(self._connect(addr))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if onward is None:
+            onward = self._onward[addr] = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            onward.setblocking(False)
+            onward.connect(self._target)
+            asyncio.get_running_loop().add_reader(onward, self._answered, onward, addr)
+        if self._flowing:
+            with contextlib.suppress(OSError):
+                onward.send(data)
 
-    async def _connect(self, client: Address) -> None:
-        loop = asyncio.get_running_loop()
-        transport, _ = await loop.create_datagram_endpoint(lambda: _Onward(self, client), remote_addr=self.route.target)
-        self._onward[client] = transport
-        for data in self._pending.pop(client, []):
-            transport.sendto(data)
-
-    def back(self, data: bytes, client: Address) -> None:
-        if self._flowing and self._transport is not None:
-            self._transport.sendto(data, client)
+    def _answered(self, onward: socket.socket, client: Address) -> None:
+        with contextlib.suppress(OSError):
+            while data := onward.recv(CHUNK):
+                if self._flowing and self._transport is not None:
+                    self._transport.sendto(data, client)
 
     def stall(self) -> None:
         self._flowing = False
@@ -174,37 +145,3 @@ class DatagramRelay(asyncio.DatagramProtocol):
 
     def kill(self) -> None:
         self._flowing = False
-
-
-async def run_relay(routes: Sequence[RelayRoute]) -> None:
-    """Relay until `quit` or the end of standard input."""
-    relays: dict[str, StreamRelay | DatagramRelay] = {}
-    for route in routes:
-        relay = DatagramRelay(route) if route.protocol == "udp" else StreamRelay(route)
-        await relay.start()
-        relays[route.name] = relay
-    print("relaying", flush=True)
-    loop = asyncio.get_running_loop()
-    while line := await loop.run_in_executor(None, sys.stdin.readline):
-        verb, _, name = line.strip().partition(" ")
-        if verb == "quit":
-            break
-        if name in relays and verb in ("stall", "resume", "kill"):
-            getattr(relays[name], verb)()
-
-
-def main(arguments: Sequence[str]) -> int:
-    routes = [
-        RelayRoute(name, protocol, _address(listen), _address(target))
-        for name, protocol, listen, target in zip(*[iter(arguments)] * 4, strict=True)
-    ]
-    if not routes or any(route.protocol not in _PROTOCOLS for route in routes):
-        print(__doc__, file=sys.stderr)
-        return 2
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(run_relay(routes))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

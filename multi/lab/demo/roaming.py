@@ -2,7 +2,7 @@
 
 Two hosts in network namespaces (`multi.lab.testbed`): the client with WiFi and 5G is this process, the server is `multi
 serve`. What happens when is in `STORY`. This module plays it and streams the file; what is kept of it is decided in
-`roaming_trace`, what is shown in `roaming_view`.
+`recording`, what is shown in `view`.
 """
 
 from __future__ import annotations
@@ -23,17 +23,13 @@ from multi.asyncio.client import connect
 from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged
-from multi.lab.demo.loopback import DemoFailed
-from multi.lab.demo.server import ServerProcess, make_file, wait_for_end
-from multi.lab.demo.trace import Outcome, Recorder, summary_lines, write_trace
+from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file, wait_for_end
+from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
 from multi.lab.demo.view import View
 from multi.lab.files.progress import in_words
-from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
+from multi.lab.files.protocol import LINE_LIMIT, ContentEnd, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionId, ConnectionState
-
-__all__ = ["STORY", "Step", "run_roaming_demo", "write_results"]
 
 FILE_SIZE = 1_350_000_000  # bytes: 42 s of this story on links that are used to the full
 FILE_NAME = "python-installation.bin"
@@ -158,10 +154,12 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
             f"{link.spec.up.rate_mbps:g} up, {down.delay_ms + link.spec.up.delay_ms:g} ms round trip"
         )
     testbed.links["wifi"].carrier(False)
-    async with ServerProcess(testbed.server, work, PORT) as server:
+    listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
+    async with ServerProcess(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
+        titles = [f"{step.at / speed:.0f} s {step.title}" for step in STORY]
         async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
-            async with View(console, session, recorder, STORY, speed) as view:
+            async with View(console, session, recorder, titles) as view:
                 stage = _Stage(session, testbed.links["wifi"], testbed.links["5g"], view.say)
                 size, theirs, ours = await _first(
                     _stream(session, recorder),
@@ -221,7 +219,7 @@ async def _stream(session: Session, recorder: Recorder) -> tuple[int, str, str]:
                 recorder.read(len(piece))
                 sha256.update(piece)
                 length -= len(piece)
-        end = await read_message(reader, End)
+        end = await read_message(reader, ContentEnd)
     except EOFError:
         text = "the server has ended the session before everything was there"
         raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None
@@ -251,9 +249,8 @@ async def _sample(session: Session, recorder: Recorder) -> None:
 
 
 async def _follow(session: Session, recorder: Recorder, view: View) -> None:
-    seen: dict[ConnectionId, ConnectionState] = {}
     async for event in session.events():
-        text = in_words(event, seen)
+        text = in_words(event)
         if isinstance(event, ConnectionChanged):
             recorder.state_changed(event.connection, event.state.value, event.reason)
         if text:

@@ -14,9 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from multi.lab.demo.trace import Trace, TracedSample
-
-__all__ = ["draw_timeline"]
+from multi.lab.demo.recording import Trace, TracedSample
 
 SMOOTHING = 3  # samples a point is the average of: 0.3 s
 COLOURS = {"WiFi": "#3b82c4", "5G": "#f0a03c"}

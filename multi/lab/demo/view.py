@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,11 +16,9 @@ from rich.text import Text
 
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
-from multi.lab.demo.trace import Recorder
+from multi.lab.demo.recording import Recorder
 from multi.lab.files.progress import PLAIN_INTERVAL, STYLES
 from multi.types import ConnectionState
-
-__all__ = ["ShownStep", "View"]
 
 REFRESH = 0.15  # seconds between frames: smooth enough, and drawing costs a few per cent of a processor
 EVENTS_SHOWN = 8  # lines
@@ -32,28 +30,15 @@ COLOURS = {"WiFi": "dodger_blue1", "5G": "orange1"}
 GONE = (ConnectionState.LOST, ConnectionState.CLOSED)
 
 
-class ShownStep(Protocol):
-    """A step of the story, as far as it is shown."""
-
-    @property
-    def at(self) -> float: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-
-
 class View:
     """`async with View(...) as view`: shows session and recorder as they are; `say` adds a line."""
 
-    def __init__(
-        self, console: Console, session: Session, recorder: Recorder, story: Sequence[ShownStep], speed: float
-    ) -> None:
+    def __init__(self, console: Console, session: Session, recorder: Recorder, story: Sequence[str]) -> None:
+        """`story` has the titles of its steps."""
         self._console = console
         self._session = session
         self._recorder = recorder
         self._story = story
-        self._speed = speed
         self._lines: deque[Text] = deque(maxlen=EVENTS_SHOWN)
         self._live: Live | None = None
         self._task: asyncio.Task[None] | None = None
@@ -121,8 +106,7 @@ class View:
         played = len(self._recorder.marks)
         line = Text()
         width = 0
-        for number, step in enumerate(self._story, 1):
-            title = f"{step.at / self._speed:.0f} s {step.title}"
+        for number, title in enumerate(self._story, 1):
             arrow = " → " if number > 1 else ""
             if width + len(arrow) + len(title) > self._console.width:
                 arrow, width = "\n→ ", 0
@@ -147,11 +131,12 @@ class View:
             rate = self._recorder.rate(network) * 8e-6
             connection = self._newest(network)
             rtt = f"RTT {connection.rtt * 1000:5.1f} ms" if connection and connection.rtt else ""
-            state = _state(connection)
-            style = STYLES.get(connection.state, "dim") if connection else "dim"
+            state, style = "out of range", "dim"
+            if connection:
+                state, style = connection.state.value, STYLES.get(connection.state, "dim")
             grid.add_row(
                 Text(network, style=f"bold {colour}"),
-                Text(self._bar(rate).ljust(16), style=colour),
+                ProgressBar(total=FULL, completed=rate, width=16, complete_style=colour),
                 f"{rate:4.0f} Mbit/s",
                 rtt.rjust(14),
                 Text(state.ljust(12), style=style),
@@ -164,11 +149,6 @@ class View:
         living = [c for c in found if c.state not in GONE] or found
         return living[-1] if living else None
 
-    @staticmethod
-    def _bar(rate: float) -> str:
-        eighths = round(min(1.0, rate / FULL) * 16 * 8)
-        return "█" * (eighths // 8) + ("▏▎▍▌▋▊▉"[eighths % 8 - 1] if eighths % 8 else "")
-
     def _sparkline(self, network: str, width: int) -> str:
         samples = self._recorder.samples
         # Whole groups only, counted from the beginning: the line moves on and does not flicker.
@@ -180,7 +160,3 @@ class View:
             rate = moved * 8e-6 / max(1e-6, last["t"] - first["t"])
             line += SPARKS[min(8, round(rate / FULL * 8) or (1 if rate > 1 else 0))]
         return line
-
-
-def _state(connection: ConnectionInfo | None) -> str:
-    return connection.state.value if connection else "out of range"

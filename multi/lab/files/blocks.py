@@ -18,7 +18,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import RemoteProtocolError
 from multi.lab.files.protocol import (
     BLOCK_LIMIT,
-    End,
+    ContentEnd,
     FileRefused,
     Problem,
     encode,
@@ -27,8 +27,6 @@ from multi.lab.files.protocol import (
     read_message,
 )
 from multi.lab.files.tree import refused
-
-__all__ = ["Sink", "Source", "receive_blocks", "send_blocks"]
 
 T = TypeVar("T")
 
@@ -80,7 +78,7 @@ class _OpenFile:
                 break
 
 
-class Source(_OpenFile):
+class SentFile(_OpenFile):
     """A file that is sent. It must not change meanwhile."""
 
     def __init__(self, descriptor: int, shown: str) -> None:
@@ -99,7 +97,7 @@ class Source(_OpenFile):
         return data
 
 
-class Sink(_OpenFile):
+class ReceivedFile(_OpenFile):
     """A file that is received, possibly begun earlier."""
 
     def __init__(self, descriptor: int, shown: str) -> None:
@@ -136,7 +134,7 @@ class Sink(_OpenFile):
             raise refused(error, self.shown) from error
 
 
-async def send_blocks(writer: SessionWriter, source: Source, on_bytes: OnBytes) -> None:
+async def send_blocks(writer: SessionWriter, source: SentFile, on_bytes: OnBytes) -> None:
     """Send everything from `source.position` on, then `end`. The next block is read while one is sent.
 
     Raises FileRefused when the file changes meanwhile; nothing was said about it to the peer then.
@@ -149,13 +147,13 @@ async def send_blocks(writer: SessionWriter, source: Source, on_bytes: OnBytes) 
             writer.writelines((pack_length(len(block)), block))
             await writer.drain()
             on_bytes(len(block))
-        writer.writelines((pack_length(0), encode(End(source.sha256))))
+        writer.writelines((pack_length(0), encode(ContentEnd(source.sha256))))
         await writer.drain()
     finally:
         await background.settle()
 
 
-async def receive_blocks(reader: SessionReader, sink: Sink, size: int, on_bytes: OnBytes) -> None:
+async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, on_bytes: OnBytes) -> None:
     """Receive everything from `sink.position` to `size`; blocks are written while the next arrive.
 
     Raises FileRefused when the peer gives up, the disk is full or the hash is wrong, EOFError when the stream ends
@@ -182,7 +180,7 @@ async def receive_blocks(reader: SessionReader, sink: Sink, size: int, on_bytes:
                     await background.result()
                     background.start(partial(sink.write, pieces))
                     pieces, waiting = [], 0
-        end = await read_message(reader, End)
+        end = await read_message(reader, ContentEnd)
     except asyncio.IncompleteReadError:
         raise EOFError("the peer has ended the session") from None
     finally:

@@ -20,7 +20,7 @@ from multi.asyncio.client import ConfigLike, connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import Sink, Source, receive_blocks, send_blocks
+from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, send_blocks
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
@@ -35,11 +35,9 @@ from multi.lab.files.protocol import (
     printable,
     read_message,
 )
-from multi.lab.files.tree import NAME_LIMIT, Place, allowed_mode, refused
+from multi.lab.files.tree import NAME_LIMIT, FileLocation, allowed_mode, refused
 from multi.reasons import Cause, Reason
 from multi.types import host_of
-
-__all__ = ["ConnectionShare", "Copied", "OnProgress", "Transfer", "get_file", "partial_of", "put_file"]
 
 PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
@@ -128,18 +126,18 @@ async def get_file(
     A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
     disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
     """
-    with _place_of(target) as place:
-        place.check_free(force=True)
-        with Sink(place.open_partial(), place.shown) as sink:
+    with _location_of(target) as location:
+        location.check_free(force=True)
+        with ReceivedFile(location.open_partial(), location.shown) as sink:
             try:
                 async with _session(session) as opened:
-                    return await _get(opened, name, place, sink, progress)
+                    return await _get(opened, name, location, sink, progress)
             except BaseException as error:
-                place.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
+                location.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
                 raise
 
 
-async def _get(session: Session, name: str, place: Place, sink: Sink, progress: OnProgress) -> Copied:
+async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
     transfer = Transfer("get", name, session)
     progress(transfer)
     await sink.hash_up_to(sink.kept)
@@ -161,7 +159,7 @@ async def _get(session: Session, name: str, place: Place, sink: Sink, progress: 
 
     await _complete(receive_blocks(session.reader, sink, answer.size, count))
     await asyncio.to_thread(sink.finish, allowed_mode(answer.mode))
-    await asyncio.to_thread(partial(place.commit, force=True))
+    await asyncio.to_thread(partial(location.commit, force=True))
     return transfer.copied(sink.sha256)
 
 
@@ -178,12 +176,12 @@ async def put_file(
     A `session` is used up by it, and left to its owner to close. Returns when the server has verified it and has it on
     disk under its name. Raises as `get_file`. What has arrived stays on the server, for the next try.
     """
-    with Source(_open_source(source), printable(str(source))) as file:
+    with SentFile(_open_source(source), printable(str(source))) as file:
         async with _session(session) as opened:
             return await _put(opened, file, name, force, progress)
 
 
-async def _put(session: Session, file: Source, name: str, force: bool, progress: OnProgress) -> Copied:
+async def _put(session: Session, file: SentFile, name: str, force: bool, progress: OnProgress) -> Copied:
     transfer = Transfer("put", name, session, size=file.size)
     progress(transfer)
     session.writer.write(encode(Put(name, file.size, file.mode, force)))
@@ -220,15 +218,15 @@ async def _put(session: Session, file: Source, name: str, force: bool, progress:
 
 
 @contextmanager
-def _place_of(target: Path) -> Iterator[Place]:
-    """The place of a local file. Raises FileRefused."""
+def _location_of(target: Path) -> Iterator[FileLocation]:
+    """The location of a local file. Raises FileRefused."""
     target = _followed(target)
     try:
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise refused(error, f"directory {printable(str(target.parent))}") from error
     try:
-        yield Place(directory, target.name, printable(str(target)), partial_of(target).name)
+        yield FileLocation(directory, target.name, printable(str(target)), partial_of(target).name)
     finally:
         os.close(directory)
 

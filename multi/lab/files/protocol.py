@@ -33,31 +33,6 @@ from typing import ClassVar, Protocol, TypeVar
 
 from multi.errors import MultiError, RemoteProtocolError
 
-__all__ = [
-    "BLOCK_LIMIT",
-    "Begin",
-    "End",
-    "FileRefused",
-    "Get",
-    "LINE_LIMIT",
-    "LineReader",
-    "Message",
-    "Problem",
-    "Put",
-    "Receiving",
-    "Refusal",
-    "Sending",
-    "Stored",
-    "decode",
-    "encode",
-    "pack_length",
-    "printable",
-    "read_length",
-    "read_message",
-    "read_request",
-    "refusal_of",
-]
-
 VERSION = 1
 LINE_LIMIT = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some of them as six characters
 BLOCK_LIMIT = 1 << 20  # bytes; large enough that lengths cost nothing, small enough to hold two in memory
@@ -138,7 +113,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class ContentEnd:
     """All blocks were sent; `sha256` is of the whole file."""
 
     type: ClassVar[str] = "end"
@@ -169,11 +144,11 @@ class Refusal:
 
 
 Request = Get | Put
-Message = Get | Sending | Put | Receiving | Begin | End | Stored | Refusal
+Message = Get | Sending | Put | Receiving | Begin | ContentEnd | Stored | Refusal
 M = TypeVar("M", bound=Message)
 
 _TYPES: dict[str, type[Message]] = {
-    kind.type: kind for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, Refusal)
+    kind.type: kind for kind in (Get, Sending, Put, Receiving, Begin, ContentEnd, Stored, Refusal)
 }
 
 

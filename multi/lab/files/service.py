@@ -1,6 +1,6 @@
 """The server of `multi serve`: files of one directory, to be fetched and, where allowed, to be stored.
 
-One request per session, see `file_protocol`. What leaves the directory, or is no regular file, `file_tree` refuses.
+One request per session, see `protocol`. `tree` refuses what leaves the directory or is not a regular file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import partial
 
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import Sink, Source, receive_blocks, send_blocks
+from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, send_blocks
 from multi.lab.files.protocol import (
     Begin,
     FileRefused,
@@ -28,9 +28,7 @@ from multi.lab.files.protocol import (
     read_request,
     refusal_of,
 )
-from multi.lab.files.tree import FileTree, Place, allowed_mode
-
-__all__ = ["FileService"]
+from multi.lab.files.tree import FileLocation, FileTree, allowed_mode
 
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
 FAREWELL_TIMEOUT = 10.0  # seconds a client gets to read our last message and to close
@@ -79,14 +77,14 @@ class FileService:
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
         transfer.what = f"{request.type} {printable(request.name)}"
-        with self._tree.place(request.name) as place:
+        with self._tree.locate(request.name) as location:
             if isinstance(request, Get):
-                await self._send(request, place, writer, transfer)
+                await self._send(request, location, writer, transfer)
             else:
-                await self._receive(request, place, reader, writer, transfer)
+                await self._receive(request, location, reader, writer, transfer)
 
-    async def _send(self, request: Get, place: Place, writer: SessionWriter, transfer: _Transfer) -> None:
-        with Source(place.open_for_reading(), place.shown) as source:
+    async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
+        with SentFile(location.open_for_reading(), location.shown) as source:
             if request.offset <= source.size:
                 await source.hash_up_to(request.offset)
             if source.position != request.offset or source.sha256 != request.prefix_sha256.lower():
@@ -98,12 +96,12 @@ class FileService:
             self._log(transfer.line("done"))
 
     async def _receive(
-        self, request: Put, place: Place, reader: SessionReader, writer: SessionWriter, transfer: _Transfer
+        self, request: Put, location: FileLocation, reader: SessionReader, writer: SessionWriter, transfer: _Transfer
     ) -> None:
         if not self._allow_put:
             raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
-        place.check_free(force=request.force)
-        with Sink(place.open_partial(), place.shown) as sink:
+        location.check_free(force=request.force)
+        with ReceivedFile(location.open_partial(), location.shown) as sink:
             try:
                 await sink.hash_up_to(min(sink.kept, request.size))
                 writer.write(encode(Receiving(sink.position, sink.sha256)))
@@ -115,9 +113,9 @@ class FileService:
                 sink.cut()
                 await receive_blocks(reader, sink, request.size, transfer.count)
                 await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
-                await asyncio.to_thread(partial(place.commit, force=request.force))
+                await asyncio.to_thread(partial(location.commit, force=request.force))
             except BaseException as error:
-                place.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
+                location.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
                 raise
             writer.write(encode(Stored(sink.position, sink.sha256)))
             self._log(transfer.line("done"))

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from multi.lab.files.protocol import FileRefused, Problem, printable
 
-__all__ = ["FileTree", "Place", "allowed_mode", "refused"]
-
 NAME_LIMIT = 255  # bytes of a component, NAME_MAX of Linux's file systems
 PATH_LIMIT = 4096  # bytes, PATH_MAX
 PARTIAL_PREFIX = ".multi-partial-"  # of files that are being received; peers cannot name them
@@ -64,7 +62,7 @@ def _umask() -> int:
         return mask
 
 
-class Place:
+class FileLocation:
     """A name in an open directory: where a file is, or will be."""
 
     def __init__(self, directory: int, name: str, shown: str, partial: str = "") -> None:
@@ -194,8 +192,8 @@ class FileTree:
         os.close(self._root)
 
     @contextmanager
-    def place(self, name: str) -> Iterator[Place]:
-        """The place of `name`, a relative path with `/`. Raises FileRefused for any name that leads elsewhere."""
+    def locate(self, name: str) -> Iterator[FileLocation]:
+        """The location of `name`, a relative path with `/`. Raises FileRefused for any name that leads elsewhere."""
         shown = printable(name)
         *directories, last = _components(name, shown)
         current = os.dup(self._root)
@@ -204,7 +202,7 @@ class FileTree:
                 deeper = _step(current, component, shown)
                 os.close(current)
                 current = deeper
-            yield Place(current, last, shown)
+            yield FileLocation(current, last, shown)
         finally:
             os.close(current)
 

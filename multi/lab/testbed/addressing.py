@@ -11,8 +11,6 @@ from typing import Literal
 
 from multi.lab.testbed.specs import LinkSpec
 
-__all__ = ["HOSTS", "SERVER_IPV4", "SERVER_IPV6", "HostName", "LinkAddresses", "link_addresses"]
-
 HostName = Literal["client", "server"]
 HOSTS: tuple[HostName, HostName] = ("client", "server")
 

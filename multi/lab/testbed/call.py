@@ -18,8 +18,6 @@ from pathlib import Path
 import multi
 from multi.lab.testbed.errors import TestbedError
 
-__all__ = ["Call", "COMMAND", "environment", "outcome"]
-
 COMMAND = (sys.executable, "-c", "from multi.lab.testbed.call import main; main()")
 
 

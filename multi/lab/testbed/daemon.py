@@ -26,12 +26,10 @@ from typing import Any
 from multi.lab.testbed import call
 from multi.lab.testbed.addressing import HOSTS, HostName
 from multi.lab.testbed.errors import TestbedError
+from multi.lab.testbed.hosts import Link, Testbed
 from multi.lab.testbed.messages import Backend
 from multi.lab.testbed.namespaces import enterer
 from multi.lab.testbed.specs import DIRECTIONS, LinkSpec
-from multi.lab.testbed.testbed import Link, Testbed
-
-__all__ = ["Options", "change", "enter", "names", "status", "take_down", "up"]
 
 MESSAGE_SIZE = 1 << 16
 ANSWER_TIMEOUT = 15.0  # seconds

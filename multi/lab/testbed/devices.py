@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from multi.lab.testbed.namespaces import inside
-from multi.lab.testbed.rtnetlink import RouteNetlink
-
-__all__ = ["READ_SIZE", "Device", "Namespace", "TapDevice", "VethDevice", "tap_allowed", "wire_size"]
+from multi.linux.route_netlink import RouteNetlink
 
 # include/uapi/linux/if_tun.h
 TUNSETIFF = 0x400454CA

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from multi.errors import MultiError
 
-__all__ = ["TestbedError", "TestbedNotAllowed"]
-
 
 class TestbedError(MultiError):
     """A testbed cannot be made or changed; the message says why in words."""

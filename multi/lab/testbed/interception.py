@@ -17,8 +17,6 @@ from typing import Protocol
 from multi.lab.testbed.errors import TestbedError
 from multi.lab.testbed.specs import Way
 
-__all__ = ["Interception", "Interceptor", "pack", "unpack"]
-
 
 class Interceptor(Protocol):
     """What `Link.intercept` has made."""

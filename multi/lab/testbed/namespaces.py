@@ -13,17 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from multi.lab.testbed.errors import TestbedNotAllowed
-from multi.lab.testbed.rtnetlink import RouteNetlink
-
-__all__ = [
-    "enter_user_namespace",
-    "enterer",
-    "exact_timers",
-    "inside",
-    "new_network_namespace",
-    "own_network_namespace",
-    "processes_inside",
-]
+from multi.linux.route_netlink import RouteNetlink
 
 # include/uapi/linux/sched.h, prctl.h
 CLONE_NEWUSER = 0x10000000

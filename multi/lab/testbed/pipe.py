@@ -13,8 +13,6 @@ from random import Random
 
 from multi.lab.testbed.specs import Direction
 
-__all__ = ["Pipe", "PipeStatistics"]
-
 
 @dataclass(frozen=True, slots=True)
 class PipeStatistics:

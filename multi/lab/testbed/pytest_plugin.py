@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 
 from multi.lab.testbed.errors import TestbedNotAllowed
+from multi.lab.testbed.hosts import Testbed
 from multi.lab.testbed.specs import LinkSpec
-from multi.lab.testbed.testbed import Testbed
-
-__all__ = ["MakeTestbed", "make_testbed", "started"]
 
 MakeTestbed = Callable[..., Testbed]
 """(links, **options of Testbed) -> Testbed, running; it ends with the test."""

@@ -3,8 +3,6 @@
 One thread, one `select`. It ends when its owner does, whatever way that happens: it watches the owner's process and the
 socket between them. (PR_SET_PDEATHSIG would not do: it fires when the *thread* that started the relay ends.) With it
 go the interfaces it holds, the processes left in the namespaces, and so the namespaces.
-
-    python -m multi.lab.testbed.relay DESCRIPTOR
 """
 
 from __future__ import annotations
@@ -16,43 +14,19 @@ import os
 import select
 import signal
 import socket
-import sys
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
-from typing import assert_never
 
+from multi.lab.testbed.addressing import HostName
 from multi.lab.testbed.devices import READ_SIZE, wire_size
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
 from multi.lab.testbed.interception import Interception, unpack
-from multi.lab.testbed.messages import (
-    AskInterceptor,
-    Blackhole,
-    Build,
-    Built,
-    Carrier,
-    Done,
-    Failed,
-    Inject,
-    Intercept,
-    OpenSocket,
-    Presence,
-    Reply,
-    Request,
-    SetAddress,
-    Shape,
-    Statistics,
-    Sweep,
-    WayStatistics,
-    receive,
-    send,
-)
+from multi.lab.testbed.messages import Build, Built, Done, Failed, Reply, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import exact_timers, processes_inside
 from multi.lab.testbed.pipe import Pipe
-from multi.lab.testbed.specs import DIRECTIONS, Way
+from multi.lab.testbed.specs import DIRECTIONS, Direction, Way
 from multi.lab.testbed.wiring import Hosts, LinkEnds, open_socket
-
-__all__ = ["main"]
 
 BATCH = 32  # frames read from one end before the others get their turn
 PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of the links
@@ -106,6 +80,8 @@ class Relay:
         self._roads: dict[int, Road] = {}
         self._watched = [control.fileno()]
         self._awake_until = 0.0
+        self._passing: list[int] = []
+        """Descriptors that go with the next reply, and are closed then."""
 
     def run(self) -> None:
         """Until the owner has gone."""
@@ -113,7 +89,7 @@ class Relay:
             while self._round():
                 pass
         finally:
-            self._sweep()
+            self.sweep()
 
     def _round(self) -> bool:
         """Deliver what has arrived, wait for the next event, take in what has come. False at the end."""
@@ -177,35 +153,26 @@ class Relay:
     def _serve(self) -> bool:
         """One request. False when the owner has gone."""
         try:
-            request, _none = receive(self._control)
+            (method, arguments), _none = receive(self._control)
         except (EOFError, OSError):
             return False
-        descriptors: list[int] = []
-        passing: list[socket.socket] = []
         reply: Reply
         try:
-            match request:
-                case Build():
-                    reply, descriptors = self._build(request)
-                case OpenSocket():
-                    made = open_socket(
-                        self._built().namespace(request.host), request.family, request.kind, request.protocol
-                    )
-                    passing.append(made)
-                    reply, descriptors = Done(), [made.fileno()]
-                case _:
-                    reply = self._change(request)  # type: ignore[arg-type]  # our own other end sends nothing else
+            reply = Done(method(self, *arguments))
         except TestbedError as error:
             reply = Failed(str(error), isinstance(error, TestbedNotAllowed))
         except OSError as error:
             reply = Failed(error.strerror or str(error))
         with contextlib.suppress(OSError):
-            send(self._control, reply, descriptors)
-        for sock in passing:
-            sock.close()
+            send(self._control, reply, self._passing)
+        while self._passing:
+            os.close(self._passing.pop())
         return True
 
-    def _build(self, build: Build) -> tuple[Reply, list[int]]:
+    # What the owner may ask. Raises TestbedError, or OSError.
+
+    def build(self, build: Build) -> Built:
+        """Make everything. Passes descriptors of the namespaces: client, server, user (if any)."""
         if os.getppid() != build.owner:
             raise TestbedError("the owner has gone")
         self._owner, self._owner_id = os.pidfd_open(build.owner), build.owner
@@ -214,58 +181,40 @@ class Relay:
         for number, spec in enumerate(build.links, 1):
             self._links[spec.name] = RelayLink(LinkEnds(hosts, number, spec), random)
         self._make_roads()
-        descriptors = [hosts.client.descriptor, hosts.server.descriptor]
-        if hosts.rootless:
-            descriptors.append(hosts.user_namespace)
-        return Done(Built(hosts.backend, hosts.rootless, hosts.mptcp)), descriptors
+        namespaces = [hosts.client.descriptor, hosts.server.descriptor]
+        self._passing += map(os.dup, [*namespaces, hosts.user_namespace] if hosts.rootless else namespaces)
+        return Built(hosts.backend, hosts.rootless, hosts.mptcp)
 
-    def _change(self, request: Request) -> Reply:
-        now = monotonic()
-        match request:
-            case Shape(name, way, figures):
-                link = self._links[name]
-                link.ends.spec = link.ends.spec.with_direction(way, figures)
-                link.pipes[way].shape(figures, now)
-                link.ends.limit_pieces(way)
-            case Blackhole(name, ways, on):
-                self._links[name].blackholes.update(dict.fromkeys(ways, on))
-                self._links[name].cut_or_mend()
-            case Carrier(name, on):
-                link = self._links[name]
-                link.carrier = on
-                link.cut_or_mend()
-                if link.ends.client is not None:
-                    link.ends.client.carrier(on)
-            case SetAddress(name, versions, on):
-                self._links[name].ends.set_addresses(versions, on)
-            case Presence(name, on):
-                self._set_presence(self._links[name], on)
-            case Statistics():
-                return Done(
-                    {
-                        name: WayStatistics(link.pipes["down"].statistics(now), link.pipes["up"].statistics(now))
-                        for name, link in self._links.items()
-                    }
-                )
-            case Intercept(name, packed):
-                self._links[name].interception = None if packed is None else unpack(packed)
-            case AskInterceptor(name, question):
-                interception = self._links[name].interception
-                if interception is None:
-                    raise TestbedError(f"nobody intercepts {name}")
-                return Done(interception.answer(question))
-            case Inject(name, way, frames):
-                for frame in frames:
-                    self._links[name].accept(way, frame)
-            case Sweep():
-                self._sweep()
-            case Build() | OpenSocket():
-                raise AssertionError("answered before")
-            case _:
-                assert_never(request)
-        return Done()
+    def open_socket(self, host: HostName, family: int, kind: int, protocol: int) -> None:
+        """Passes its descriptor."""
+        if self._hosts is None:
+            raise TestbedError("nothing has been built yet")
+        self._passing.append(open_socket(self._hosts.namespace(host), family, kind, protocol).detach())
 
-    def _set_presence(self, link: RelayLink, on: bool) -> None:
+    def shape(self, name: str, way: Way, figures: Direction) -> None:
+        link = self._links[name]
+        link.ends.spec = link.ends.spec.with_direction(way, figures)
+        link.pipes[way].shape(figures, monotonic())
+        link.ends.limit_pieces(way)
+
+    def blackhole(self, name: str, ways: tuple[Way, ...], on: bool) -> None:
+        self._links[name].blackholes.update(dict.fromkeys(ways, on))
+        self._links[name].cut_or_mend()
+
+    def carrier(self, name: str, on: bool) -> None:
+        link = self._links[name]
+        link.carrier = on
+        link.cut_or_mend()
+        if link.ends.client is not None:
+            link.ends.client.carrier(on)
+
+    def set_addresses(self, name: str, versions: tuple[int, ...], on: bool) -> None:
+        """Give the client's interface its addresses (and routes) of these IP versions, or take them away."""
+        self._links[name].ends.set_addresses(versions, on)
+
+    def set_presence(self, name: str, on: bool) -> None:
+        """Whether the client's interface exists."""
+        link = self._links[name]
         if on == (link.ends.client is not None):
             return
         if on:
@@ -277,23 +226,30 @@ class Relay:
         link.cut_or_mend()
         self._make_roads()
 
-    def _make_roads(self) -> None:
-        self._roads = {}
-        for link in self._links.values():
-            server = link.ends.server.descriptor
-            # Without the client's end everything is cut: what the server sends is read and lost.
-            client = link.ends.client.descriptor if link.ends.client is not None else server
-            self._roads[server] = Road(server, link.pipes["down"], client, "down", link)
-            if client != server:
-                self._roads[client] = Road(client, link.pipes["up"], server, "up", link)
-        self._watched = [self._control.fileno(), self._owner, *self._roads]
+    def statistics(self) -> dict[str, WayStatistics]:
+        now = monotonic()
+        return {
+            name: WayStatistics(link.pipes["down"].statistics(now), link.pipes["up"].statistics(now))
+            for name, link in self._links.items()
+        }
 
-    def _built(self) -> Hosts:
-        if self._hosts is None:
-            raise TestbedError("nothing has been built yet")
-        return self._hosts
+    def intercept(self, name: str, packed: bytes | None) -> None:
+        """Show the frames of a link to an interceptor; None = to nobody any more."""
+        self._links[name].interception = None if packed is None else unpack(packed)
 
-    def _sweep(self) -> None:
+    def ask_interceptor(self, name: str, question: bytes) -> bytes:
+        """Question and answer are pickled."""
+        interception = self._links[name].interception
+        if interception is None:
+            raise TestbedError(f"nobody intercepts {name}")
+        return interception.answer(question)
+
+    def inject(self, name: str, way: Way, frames: tuple[bytes, ...]) -> None:
+        """Frames that enter a link as if a host had sent them; no interceptor sees them."""
+        for frame in frames:
+            self._links[name].accept(way, frame)
+
+    def sweep(self) -> None:
         """Kill what is left in the namespaces of the hosts; a process that forks meanwhile is met again."""
         if self._hosts is None:
             return
@@ -305,6 +261,17 @@ class Relay:
                     os.kill(process, signal.SIGKILL)
             if not left:
                 return
+
+    def _make_roads(self) -> None:
+        self._roads = {}
+        for link in self._links.values():
+            server = link.ends.server.descriptor
+            # Without the client's end everything is cut: what the server sends is read and lost.
+            client = link.ends.client.descriptor if link.ends.client is not None else server
+            self._roads[server] = Road(server, link.pipes["down"], client, "down", link)
+            if client != server:
+                self._roads[client] = Road(client, link.pipes["up"], server, "up", link)
+        self._watched = [self._control.fileno(), self._owner, *self._roads]
 
 
 def main(descriptor: int) -> None:
@@ -322,7 +289,3 @@ def main(descriptor: int) -> None:
     os.set_inheritable(low, False)
     with socket.socket(fileno=low) as control:
         Relay(control).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

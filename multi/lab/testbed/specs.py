@@ -18,8 +18,6 @@ from typing import Final, Literal
 
 from multi.lab.testbed.errors import TestbedError
 
-__all__ = ["DIRECTIONS", "Direction", "LinkSpec", "Way", "builtin_profiles", "load_profile", "paper_links"]
-
 Way = Literal["down", "up"]
 DIRECTIONS: Final[tuple[Way, Way]] = ("down", "up")
 

@@ -14,11 +14,9 @@ from multi.lab.testbed.devices import Device, Namespace, TapDevice, VethDevice, 
 from multi.lab.testbed.errors import TestbedNotAllowed
 from multi.lab.testbed.messages import Backend, Build
 from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
-from multi.lab.testbed.rtnetlink import RT_TABLE_MAIN, RouteNetlink
 from multi.lab.testbed.specs import LinkSpec, Way
-from multi.lab.testbed.subflows import SubflowManager
-
-__all__ = ["Hosts", "LinkEnds", "open_socket"]
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpLimits, MptcpPathManager
+from multi.linux.route_netlink import RT_TABLE_MAIN, RouteNetlink
 
 log = logging.getLogger("multi.lab.testbed")
 
@@ -85,7 +83,7 @@ class Hosts:
         if self._subflows is not None:
             # It keeps what it knows of an address that has gone for a while.
             with contextlib.suppress(FileExistsError):
-                self._subflows.add(address, index)
+                self._subflows.add_endpoint(address, index)
 
     @property
     def detect_duplicates(self) -> bool:
@@ -123,13 +121,13 @@ class Hosts:
         netlink.set_up(LOOPBACK, True)
         return Namespace(descriptor, netlink)
 
-    def _manage_subflows(self) -> SubflowManager:
+    def _manage_subflows(self) -> MptcpPathManager:
         if not self.mptcp:
             raise TestbedNotAllowed("this kernel has no MPTCP (CONFIG_MPTCP, Linux 5.6 or later)")
         for host in (self.server, self.client):
             with inside(host.descriptor):
-                manager = SubflowManager()
-            manager.allow_all()
+                manager = MptcpPathManager()
+            manager.set_limits(MptcpLimits(MAX_SUBFLOWS, MAX_SUBFLOWS))
         return manager
 
     def _set_congestion(self, host: HostName, name: str) -> None:
@@ -202,8 +200,8 @@ class LinkEnds:
             other: HostName = "server" if host == "client" else "client"
             netlink.add_neighbour(device.index, addresses.of(other), self._mac(other))
 
-    def _mac(self, host: HostName) -> bytes:
-        return bytes((0x02, 0x77, 0, 0, self._number, 1 if host == "server" else 2))
+    def _mac(self, host: HostName) -> str:
+        return f"02:77:00:00:{self._number:02x}:{1 if host == 'server' else 2:02x}"
 
     def _add_address(self, host: HostName, device: Device, addresses: LinkAddresses) -> None:
         netlink, congestion = self._hosts.namespace(host).netlink, self._hosts.congestion(host)

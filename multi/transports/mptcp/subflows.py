@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +23,19 @@ from itertools import cycle
 
 from multi.discovery.resources import in_thread, start_in_thread
 from multi.linux.mptcp_endpoints import EndpointLease, lease_endpoints
-from multi.linux.mptcp_pm import USERSPACE, Place, SubflowName, path_manager_type, place_of, sources_of, why_no_subflows
+from multi.linux.mptcp_pm import (
+    USERSPACE,
+    MptcpAddress,
+    SubflowName,
+    address_of,
+    path_manager_type,
+    sources_of,
+    why_no_subflows,
+)
 from multi.transports.mptcp.info import ESTABLISHED, SYN_SENT, MptcpInfo, subflow_names
 from multi.transports.sockets import words
 from multi.transports.tcp.info import TcpInfo
 from multi.types import Candidate, Source
-
-__all__ = ["SubflowManager", "lease_acceptance", "lease_subflows", "release_subflows"]
 
 logger = logging.getLogger("multi.transports")
 
@@ -42,21 +49,22 @@ RETRY_FIRST = 0.5  # seconds until a subflow that could not be made or did not l
 MAX_RETRY = 2.0
 MAX_RENEW = 60.0  # of endpoints, whose renewal interrupts other connections
 
+Flows = dict[SubflowName, TcpInfo]
+
 
 @dataclass(slots=True)
 class _Wanted:
     """An interface that should have a subflow."""
 
     source: Source
-    place: Place | None = None
+    address: MptcpAddress | None = None
     """Where its subflow was last seen or made."""
     absent: str = ""
     """Why it cannot have one now."""
     stale: frozenset[SubflowName] = frozenset()
     """Subflows to be given up as soon as another one works."""
-    try_at: float = 0.0
+    asked_at: float = -math.inf
     delay: float = RETRY_FIRST
-    asked_at: float = 0.0
 
 
 async def lease_subflows(candidate: Candidate) -> tuple[EndpointLease | None, str]:
@@ -78,10 +86,10 @@ def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
     reason = why_no_subflows(candidate)
     if reason:
         return None, reason
-    places: list[Place] = []
+    places: list[MptcpAddress] = []
     if path_manager_type() != USERSPACE:
-        found = [place_of(source, candidate.family) for source in sources_of(candidate)]
-        places = [place for place in found if isinstance(place, Place)]
+        found = [address_of(source, candidate.family) for source in sources_of(candidate)]
+        places = [place for place in found if isinstance(place, MptcpAddress)]
     return lease_endpoints(places, len(places)), ""
 
 
@@ -120,6 +128,82 @@ def release_subflows(lease: EndpointLease) -> None:
         lease.release()
 
 
+class _Userspace:
+    """Subflows of one connection under a userspace path manager: each is asked for, and may be closed, by itself."""
+
+    max_delay = MAX_RETRY
+
+    def __init__(self, lease: EndpointLease, candidate: Candidate, first: MptcpAddress | None) -> None:
+        self._kernel, self._candidate = lease.manager, candidate
+        self._numbers = cycle(range(1, 256))
+        self._ids = {first.address: 0} if first is not None else {}
+        """Address -> what the peer knows it by: 0 is the first subflow's (RFC 8684 section 3.2)."""
+
+    def make(self, address: MptcpAddress, own: Flows, others: bool, token: int) -> bool:
+        """False: it is too early, because the peer has not acknowledged anything yet."""
+        if others:
+            self._withdraw(address, token)
+        # The connection must keep one that is established, if only to be found again by.
+        self.drop([name for name, flow in own.items() if others or flow.state != ESTABLISHED], token)
+        if not self._ids.get(address.address):
+            self._ids[address.address] = next(self._numbers)
+        id, remote = self._ids[address.address], (self._candidate.remote_address, self._candidate.remote_port)
+        try:
+            self._kernel.create_subflow(token, address, id, *remote)
+        except OSError as error:
+            if error.errno == errno.ENOTCONN:
+                return False
+            logger.info("MPTCP subflow from %s not made: %s", address.address, words(error))
+        else:
+            logger.info("MPTCP subflow from %s asked for", address.address)
+        return True
+
+    def give_up(self, address: MptcpAddress, own: Flows, token: int) -> None:
+        self._withdraw(address, token)
+        self.drop(own, token)
+
+    def drop(self, names: Iterable[SubflowName], token: int) -> None:
+        for name in names:
+            try:
+                self._kernel.destroy_subflow(token, name)
+            except OSError as error:
+                logger.debug("MPTCP subflow from %s not closed: %s", name.local, words(error))
+
+    def _withdraw(self, address: MptcpAddress, token: int) -> None:
+        """The peer forgets what it has from this address; what comes next has another number."""
+        id = self._ids.pop(address.address, None)
+        if id is None:
+            return
+        try:
+            self._kernel.withdraw_address(token, id)
+        except OSError as error:
+            logger.debug("MPTCP address %s not withdrawn: %s", address.address, words(error))
+
+
+class _KernelEndpoints:
+    """The same under the kernel's path manager, by endpoints, which concern all connections of the host.
+
+    Changed in a thread: other processes may hold the lock, and the kernel takes some milliseconds.
+    """
+
+    max_delay = MAX_RENEW
+
+    def __init__(self, lease: EndpointLease, in_thread: Callable[[Callable[[], None]], None]) -> None:
+        self._lease, self._in_thread = lease, in_thread
+
+    def make(self, address: MptcpAddress, own: Flows, others: bool, token: int) -> bool:
+        if others:  # else the kernel goes on trying with what there is
+            logger.info("MPTCP endpoint %s is added anew", address.address)
+            self._in_thread(partial(self._lease.renew, address))
+        return True
+
+    def give_up(self, address: MptcpAddress, own: Flows, token: int) -> None:
+        self._in_thread(partial(self._lease.suspend, address))
+
+    def drop(self, names: Iterable[SubflowName], token: int) -> None:
+        """The kernel closes none for us."""
+
+
 class SubflowManager:
     """One per connection; made when it is connected. `stop` gives back what was borrowed from the host."""
 
@@ -132,58 +216,44 @@ class SubflowManager:
     ) -> None:
         """`reason`: why there can be no further subflows. `read` says how the connection is; None: not MPTCP."""
         self._loop = asyncio.get_running_loop()
-        self._candidate = candidate
-        self._lease = lease
-        self._reason = reason
-        self._read = read
-        self._by_request = path_manager_type() == USERSPACE
+        self._family, self._lease, self._reason, self._read = candidate.family, lease, reason, read
+        self._changes: _Userspace | _KernelEndpoints | None = None
+        """How subflows are changed; None where this process may change nothing."""
         first = Source(candidate.interface, candidate.local_address, candidate.kind)
         self._wanted = [_Wanted(source) for source in (first, *sources_of(candidate)) if source.interface]
-        self._names: dict[str, str] = {}  # address -> interface
-        self._ids: dict[str, int] = {}  # address -> what the peer knows it by
-        self._numbers = cycle(range(1, 256))
-        self._ready = False
+        self._interfaces: dict[str, str] = {}  # by address
+        self._ready = self._stopped = False
         self._changing = 0
-        self._stopped = False
         self._interval = CHECK_FIRST
         for wanted in self._wanted:
             try:
-                place = place_of(wanted.source, candidate.family)
+                self._look(wanted)
             except OSError as error:
-                place = f"{wanted.source.interface}: {words(error)}"
-            if isinstance(place, Place):
-                wanted.place = place
-                self._names[place.address] = wanted.source.interface
+                wanted.absent = f"{wanted.source.interface}: {words(error)}"
+        if lease is not None and lease.permitted:
+            if path_manager_type() == USERSPACE:
+                self._changes = _Userspace(lease, candidate, self._wanted[0].address if first.interface else None)
             else:
-                wanted.absent = place
-        if first.interface and self._wanted[0].place is not None:
-            self._ids[self._wanted[0].place.address] = 0  # what the first subflow has (RFC 8684 section 3.2)
+                self._changes = _KernelEndpoints(lease, self._in_thread)
         self._timer = self._loop.call_later(CHECK_FIRST, self._on_timer)
 
     def stop(self) -> None:
-        if self._stopped:
-            return
         self._stopped = True
         self._timer.cancel()
-        if not self._changing:
-            self._give_back()
-
-    def _give_back(self) -> None:
-        lease, self._lease = self._lease, None
-        if lease is not None:
+        lease = self._lease
+        if lease is not None and not self._changing:
+            self._lease = None
             release_subflows(lease)
 
     def describe(self, kernel: MptcpInfo) -> str:
         """`eth0, wlan0`, and what is missing with its reason."""
-        live = {self._names.get(name.local, name.local) for name, flow in _flows(kernel) if flow.state == ESTABLISHED}
+        flows = _flows(kernel).items()
+        live = {self._interfaces.get(name.local, name.local) for name, flow in flows if flow.state == ESTABLISHED}
         here = [wanted.source.interface for wanted in self._wanted if wanted.source.interface in live]
+        said = [", ".join([*here, *sorted(live.difference(here))])] if live else []
+        why = f": {self._reason}" if self._reason else ""
         missing = [wanted for wanted in self._wanted if wanted.source.interface not in live]
-        words = [", ".join([*here, *sorted(live.difference(here))])] if live else []
-        for wanted in missing:
-            words.append(
-                wanted.absent or f"none over {wanted.source.interface}" + (self._reason and ": " + self._reason)
-            )
-        return "; ".join(words)
+        return "; ".join([*said, *(one.absent or f"none over {one.source.interface}{why}" for one in missing)])
 
     def _on_timer(self) -> None:
         kernel = self._read()
@@ -192,147 +262,71 @@ class SubflowManager:
         if kernel is None:
             self.stop()
             return
+        now = self._loop.time()
         if self._ready:
             doubtful = any(flow.retransmits for flow in kernel.subflows)
             self._interval = CHECK_DOUBTFUL if doubtful else CHECK_INTERVAL
         elif kernel.acknowledged:
             self._ready, self._interval = True, CHECK_FIRST
+            if isinstance(self._changes, _KernelEndpoints):
+                # The kernel makes those whose endpoints were there before the connection by itself: give it time.
+                for wanted in self._wanted:
+                    wanted.asked_at = now
         else:
             self._interval = min(self._interval * 1.5, CHECK_INTERVAL)
         if self._ready and not self._changing:
             try:
-                self._check(kernel, self._loop.time())
+                for wanted in self._wanted:
+                    self._keep(wanted, kernel, now)
             except OSError as error:  # a shortage, which tells nothing of the interfaces
                 logger.debug("MPTCP subflows not looked at: %s", words(error))
         self._timer = self._loop.call_later(self._interval, self._on_timer)
 
-    def _check(self, kernel: MptcpInfo, now: float) -> None:
-        flows = _flows(kernel)
-        for wanted in self._wanted:
-            place = place_of(wanted.source, self._candidate.family)
-            if isinstance(place, str):
-                if not wanted.absent:
-                    logger.info("MPTCP subflow given up: %s", place)
-                    self._give_up(wanted.place, flows, kernel)
-                wanted.absent = place
-                continue
-            own = {name: flow for name, flow in flows if name.local == place.address}
-            others = any(_works(flow) for name, flow in flows if name not in own)
-            if wanted.absent or (wanted.place is not None and wanted.place != place):
-                # Whatever was there before has backed off, or is tied to an interface that is no more.
-                wanted.stale = frozenset(own)
-                wanted.try_at, wanted.delay = now, RETRY_FIRST
-            wanted.absent, wanted.place = "", place
-            self._names[place.address] = wanted.source.interface
-            working = [name for name, flow in own.items() if _works(flow) and name not in wanted.stale]
-            if working:
-                self._drop([name for name in own if name not in working], kernel)
-                wanted.stale, wanted.delay = frozenset(), RETRY_FIRST
-                continue
-            fresh = any(flow.state == SYN_SENT for name, flow in own.items() if name not in wanted.stale)
-            if fresh and not wanted.asked_at:
-                wanted.asked_at = now  # the kernel has
-            if now >= (max(wanted.try_at, wanted.asked_at + SYN_PATIENCE) if fresh else wanted.try_at):
-                self._make(wanted, place, own, others, kernel, now)
+    def _look(self, wanted: _Wanted) -> bool:
+        """Whether a subflow can leave from the interface now, and if so, whether from another place than before."""
+        found, before, absent = address_of(wanted.source, self._family), wanted.address, wanted.absent
+        if isinstance(found, str):
+            wanted.absent = found
+            return False
+        wanted.absent, wanted.address = "", found
+        self._interfaces[found.address] = wanted.source.interface
+        return bool(absent) or before not in (None, found)
 
-    def _give_up(self, place: Place | None, flows: list[tuple[SubflowName, TcpInfo]], kernel: MptcpInfo) -> None:
-        """The interface cannot carry anything: have what is in flight there sent over the others now."""
-        lease = self._lease
-        if lease is None or not lease.permitted or place is None:
+    def _keep(self, wanted: _Wanted, kernel: MptcpInfo, now: float) -> None:
+        """See that the interface has a subflow that works, if it can have one."""
+        absent, moved, changes = wanted.absent, self._look(wanted), self._changes
+        flows, address = _flows(kernel), wanted.address
+        if changes is None or address is None:
             return
-        own = [name for name, _flow in flows if name.local == place.address]
-        if not own or not any(_works(flow) for name, flow in flows if name not in own):
+        own = {name: flow for name, flow in flows.items() if name.local == address.address}
+        others = any(_works(flow) for name, flow in flows.items() if name not in own)
+        if wanted.absent:
+            if not absent and own and others:
+                # It cannot carry anything: have what is in flight there sent over the others now.
+                logger.info("MPTCP subflow given up: %s", wanted.absent)
+                changes.give_up(address, own, kernel.token)
             return
-        if self._by_request:
-            self._withdraw(lease, place, kernel)
-            self._drop(own, kernel)
-        else:
-            self._in_thread(lease.suspend, place)
+        if moved:
+            # Whatever was there before has backed off, or is tied to an interface that is no more.
+            wanted.stale, wanted.asked_at, wanted.delay = frozenset(own), -math.inf, RETRY_FIRST
+        fresh = {name: flow for name, flow in own.items() if name not in wanted.stale}
+        working = [name for name, flow in fresh.items() if _works(flow)]
+        if working:
+            changes.drop([name for name in own if name not in working], kernel.token)
+            wanted.stale, wanted.delay = frozenset(), RETRY_FIRST
+            return
+        asking = any(flow.state == SYN_SENT for flow in fresh.values())
+        if now < wanted.asked_at + max(wanted.delay, SYN_PATIENCE if asking else 0.0):
+            return
+        if not changes.make(address, own, others, kernel.token):
+            self._interval = CHECK_FIRST  # the acknowledgement is on its way
+            return
+        wanted.asked_at, wanted.delay = now, min(wanted.delay * 2, changes.max_delay)
+        wanted.stale = frozenset(own) if isinstance(changes, _Userspace) else frozenset()
 
-    def _make(
-        self,
-        wanted: _Wanted,
-        place: Place,
-        own: dict[SubflowName, TcpInfo],
-        others: bool,
-        kernel: MptcpInfo,
-        now: float,
-    ) -> None:
-        """Have a subflow made from a place that has none that works; `others`: some other subflow works."""
-        lease = self._lease
-        if lease is None or not lease.permitted:
-            return
-        if not self._by_request:
-            self._renew(lease, wanted, place, own, others, now)
-            return
-        wanted.try_at, wanted.asked_at = now + wanted.delay, now
-        wanted.delay = min(wanted.delay * 2, MAX_RETRY)
-        if others:
-            self._withdraw(lease, place, kernel)
-        # The connection must keep one that is established, if only to be found again by.
-        self._drop([name for name, flow in own.items() if others or flow.state != ESTABLISHED], kernel)
-        wanted.stale = frozenset(own)
-        self._create(lease, wanted, place, kernel)
-
-    def _withdraw(self, lease: EndpointLease, place: Place, kernel: MptcpInfo) -> None:
-        """The peer forgets what it has from this place; what comes next has another number."""
-        id = self._ids.pop(place.address, None)
-        if id is None:
-            return
+    def _in_thread(self, change: Callable[[], None]) -> None:
         try:
-            lease.manager.withdraw_address(kernel.token, id)
-        except OSError as error:
-            logger.debug("MPTCP address %s not withdrawn: %s", place.address, words(error))
-
-    def _create(self, lease: EndpointLease, wanted: _Wanted, place: Place, kernel: MptcpInfo) -> None:
-        candidate, name = self._candidate, wanted.source.interface
-        id = self._ids.get(place.address, 0)
-        if not id:
-            id = self._ids[place.address] = next(self._numbers)
-        try:
-            lease.manager.create_subflow(kernel.token, place, id, candidate.remote_address, candidate.remote_port)
-        except OSError as error:
-            if error.errno == errno.ENOTCONN:  # the acknowledgement is on its way
-                wanted.try_at, self._ready, self._interval = 0.0, False, CHECK_FIRST
-                return
-            logger.info("MPTCP subflow over %s not made: %s", name, words(error))
-        else:
-            logger.info("MPTCP subflow over %s asked for", name)
-
-    def _drop(self, names: Iterable[SubflowName], kernel: MptcpInfo) -> None:
-        if not self._by_request or self._lease is None:
-            return
-        for name in names:
-            try:
-                self._lease.manager.destroy_subflow(kernel.token, name)
-            except OSError as error:
-                logger.debug("MPTCP subflow from %s not closed: %s", name.local, words(error))
-
-    def _renew(
-        self,
-        lease: EndpointLease,
-        wanted: _Wanted,
-        place: Place,
-        own: dict[SubflowName, TcpInfo],
-        others: bool,
-        now: float,
-    ) -> None:
-        if not wanted.asked_at and not own:
-            # The kernel makes those whose endpoints were there before the connection by itself: give it time.
-            wanted.asked_at, wanted.try_at = now, now + RETRY_FIRST
-            return
-        wanted.try_at, wanted.asked_at = now + wanted.delay, now
-        wanted.delay = min(wanted.delay * 2, MAX_RENEW)
-        if not others:
-            return  # the kernel goes on trying with what there is
-        wanted.stale = frozenset()
-        logger.info("MPTCP endpoint of %s is added anew", wanted.source.interface)
-        self._in_thread(lease.renew, place)
-
-    def _in_thread(self, change: Callable[[Place], None], place: Place) -> None:
-        # Other processes may hold the lock, and the kernel takes some milliseconds.
-        try:
-            changing = start_in_thread(self._loop, partial(change, place))
+            changing = start_in_thread(self._loop, change)
         except OSError as error:  # there is no thread to be had; the next check asks again
             logger.info("MPTCP endpoint not changed: %s", words(error))
             return
@@ -343,12 +337,12 @@ class SubflowManager:
         self._changing -= 1
         if not done.cancelled() and (error := done.exception()) is not None:
             logger.info("MPTCP endpoint not changed: %s", error)
-        if self._stopped and not self._changing:
-            self._give_back()
+        if self._stopped:
+            self.stop()
 
 
-def _flows(kernel: MptcpInfo) -> list[tuple[SubflowName, TcpInfo]]:
-    return list(zip(subflow_names(kernel.names), kernel.subflows, strict=False))
+def _flows(kernel: MptcpInfo) -> Flows:
+    return dict(zip(subflow_names(kernel.names), kernel.subflows, strict=False))
 
 
 def _works(flow: TcpInfo) -> bool:

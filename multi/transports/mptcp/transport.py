@@ -15,21 +15,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from multi.errors import TransportError
-from multi.transports.base import (
-    AcceptCallback,
-    Channel,
-    ChannelInfo,
-    Listener,
-    TransportSettings,
-    register_transport,
-)
+from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
 from multi.transports.mptcp.info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
+from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
 from multi.transports.tcp.accepting import MakeChannel, StreamReception
 from multi.transports.tcp.channel import StreamChannel, StreamIo
 from multi.transports.tcp.info import TcpInfo
 from multi.transports.tcp.listener import StreamListener
-from multi.transports.tcp.transport import dial_stream
+from multi.transports.tcp.settings import TcpSettings
+from multi.transports.tcp.transport import dial_stream, stream_obstacle
 from multi.types import Candidate, TransportSample
 
 if sys.platform == "linux":
@@ -164,8 +159,7 @@ def _rtt(flow: TcpInfo) -> float:
     return flow.rtt
 
 
-@register_transport("mptcp")
-class Mptcp:
+class Mptcp(Transport):
     """Multipath TCP in the kernel. Its listener takes plain TCP too; `info.transport` says which it was."""
 
     name = "mptcp"
@@ -193,25 +187,43 @@ class Mptcp:
 
     async def _connect(self, candidate: Candidate, settings: TransportSettings) -> StreamChannel:
         try:
-            return await dial_stream(candidate, settings.mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
+            mptcp = settings.section("mptcp", MptcpSettings)
+            return await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
         except TransportError as error:
             if error.errno in _NOT_SUPPORTED and not mptcp_available():
                 raise TransportError(error.errno, NO_MPTCP) from error
             raise
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
+        tcp, mptcp = settings.section("tcp", TcpSettings), settings.section("mptcp", MptcpSettings)
+
         def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
             remote = sock.getpeername()[0]
             if read_mptcp_info(sock) is None:
-                tune_stream(sock, settings.tcp, remote)
+                tune_stream(sock, tcp, remote)
                 return "tcp", StreamChannel
-            tune_stream(sock, settings.mptcp, remote)
+            tune_stream(sock, mptcp, remote)
             return "mptcp", MptcpChannel
 
-        check_congestion(settings.tcp, "tcp_config")
-        check_congestion(settings.mptcp, "mptcp_config")
-        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        check_congestion(tcp, "tcp_config.congestion: ")
+        check_congestion(mptcp, "mptcp_config.congestion: ")
+        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         return _MptcpListener(listening_socket(host, port, _open_listener), reception)
+
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        if not mptcp_available():
+            return NO_MPTCP
+        return stream_obstacle(settings.section("mptcp", MptcpSettings), settings.tls, listening=listening)
+
+    def warnings(self, settings: TransportSettings) -> list[str]:
+        """Its scheduler is the host's."""
+        wanted = settings.section("mptcp", MptcpSettings).scheduler
+        if not wanted or wanted == host_scheduler():
+            return []
+        return [
+            f"mptcp_config.scheduler {wanted!r} is not in force: Linux has one for the whole host "
+            "(net.mptcp.scheduler), not one per connection"
+        ]
 
 
 class _MptcpListener(StreamListener):
@@ -238,16 +250,6 @@ def host_scheduler() -> str:
         return SCHEDULER.read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def scheduler_doubt(wanted: str) -> str:
-    """Why the MPTCP scheduler of the configuration is not in force; empty when it is, or none is asked for."""
-    if not wanted or wanted == host_scheduler():
-        return ""
-    return (
-        f"mptcp_config.scheduler {wanted!r} is not in force: Linux has one for the whole host (net.mptcp.scheduler), "
-        "not one per connection"
-    )
 
 
 def mptcp_available() -> bool:

@@ -31,7 +31,7 @@ from aioquic.tls import Alert, Group, verify_certificate
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, QuicSettings, TlsSettings
+from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import aioquic_cause, refused
 from multi.transports.quic.engine import (
     ALPN,
@@ -46,6 +46,7 @@ from multi.transports.quic.engine import (
     NetworkAddress,
     load_certificate,
 )
+from multi.transports.quic.settings import QuicSettings
 
 logger = logging.getLogger("multi.transports")
 
@@ -92,7 +93,7 @@ def server(quic: QuicSettings, tls: TlsSettings) -> Accept:
 def _configuration(quic: QuicSettings, is_client: bool) -> QuicConfiguration:
     return QuicConfiguration(
         alpn_protocols=[ALPN],
-        congestion_control_algorithm=quic.congestion or "cubic",
+        congestion_control_algorithm=quic.congestion,
         connection_id_length=CONNECTION_ID_LENGTH,
         idle_timeout=quic.idle_timeout,
         is_client=is_client,
@@ -326,13 +327,6 @@ def check() -> None:
                 raise TransportError(
                     f"aioquic {aioquic.__version__} is not supported: {type(holder).__name__} has no {name}"
                 )
-
-
-def congestion_controls() -> list[str]:
-    """See `Implementation`."""
-    from aioquic.quic.congestion import base
-
-    return sorted(base._factories)
 
 
 @contextmanager

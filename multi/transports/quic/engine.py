@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, QuicSettings, TlsSettings
+from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.sockets import transport_error
 
 NetworkAddress: TypeAlias = Any
@@ -165,8 +166,6 @@ class Implementation(Protocol):
     def check(self) -> None:
         """Raise TransportError if the installed version lacks what the adapter reads."""
 
-    def congestion_controls(self) -> list[str]: ...
-
     def client(self, quic: QuicSettings, tls: TlsSettings, authorities: bytes, server_name: str) -> Connect:
         """How to dial. `authorities` (PEM) is empty when nobody is asked. Raises TransportError."""
 
@@ -195,18 +194,6 @@ def implementation(name: str) -> Implementation:
         found.check()
         _checked.add(name)
     return found
-
-
-def checked_settings(found: Implementation, quic: QuicSettings) -> None:
-    """Raise TransportError for a setting this engine cannot keep."""
-    available = found.congestion_controls()
-    if quic.congestion and quic.congestion not in available:
-        names = ", ".join(available)
-        raise TransportError(
-            f"congestion control {quic.congestion!r} is not available; available: {names} (QUIC engine {quic.engine})"
-        )
-    if quic.max_datagram_size < MIN_DATAGRAM:
-        raise TransportError(f"QUIC datagrams of less than {MIN_DATAGRAM} bytes are not allowed")
 
 
 class Certified(Protocol):

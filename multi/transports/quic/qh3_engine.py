@@ -28,7 +28,7 @@ from qh3.quic.events import ConnectionTerminated, HandshakeCompleted
 from qh3.quic.tls_bridge import QuicTlsBridgeError
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, QuicSettings, TlsSettings
+from multi.transports.base import Buffer, TlsSettings
 from multi.transports.quic.engine import (
     ALPN,
     CONNECTION_ID_LENGTH,
@@ -43,6 +43,7 @@ from multi.transports.quic.engine import (
     NetworkAddress,
     load_certificate,
 )
+from multi.transports.quic.settings import QuicSettings
 
 logger = logging.getLogger("multi.transports")
 
@@ -500,11 +501,6 @@ def check() -> None:
         for name in names:
             if not hasattr(holder, name):
                 raise TransportError(f"qh3 {qh3.__version__} is not supported: {type(holder).__name__} has no {name}")
-
-
-def congestion_controls() -> list[str]:
-    """See `Implementation`: qh3 offers no choice."""
-    return ["cubic"]
 
 
 @contextmanager

@@ -19,18 +19,17 @@ from aioquic.quic.packet import QuicErrorCode
 from multi.errors import TransportError
 from multi.transports.base import (
     AcceptCallback,
+    AdmissionControl,
     Channel,
     ChannelInfo,
     Listener,
-    ListenGuard,
     TlsSettings,
+    Transport,
     TransportSettings,
-    register_transport,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
-from multi.transports.half_open import source_of
 from multi.transports.quic.channel import LANE_STREAMS, QuicChannel
-from multi.transports.quic.engine import Accept, Connect, QuicEngine, checked_settings, implementation
+from multi.transports.quic.engine import Accept, Connect, QuicEngine, implementation
 from multi.transports.quic.packets import (
     PacketHeader,
     RetryTokens,
@@ -38,6 +37,7 @@ from multi.transports.quic.packets import (
     refusal,
     version_negotiation,
 )
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress, UdpPort, largest_datagram, largest_datagram_to
 from multi.transports.sockets import (
     bound_socket,
@@ -47,6 +47,7 @@ from multi.transports.sockets import (
     socket_address,
     transport_error,
 )
+from multi.transports.tls import client_context, server_context
 from multi.types import Candidate
 
 logger = logging.getLogger("multi.transports")
@@ -56,8 +57,7 @@ GOODBYE_TIME = 1.0  # seconds a closed connection still answers, at least
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
-@register_transport("quic")
-class Quic:
+class Quic(Transport):
     """QUIC through aioquic or qh3. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
 
     name = "quic"
@@ -79,22 +79,36 @@ class Quic:
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
-        found = implementation(settings.quic.engine)
-        checked_settings(found, settings.quic)
-        answer = found.server(settings.quic, settings.tls)
+        quic = settings.section("quic", QuicSettings)
+        found = implementation(quic.engine)
+        answer = found.server(quic, settings.tls)
         certificate = first_certificate(settings.tls.cert)
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
         return QuicListener(sock, answer, found.VERSIONS, certificate, issuers, settings, accept)
 
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        quic, tls = settings.section("quic", QuicSettings), settings.tls or TlsSettings()
+        try:
+            implementation(quic.engine)
+            if listening:
+                server_context(tls)
+            else:
+                client_context(tls)
+                if tls.verify:
+                    trusted_authorities(tls)
+        except TransportError as error:
+            return str(error)
+        return ""
+
 
 def client_side(settings: TransportSettings, candidate: Candidate) -> Connect:
     """Raises TransportError if a file cannot be read, or the engine is not installed or cannot do what is asked."""
     tls = settings.tls or TlsSettings()  # there is no QUIC without
-    found = implementation(settings.quic.engine)
-    checked_settings(found, settings.quic)
+    quic = settings.section("quic", QuicSettings)
+    found = implementation(quic.engine)
     authorities = trusted_authorities(tls) if tls.verify else b""
-    return found.client(settings.quic, tls, authorities, _server_name(tls, candidate))
+    return found.client(quic, tls, authorities, _server_name(tls, candidate))
 
 
 def trusted_authorities(tls: TlsSettings) -> bytes:
@@ -133,7 +147,7 @@ class _Client:
         self._tls = settings.tls or TlsSettings()
         self._host = _server_name(self._tls, candidate)
         self._opened: asyncio.Future[QuicChannel] = asyncio.get_running_loop().create_future()
-        size = largest_datagram(sock, settings.quic.max_datagram_size)
+        size = largest_datagram(sock, settings.section("quic", QuicSettings).max_datagram_size)
         self._port = UdpPort(sock, self, peer)
         engine = connect(size, peer, time.monotonic())
         self._channel = QuicChannel(engine, self._port, self, info, is_client=True, peer=self._host)
@@ -226,9 +240,10 @@ class QuicListener:
         self._issuers = issuers
         assert settings.tls is not None
         self._tls = settings.tls
-        self._retry = settings.quic.retry
-        self._largest = settings.quic.max_datagram_size
-        self._guard: ListenGuard = settings.guard
+        quic = settings.section("quic", QuicSettings)
+        self._retry = quic.retry
+        self._largest = quic.max_datagram_size
+        self._admission: AdmissionControl = settings.admission
         self._accept = accept
         self._tokens = RetryTokens()
         self._routes: dict[bytes, QuicChannel | _Goodbye] = {}
@@ -322,7 +337,7 @@ class QuicListener:
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
         logger.info("quic connection from %s refused: %s", channel.info.remote, error)
         if channel.timed_out:
-            self._guard.report("handshake_timeout", source_of(self._handshakes[channel]))
+            self._admission.report("handshake_timeout", self._handshakes[channel])
             self._handshake_over(channel)
 
     def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None:
@@ -357,7 +372,7 @@ class QuicListener:
             now = time.monotonic()
             if not header.token:
                 if not self._retry:
-                    self._guard.report("quic_retry", source_of(address.host))
+                    self._admission.report("quic_retry", address.host)
                 self._reply(self._tokens.retry(header, str(address), now), address)
                 return None
             validated = self._tokens.original_id(header, str(address), now)
@@ -375,11 +390,11 @@ class QuicListener:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        timeout = self._guard.handshake_timeout
+        timeout = self._admission.handshake_timeout
         channel = QuicChannel(engine, self._port, self, info, is_client=False, handshake_timeout=timeout)
         self._engines[channel] = engine
         self._handshakes[channel] = address.host
-        self._guard.strangers.add(channel, address.host, lambda reason: self._evict(channel, reason))
+        self._admission.admit(channel, address.host, lambda reason: self._evict(channel, reason))
         self._ids[channel] = set()
         self._port.connections = len(self._ids)
         self.id_issued(channel, header.destination_id)
@@ -388,8 +403,7 @@ class QuicListener:
 
     def _under_load(self, host: str) -> bool:
         """Too many handshakes are unfinished, in all or from there: whoever wants one more shows that he is there."""
-        strangers = self._guard.strangers
-        return len(self._handshakes) >= RETRY_ABOVE or strangers.count(host) >= max(1, strangers.per_source // 2)
+        return len(self._handshakes) >= RETRY_ABOVE or self._admission.crowded(host)
 
     def _evict(self, channel: QuicChannel, reason: str) -> None:
         logger.info("quic connection from %s refused: %s", channel.info.remote, reason)
@@ -397,7 +411,7 @@ class QuicListener:
 
     def _handshake_over(self, channel: QuicChannel) -> None:
         self._handshakes.pop(channel, None)
-        self._guard.strangers.discard(channel)
+        self._admission.settled(channel)
 
     def _reply(self, data: bytes, address: PeerAddress) -> None:
         if not self._port.blocked:  # whoever is no connection yet does not wait for a full socket

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from multi.errors import TransportError
-from multi.transports.base import AcceptCallback, ChannelInfo, ListenGuard, TlsSettings
+from multi.transports.base import AcceptCallback, AdmissionControl, ChannelInfo, TlsSettings
 from multi.transports.certificates import check_pin, first_certificate
-from multi.transports.half_open import source_of
 from multi.transports.sockets import family_of, format_address, unmapped
 from multi.transports.tcp.channel import StreamChannel, StreamIo
 from multi.transports.tls import (
@@ -46,17 +45,17 @@ def channel_info(sock: socket.socket, transport: str, interface: str = "") -> Ch
 
 
 class StreamReception:
-    """FairQueue accepted sockets into channels; holds those that are still in their TLS handshake."""
+    """Turns accepted sockets into channels; holds those that are still in their TLS handshake."""
 
     def __init__(
         self,
         tls: TlsSettings | None,
-        guard: ListenGuard,
+        admission: AdmissionControl,
         accept: AcceptCallback,
         prepare: Callable[[socket.socket], tuple[str, MakeChannel]],
     ) -> None:
         """`prepare(sock)` tunes a socket and returns its transport's name and the channel class to use."""
-        self.guard = guard
+        self.admission = admission
         self._accept = accept
         self._prepare = prepare
         self._tls = tls
@@ -72,8 +71,8 @@ class StreamReception:
 
     def close(self) -> None:
         """Drop the connections that are still in their handshake."""
-        for greeting in list(self._pending):
-            greeting.abort()
+        for handshake in list(self._pending):
+            handshake.abort()
 
     def accepted(self, sock: socket.socket) -> None:
         with ExitStack() as undo:
@@ -88,16 +87,16 @@ class StreamReception:
         if self._context is None:
             self.deliver(make(sock, info, None))
             return
-        greeting = _PendingHandshake(self, sock, info, host, make, self._context)
-        self._pending[greeting] = None
-        self.guard.strangers.add(greeting, host, greeting.give_up)
+        handshake = _PendingHandshake(self, sock, info, host, make, self._context)
+        self._pending[handshake] = None
+        self.admission.admit(handshake, host, handshake.give_up)
 
     def deliver(self, channel: StreamChannel) -> None:
         self._accept(channel)
 
-    def finished(self, greeting: _PendingHandshake) -> None:
-        self._pending.pop(greeting, None)
-        self.guard.strangers.discard(greeting)
+    def finished(self, handshake: _PendingHandshake) -> None:
+        self._pending.pop(handshake, None)
+        self.admission.settled(handshake)
 
     def secured(self, info: ChannelInfo, sock: ssl.SSLSocket) -> ChannelInfo:
         """Raises TransportError when the client's certificate is not pinned."""
@@ -127,7 +126,7 @@ class _PendingHandshake:
         self._make = make
         self._context = context
         self._handshake: TlsHandshake | None = None
-        self._timer = self._loop.call_later(reception.guard.handshake_timeout, self._too_slow)
+        self._timer = self._loop.call_later(reception.admission.handshake_timeout, self._too_slow)
         self._loop.add_reader(sock.fileno(), self._peek)
 
     def abort(self) -> None:
@@ -140,7 +139,7 @@ class _PendingHandshake:
         self._sock.close()
 
     def _too_slow(self) -> None:
-        self._reception.guard.report("handshake_timeout", source_of(self._host))
+        self._reception.admission.report("handshake_timeout", self._host)
         self.give_up("timed out in the handshake")
 
     def give_up(self, reason: str) -> None:

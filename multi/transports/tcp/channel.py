@@ -130,9 +130,6 @@ class StreamChannel:
             if self._secured and self._secured.pending():
                 self._loop.call_soon(self._on_readable)
 
-    def _is_open(self) -> bool:
-        return self._state is _State.OPEN
-
     def _is_released(self) -> bool:
         return self._state is _State.CLOSED
 
@@ -240,7 +237,7 @@ class StreamChannel:
         ended = False
         try:
             for _ in range(READS_PER_EVENT):
-                if self._sink is None or not self._is_open():
+                if self._sink is None or self._state is not _State.OPEN:
                     return
                 size = self._recv_into(buffer)
                 if not size:
@@ -257,7 +254,7 @@ class StreamChannel:
             pass
         except OSError as error:
             end, ended = transport_error(error), True
-        if received and self._sink is not None and self._is_open():
+        if received and self._sink is not None and self._state is _State.OPEN:
             self._sink.batch_finished()
         if ended:
             self._lose(end)

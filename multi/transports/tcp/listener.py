@@ -90,7 +90,7 @@ class StreamListener:
     def _wait(self, error: OSError) -> None:
         now = self._loop.time()
         if error.errno in _EXHAUSTED:
-            self._reception.guard.report("file_descriptors", "this process")
+            self._reception.admission.report("file_descriptors")
         if error.errno not in _EXHAUSTED or now >= self._next_log:
             self._next_log = now + EXHAUSTED_LOG_INTERVAL
             host, port = self._address

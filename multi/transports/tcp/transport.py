@@ -6,49 +6,57 @@ import socket
 from contextlib import ExitStack
 from dataclasses import replace
 
-from multi.transports.base import (
-    AcceptCallback,
-    Channel,
-    Listener,
-    TcpSettings,
-    TlsSettings,
-    TransportSettings,
-    register_transport,
-)
+from multi.errors import TransportError
+from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, Transport, TransportSettings
 from multi.transports.certificates import check_pin
 from multi.transports.sockets import (
     bound_socket,
     check_congestion,
     connect,
-    enable_fast_open,
     listening_socket,
     tune_stream,
 )
 from multi.transports.tcp.accepting import MakeChannel, StreamReception, channel_info
 from multi.transports.tcp.channel import StreamChannel, StreamIo
 from multi.transports.tcp.listener import StreamListener
-from multi.transports.tls import TlsStream, client_context, handshake, secured_info, wrap
+from multi.transports.tcp.settings import TcpSettings
+from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
 from multi.types import Candidate
 
 
-@register_transport("tcp")
-class Tcp:
+class Tcp(Transport):
     """TCP (RFC 9293), bound to an interface without root."""
 
     name = "tcp"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
-        return await dial_stream(candidate, settings.tcp, settings.tls, 0, StreamChannel)
+        return await dial_stream(candidate, settings.section("tcp", TcpSettings), settings.tls, 0, StreamChannel)
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
+        tcp = settings.section("tcp", TcpSettings)
+
         def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
-            tune_stream(sock, settings.tcp, sock.getpeername()[0])
+            tune_stream(sock, tcp, sock.getpeername()[0])
             return "tcp", StreamChannel
 
-        check_congestion(settings.tcp, "tcp_config")
-        reception = StreamReception(settings.tls, settings.guard, accept, prepare)
+        check_congestion(tcp, "tcp_config.congestion: ")
+        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
         return StreamListener(sock, reception)
+
+    def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
+        return stream_obstacle(settings.section("tcp", TcpSettings), settings.tls, listening=listening)
+
+
+def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: bool) -> str:
+    """Why TLS or TCP cannot be set up as the settings want it; empty when they can."""
+    try:
+        if tls is not None:
+            (server_context if listening else client_context)(tls)
+        check_congestion(tcp)
+    except TransportError as error:
+        return str(error)
+    return ""
 
 
 async def dial_stream(
@@ -60,8 +68,6 @@ async def dial_stream(
     with ExitStack() as undo:
         undo.callback(sock.close)
         tune_stream(sock, tcp, candidate.remote_address)
-        if tcp.fast_open:
-            enable_fast_open(sock)
         await connect(sock, candidate)
         info = channel_info(sock, candidate.transport, candidate.interface)
         secured: StreamIo | None = None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from multi.asyncio.settings import session_settings
-from multi.config import Config
+from multi.config import Config, load_config
+from multi.transports import base
+from multi.transports.tcp.transport import Tcp
 
 
 def client(**limits: int) -> Config:
@@ -20,3 +24,20 @@ def test_windows_begin_larger_on_clients_than_on_servers() -> None:
 def test_a_window_begins_no_larger_than_it_may_become() -> None:
     assert session_settings(client(max_stream_window=200_000)).initial_window == 200_000
     assert session_settings(client(max_session_window=100_000)).initial_window == 100_000
+
+
+def test_a_registered_transport_has_the_idle_timeout_of_its_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "_types", dict(base._types))
+
+    @base.register_transport("pigeon")
+    class Pigeon(Tcp):
+        name = "pigeon"
+
+        def warnings(self, settings: base.TransportSettings) -> list[str]:
+            return ["the wind is strong"]
+
+    entry = ["pigeon", "any", "any"]
+    config = load_config({"connection_priority": [entry], "remote_host": "a", "pigeon_config": {"idle_timeout": 7}})
+    settings = session_settings(config)
+    assert dict(settings.idle_timeouts) == {"tcp": 60.0, "mptcp": 60.0, "quic": 60.0, "pigeon": 7.0}
+    assert settings.warnings == ("the wind is strong",)

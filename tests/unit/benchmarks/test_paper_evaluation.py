@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.paper_cells import CELLS, FULL, QUICK, Cell, Outcome, cell, rate
-from benchmarks.paper_numbers import NOT_GIVEN, said
-from benchmarks.paper_report import Results, promises, report
+from benchmarks.paper.cells import CELLS, FULL, QUICK, Cell, Outcome, cell, rate
+from benchmarks.paper.numbers import NOT_GIVEN, said
+from benchmarks.paper.report import Results, promises, report
 
 
 def outcome(key: str, number: int = 1, **values: list[float]) -> Outcome:
@@ -123,7 +123,7 @@ def test_an_outcome_survives_being_stored() -> None:
 
 
 def test_a_report_without_iperf3_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.paper_report.iperf3_is_installed", lambda: False)
+    monkeypatch.setattr("benchmarks.paper.report.iperf3_is_installed", lambda: False)
     assert "| iperf3 is not installed |" in report([], QUICK, {}, quick=True)
 
 
@@ -136,7 +136,7 @@ def test_a_failed_run_is_listed_and_not_counted_as_measured() -> None:
 
 
 def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
-    pictures = pytest.importorskip("benchmarks.paper_pictures")
+    pictures = pytest.importorskip("benchmarks.paper.pictures")
     curve = Outcome("07-join/multi-tcp+tcp-5g+wifi-rx-RR", 1, facts={"joined": 1.0})
     curve.series = [(n / 10, n * 1000, {"5g": n * 1000}) for n in range(1, 20)]
     known: list[Cell] = [c for c in CELLS if c.figure == 5]

@@ -7,11 +7,11 @@ from array import array
 import pytest
 
 from benchmarks.pattern import BLOCK, Checker, piece
-from benchmarks.roaming_end import ConnectionSample, EndRecord, Happening, Sample
-from benchmarks.roaming_figures import Figure, carries_again, continues, faults, gap, goodput, suspicions
-from benchmarks.roaming_report import report
-from benchmarks.roaming_rows import BASE, ROWS, Outcome
-from benchmarks.roaming_stage import SessionRun
+from benchmarks.roaming.end import ConnectionSample, EndRecord, Happening, Sample
+from benchmarks.roaming.figures import Figure, carries_again, continues, faults, gap, goodput, suspicions
+from benchmarks.roaming.report import report
+from benchmarks.roaming.rows import BASE, ROWS, Outcome
+from benchmarks.roaming.stage import SessionRun
 
 SIZE = 3 * BLOCK + 1000
 MEGABYTE = 1_000_000

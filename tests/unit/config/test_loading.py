@@ -238,7 +238,7 @@ def test_doubtful_settings_are_logged_when_loading(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, logger="multi.config"):
         load_config({"listen": {}, "session_id": "a", "multi_config": {"wait": "all"}})
     assert "session_id: not used: it is for clients" in caplog.text
-    assert "multi_config.wait: not used: clients open connections" in caplog.text
+    assert "multi_config.wait: not used: it is for clients" in caplog.text
 
 
 def test_an_entry_can_be_loaded_alone() -> None:

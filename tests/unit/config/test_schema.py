@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from multi.config import json_schema, load_config
+from multi.schedulers import scheduler_names
 
 SCHEMA = json_schema()
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.json"))
@@ -18,9 +20,9 @@ SECTIONS = {
     "Top level": SCHEMA,
     "Entries: `connection_priority`": SCHEMA["$defs"]["Entry"],
     "`multi_config`": SCHEMA["$defs"]["MultiConfig"],
-    "`tcp_config`": SCHEMA["$defs"]["TcpConfig"],
-    "`mptcp_config`": SCHEMA["$defs"]["MptcpConfig"],
-    "`quic_config`": SCHEMA["$defs"]["QuicConfig"],
+    "`tcp_config`": SCHEMA["$defs"]["TcpSettings"],
+    "`mptcp_config`": SCHEMA["$defs"]["MptcpSettings"],
+    "`quic_config`": SCHEMA["$defs"]["QuicSettings"],
     "`ssl_config`": SCHEMA["$defs"]["SslConfig"],
     "`wifi_config`": SCHEMA["$defs"]["WifiConfig"],
     "`interfaces`": SCHEMA["$defs"]["InterfaceKinds"],
@@ -28,6 +30,7 @@ SECTIONS = {
     "`listen`": SCHEMA["$defs"]["Listen"],
     "`limits`": SCHEMA["$defs"]["Limits"],
 }
+SCHEDULERS = scheduler_names(aliases=True)  # read before a test registers one of its own
 FIELDS = [(title, key) for title, part in SECTIONS.items() for key in part["properties"]]
 
 
@@ -151,6 +154,13 @@ def test_every_field_has_a_row_with_its_default_in_the_documentation(title: str,
     default = "required" if required else f"`{json.dumps(field['default'])}`" if "default" in field else "none"
     assert rows[0].split(" | ")[2] == default
     assert rows[0].endswith(f" {field['description']} |")
+
+
+def test_the_documentation_lists_every_scheduler_and_no_other() -> None:
+    _, _, table = section_of_documentation("`multi_config`").partition("| name | parameters |")
+    rows = takewhile(lambda line: line.startswith("|"), table.splitlines()[2:])
+    documented = [name for row in rows for name in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert sorted(documented) == sorted(SCHEDULERS)
 
 
 def test_the_schema_is_json_and_a_copy() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from multi.config import load_config
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.tcp.settings import TcpSettings
 from multi.types import Role
 
 ROOT = Path(__file__).parents[3]
@@ -41,8 +43,9 @@ def test_figure_2_of_the_paper_loads_with_the_meaning_it_has_there() -> None:
     assert config.mptcp_config.scheduler == "RR"
     assert config.wifi_config.power_savings is False
     settings = config.transport_settings()
-    assert settings.quic.idle_timeout == 5
-    assert (settings.tcp.nagle, settings.tcp.idle_timeout) == (False, 10)
+    assert settings.section("quic", QuicSettings).idle_timeout == 5
+    tcp = settings.section("tcp", TcpSettings)
+    assert (tcp.nagle, tcp.idle_timeout) == (False, 10)
     assert settings.tls is not None
     assert settings.tls.ca == ROOT / "configs" / "cert_name"
 

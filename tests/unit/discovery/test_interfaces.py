@@ -21,9 +21,9 @@ import pytest
 
 from multi.cli.interfaces import show_interfaces
 from multi.discovery import interfaces, interfaces_async, routed
-from multi.discovery import snapshot_cache as recent
-from multi.discovery.netlink import Snapshot, snapshot
+from multi.discovery import snapshot as module
 from multi.discovery.networks import network_ids
+from multi.discovery.snapshot import Snapshot, snapshots
 from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
@@ -138,7 +138,7 @@ def test_without_netlink_netifaces_finds_the_same_addresses(monkeypatch: pytest.
         raise PermissionError("netlink is not allowed here")
 
     truth = interfaces()
-    monkeypatch.setattr("multi.discovery.netlink.snapshot", refused)
+    monkeypatch.setattr("multi.discovery.snapshot.snapshot", refused)
     found = interfaces({"wifi": ["lo"]})
     assert {i.name: i.index for i in found} == {i.name: i.index for i in truth}
     assert next(i for i in found if i.name == "lo").kind is Kind.WIFI
@@ -377,27 +377,27 @@ def test_out_of_descriptors_is_not_taken_for_no_networks(monkeypatch: pytest.Mon
 def fork_while_somebody_reads() -> None:
     """Ends 0 when the child can read too."""
     reading, go_on = threading.Event(), threading.Event()
-    real = snapshot
+    real = module.snapshot
 
     def slow() -> Snapshot:
         reading.set()
         go_on.wait(20)
         return real()
 
-    recent.snapshot = slow  # type: ignore[attr-defined] # the name by which the cache calls it
-    thread = threading.Thread(target=recent.recent.read, kwargs={"anew": True})
+    module.snapshot = slow
+    thread = threading.Thread(target=snapshots.read, kwargs={"anew": True})
     thread.start()
     reading.wait(20)
     child = os.fork()
-    recent.snapshot = real  # type: ignore[attr-defined]
+    module.snapshot = real
     if not child:
-        recent.recent.read(anew=False)
+        snapshots.read(anew=False)
         os._exit(0)
     _, status = os.waitpid(child, 0)
     go_on.set()
     thread.join()
     assert status == 0
-    assert recent.recent.known() is not None
+    assert snapshots.known() is not None
 
 
 @linux_only

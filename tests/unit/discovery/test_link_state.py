@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, strategies
 
 from multi.discovery.link_state import (
-    ADDRESS,
     IFA_ADDRESS,
     IFA_CACHEINFO,
     IFA_F_DADFAILED,
@@ -24,6 +23,15 @@ from multi.discovery.link_state import (
     IFLA_CARRIER_DOWN_COUNT,
     IFLA_IFNAME,
     IFLA_OPERSTATE,
+    LinkEvents,
+    LinkState,
+    Loss,
+    compare,
+)
+from multi.discovery.netlink import (
+    ADDRESS,
+    ATTRIBUTE,
+    HEADER,
     LINK,
     ROUTE,
     RTM_DELADDR,
@@ -32,12 +40,7 @@ from multi.discovery.link_state import (
     RTM_NEWADDR,
     RTM_NEWLINK,
     RTM_NEWROUTE,
-    LinkEvents,
-    LinkState,
-    Loss,
-    compare,
 )
-from multi.discovery.rtnetlink import ATTRIBUTE, HEADER
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
 INDEX = 7

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from multi.lab.files.blocks import Sink, Source
+from multi.lab.files.blocks import ReceivedFile, SentFile
 from multi.lab.files.protocol import FileRefused, Problem
 
 
-def source_of(path: Path) -> Source:
-    return Source(os.open(path, os.O_RDONLY), path.name)
+def source_of(path: Path) -> SentFile:
+    return SentFile(os.open(path, os.O_RDONLY), path.name)
 
 
-def sink_of(path: Path) -> Sink:
-    return Sink(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), path.name)
+def sink_of(path: Path) -> ReceivedFile:
+    return ReceivedFile(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), path.name)
 
 
 def test_blocks_are_the_file_and_its_hash(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from multi.errors import RemoteProtocolError
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
-    End,
+    ContentEnd,
     FileRefused,
     Get,
     Message,
@@ -42,7 +42,7 @@ HASH = "ab" * 32
         Put("name", 0, 0o755, True),
         Receiving(3, HASH),
         Begin(0),
-        End(HASH),
+        ContentEnd(HASH),
         Stored(5, HASH),
         Refusal("busy", "why"),
     ],

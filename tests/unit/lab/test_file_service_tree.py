@@ -37,8 +37,8 @@ def tree(root: Path) -> Iterator[FileTree]:
 
 
 def read(tree: FileTree, name: str) -> bytes:
-    with tree.place(name) as place:
-        descriptor = place.open_for_reading()
+    with tree.locate(name) as location:
+        descriptor = location.open_for_reading()
         try:
             return os.read(descriptor, 100)
         finally:
@@ -131,23 +131,23 @@ def test_no_descriptor_stays_open_after_a_refusal(tree: FileTree) -> None:
 
 
 def test_partial_file_is_hidden_locked_and_renamed(root: Path, tree: FileTree) -> None:
-    with tree.place("sub/new") as place, tree.place("sub/new") as other:
-        descriptor = place.open_partial()
+    with tree.locate("sub/new") as location, tree.locate("sub/new") as other:
+        descriptor = location.open_partial()
         os.write(descriptor, b"content")
         assert not (root / "sub" / "new").exists()
         with pytest.raises(FileRefused, match="another transfer of it is under way"):
             other.open_partial()
-        place.commit(force=False)
+        location.commit(force=False)
         os.close(descriptor)
     assert (root / "sub" / "new").read_bytes() == b"content"
     assert sorted(p.name for p in (root / "sub").iterdir()) == ["deep", "new"]
 
 
 def test_next_transfer_after_a_rename_gets_a_fresh_partial_file(root: Path, tree: FileTree) -> None:
-    with tree.place("new") as place:
-        first = place.open_partial()
-        place.commit(force=False)
-        second = place.open_partial()
+    with tree.locate("new") as location:
+        first = location.open_partial()
+        location.commit(force=False)
+        second = location.open_partial()
         os.write(second, b"unfinished")
         os.close(first)
         os.close(second)
@@ -161,22 +161,22 @@ def test_name_taken_meanwhile_is_not_overwritten(root: Path, tree: FileTree, mon
         (root / "new").write_text("theirs")  # after the check, before the rename
         link(*arguments, **options)
 
-    with tree.place("new") as place:
-        os.close(place.open_partial())
+    with tree.locate("new") as location:
+        os.close(location.open_partial())
         monkeypatch.setattr(os, "link", late)
         with pytest.raises(FileRefused, match="come into being meanwhile") as refusal:
-            place.commit(force=False)
+            location.commit(force=False)
     assert refusal.value.problem is Problem.EXISTS
     assert (root / "new").read_text() == "theirs"
 
 
 def test_crash_in_the_middle_of_a_commit_does_not_endanger_the_finished_file(root: Path, tree: FileTree) -> None:
-    with tree.place("new") as place:
-        os.close(place.open_partial())
+    with tree.locate("new") as location:
+        os.close(location.open_partial())
         (hidden,) = (p for p in root.iterdir() if p.name.startswith(".multi-partial-"))
         hidden.write_text("finished")
         (root / "new").hardlink_to(hidden)
-        again = place.open_partial()
+        again = location.open_partial()
         assert os.fstat(again).st_size == 0
         os.ftruncate(again, 0)
         os.close(again)
@@ -185,35 +185,35 @@ def test_crash_in_the_middle_of_a_commit_does_not_endanger_the_finished_file(roo
 
 def test_failed_transfer_leaves_a_partial_file_only_when_it_is_of_use(root: Path, tree: FileTree) -> None:
     for content, useless, kept in [(b"", False, 0), (b"x", False, 1), (b"x", True, 0)]:
-        with tree.place("new") as place:
-            descriptor = place.open_partial()
+        with tree.locate("new") as location:
+            descriptor = location.open_partial()
             os.write(descriptor, content)
-            place.abandon(useless=useless)
+            location.abandon(useless=useless)
             os.close(descriptor)
         assert len([p for p in root.iterdir() if p.name.startswith(".multi-partial-")]) == kept
 
 
 @pytest.mark.parametrize("name", ["out", "in", "pipe", "sub"])
 def test_force_replaces_regular_files_only(tree: FileTree, name: str) -> None:
-    with tree.place(name) as place, pytest.raises(FileRefused) as refusal:
-        place.check_free(force=True)
+    with tree.locate(name) as location, pytest.raises(FileRefused) as refusal:
+        location.check_free(force=True)
     assert refusal.value.problem is Problem.FORBIDDEN
 
 
 def test_partial_file_that_is_a_link_is_not_followed(root: Path, tree: FileTree) -> None:
-    with tree.place("new") as place:
-        os.close(place.open_partial())
+    with tree.locate("new") as location:
+        os.close(location.open_partial())
         (hidden,) = (p for p in root.iterdir() if p.name.startswith(".multi-partial-"))
         hidden.unlink()
         hidden.symlink_to("plain")
         with pytest.raises(FileRefused, match="symbolic link"):
-            place.open_partial()
+            location.open_partial()
 
 
 def test_longest_names_have_room_for_a_partial_file(root: Path, tree: FileTree) -> None:
-    with tree.place("x" * 255) as place:
-        os.close(place.open_partial())
-        place.commit(force=False)
+    with tree.locate("x" * 255) as location:
+        os.close(location.open_partial())
+        location.commit(force=False)
     assert (root / ("x" * 255)).exists()
 
 

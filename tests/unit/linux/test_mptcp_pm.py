@@ -14,19 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from multi.discovery.rtnetlink import attribute, attributes, u16, u32
+from multi.discovery.netlink import attribute, attributes, u32
+from multi.discovery.snapshot import snapshots
 from multi.linux import mptcp_endpoints, mptcp_pm
 from multi.linux.mptcp_endpoints import EndpointLease, lease_endpoints
 from multi.linux.mptcp_pm import (
     FLAG_SIGNAL,
     FLAG_SUBFLOW,
     Endpoint,
-    Limits,
+    MptcpAddress,
+    MptcpLimits,
     MptcpPathManager,
-    Place,
     SubflowName,
+    address_of,
     parse_endpoint,
-    place_of,
     why_no_subflows,
 )
 from multi.paths.candidates import one_per_interface
@@ -47,7 +48,11 @@ CANDIDATE = Candidate(
     more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
     kind="eth",
 )
-ETH, WLAN = Place(2, "10.0.1.2"), Place(3, "10.0.2.2")
+ETH, WLAN = MptcpAddress(2, "10.0.1.2"), MptcpAddress(3, "10.0.2.2")
+
+
+def _u16(kind: int, value: int) -> bytes:
+    return attribute(kind, struct.pack("=H", value))
 
 
 class Kernel:
@@ -55,7 +60,7 @@ class Kernel:
 
     def __init__(self, *endpoints: Endpoint, limit: int = 2, privileged: bool = True) -> None:
         self.present = list(endpoints)
-        self.limit = Limits(limit, 0)
+        self.limit = MptcpLimits(limit, 0)
         self.privileged = privileged
         self.removed: list[str] = []
 
@@ -85,13 +90,13 @@ class Kernel:
         self.present.remove(endpoint)
         self.removed.append(endpoint.address)
 
-    def limits(self) -> Limits:
+    def limits(self) -> MptcpLimits:
         return self.limit
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: MptcpLimits) -> None:
         self.limit = limits
 
-    def raise_limits(self, subflows: int) -> Limits | None:
+    def raise_limits(self, subflows: int) -> MptcpLimits | None:
         before = self.limit
         if before.subflows >= subflows:
             return None
@@ -127,7 +132,10 @@ class Recorded:
 @pytest.fixture
 def wire(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     recorded = Recorded()
-    monkeypatch.setattr(mptcp_pm, "GenericNetlink", lambda _family: recorded)
+    monkeypatch.setattr(MptcpPathManager, "__init__", lambda _self: None)
+    monkeypatch.setattr(
+        MptcpPathManager, "request", lambda _self, *arguments, **how: recorded.request(*arguments, **how)
+    )
     return recorded
 
 
@@ -135,7 +143,7 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 def test_attributes_survive_padding_and_stop_where_they_are_cut_short() -> None:
-    data = attribute(1, b"abc") + u16(2, 7)
+    data = attribute(1, b"abc") + _u16(2, 7)
     assert attributes(data) == {1: b"abc", 2: struct.pack("=H", 7)}
     assert attributes(data[:10]) == {1: b"abc"}
     assert attributes(b"\x00\x00\x01\x00") == {}
@@ -155,7 +163,7 @@ def test_an_endpoint_is_added_with_family_address_flags_and_interface(wire: Reco
 
 
 def test_a_subflow_is_asked_for_by_token_from_an_address_to_an_address(wire: Recorded) -> None:
-    MptcpPathManager().create_subflow(0xABCD, Place(5, "fd00::2"), 9, "fd00::1", 7788)
+    MptcpPathManager().create_subflow(0xABCD, MptcpAddress(5, "fd00::2"), 9, "fd00::1", 7788)
     ((command, body, _dump),) = wire.requests
     found = attributes(body)
     assert command == 10
@@ -181,12 +189,12 @@ def test_a_subflow_is_destroyed_by_both_ports(wire: Recorded) -> None:
 def test_limits_are_raised_only_where_they_are_lower(wire: Recorded) -> None:
     wire.answers = [u32(2, 1) + u32(3, 2)]
     assert MptcpPathManager().raise_limits(2) is None
-    assert MptcpPathManager().raise_limits(4) == Limits(2, 1)
+    assert MptcpPathManager().raise_limits(4) == MptcpLimits(2, 1)
     assert wire.requests[-1] == (5, u32(2, 1) + u32(3, 4), False)
 
 
 def test_endpoints_that_make_no_sense_are_passed_over() -> None:
-    whole = attribute(1, u16(1, 2) + attribute(3, bytes((10, 0, 2, 2))) + attribute(2, b"\x07") + u32(6, 2))
+    whole = attribute(1, _u16(1, 2) + attribute(3, bytes((10, 0, 2, 2))) + attribute(2, b"\x07") + u32(6, 2))
     assert parse_endpoint(whole) == Endpoint("10.0.2.2", 0, 7, FLAG_SUBFLOW)
     assert parse_endpoint(attribute(1, attribute(3, b"\x0a"))) is None
     assert parse_endpoint(b"") is None
@@ -249,28 +257,29 @@ def test_the_reason_is_exact(kind: str, kernel: Kernel, reason: str, monkeypatch
     install(kernel, monkeypatch)
     monkeypatch.setattr(mptcp_pm, "_why_no_mptcp", lambda: "")
     monkeypatch.setattr(mptcp_pm, "path_manager_type", lambda: kind)
-    monkeypatch.setattr(mptcp_pm, "place_of", lambda _source, _family: WLAN)
+    monkeypatch.setattr(mptcp_pm, "address_of", lambda _source, _family: WLAN)
     found = why_no_subflows(CANDIDATE)
     assert re.search(reason, found), found
 
 
 def test_an_interface_that_does_not_exist_has_no_place() -> None:
-    assert place_of(Source("nosuch0"), Family.IPV4) == "nosuch0: no such interface"
-    assert place_of(Source("a name that is too long for an interface"), Family.IPV4).__class__ is str
+    assert address_of(Source("nosuch0"), Family.IPV4) == "nosuch0: no such interface"
+    assert address_of(Source("a name that is too long for an interface"), Family.IPV4).__class__ is str
 
 
 def test_a_shortage_tells_nothing_of_an_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_arguments: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
+    snapshots.close()
     monkeypatch.setattr(socket, "socket", full)
     with pytest.raises(OSError, match="Too many open files"):
-        place_of(Source("lo"), Family.IPV4)
+        address_of(Source("lo"), Family.IPV4)
 
 
 def test_loopback_has_a_place_and_an_address_that_is_gone_is_replaced() -> None:
-    assert place_of(Source("lo"), Family.IPV4) == Place(socket.if_nametoindex("lo"), "127.0.0.1")
-    assert place_of(Source("lo", "192.0.2.1"), Family.IPV4) == Place(socket.if_nametoindex("lo"), "127.0.0.1")
+    assert address_of(Source("lo"), Family.IPV4) == MptcpAddress(socket.if_nametoindex("lo"), "127.0.0.1")
+    assert address_of(Source("lo", "192.0.2.1"), Family.IPV4) == MptcpAddress(socket.if_nametoindex("lo"), "127.0.0.1")
 
 
 # Lending
@@ -327,7 +336,7 @@ def test_the_next_one_takes_away_what_a_killed_process_left(book: Path, monkeypa
     lease_endpoints([WLAN], 1)
     content = json.loads(book.read_text())
     dead = f"{os.getpid()}:1:1"  # this process id, started at another time
-    for change in (*content["endpoints"], *content["limits"]):
+    for change in content:
         change["users"] = [dead]
     book.write_text(json.dumps(content))
     lease = lease_endpoints([ETH], 0)
@@ -341,12 +350,12 @@ def test_the_next_one_takes_away_what_a_killed_process_left(book: Path, monkeypa
 def test_a_limit_that_somebody_else_changed_meanwhile_stays(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = install(Kernel(limit=0), monkeypatch)
     lease = lease_endpoints([], 2)
-    kernel.set_limits(Limits(5, 0))
+    kernel.set_limits(MptcpLimits(5, 0))
     lease.release()
     assert kernel.limit.subflows == 5
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b'{"endpoints": [{}]}', b'{"limits": 3}', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[{}]", b'{"limits": 3}', b"3", b"\xff\xfe"])
 def test_a_damaged_record_stops_nobody(book: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = install(Kernel(), monkeypatch)
     book.write_bytes(content)
@@ -357,7 +366,7 @@ def test_a_damaged_record_stops_nobody(book: Path, content: bytes, monkeypatch: 
 def test_an_interface_with_a_new_number_gets_a_new_endpoint(book: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = install(Kernel(), monkeypatch)
     lease: EndpointLease = lease_endpoints([WLAN], 1)
-    moved = Place(9, WLAN.address)
+    moved = MptcpAddress(9, WLAN.address)
     lease.renew(moved)
     assert [(endpoint.address, endpoint.index) for endpoint in kernel.present] == [(WLAN.address, 9)]
     lease.release()

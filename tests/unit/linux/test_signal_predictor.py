@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multi.linux.signal_predictor import Signal, SignalPredictor
+from multi.linux.wifi_signal import Signal, SignalPredictor
 
 GOOD, FADING = Signal.GOOD, Signal.FADING
 

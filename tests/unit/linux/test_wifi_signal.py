@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from multi.linux.signal_predictor import Signal
-from multi.linux.wifi_signal import SignalWatch, read_signal
+from multi.linux.wifi_signal import Signal, SignalWatch, read_signal
 from tests.unit.linux.fake_nl80211 import FAMILY, GET_STATION, FakeKernel, attribute
 
 INTERFACE = "lo"  # exists everywhere; the kernel of these tests calls it WiFi

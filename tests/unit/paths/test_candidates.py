@@ -47,7 +47,8 @@ MACHINE = (LO, ETH0, WLAN0, WWAN0, BRIDGE)
 def spec(
     transport: str = "tcp", ip: str = "ipv4", interfaces: tuple[str, ...] = ("any",), group: str = ""
 ) -> EntrySpec:
-    return EntrySpec(transport, ip, interfaces, group=group, remote_host=HOST, remote_port=PORT)
+    spans = transport == "mptcp"
+    return EntrySpec(transport, ip, interfaces, spans, group, HOST, PORT)
 
 
 def expand(
@@ -135,7 +136,9 @@ def test_an_interface_called_like_a_kind_is_not_what_the_kind_means() -> None:
 
 
 def test_entry_fields_travel_into_the_candidate() -> None:
-    entry = EntrySpec("quic", "ipv4", ("eth0",), Role.BACKUP, 2.0, 0.5, 125e3, "home", HOST, PORT)
+    entry = EntrySpec(
+        "quic", "ipv4", ("eth0",), False, "home", HOST, PORT, role=Role.BACKUP, weight=2.0, cost=0.5, max_rate=125e3
+    )
     found, _ = expand(spec(interfaces=("wlan0",)), entry)
     assert found[1] == Candidate(
         transport="quic",

@@ -1,0 +1,9 @@
+"""Programs that measure `multi` beside other parties: `python -m benchmarks`, run from the repository's root.
+
+`basics` needs nothing but loopback; `links`, `grid`, `paper` and `roaming` emulate networks in a testbed.
+"""
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).resolve().parent / "results"

@@ -1,0 +1,40 @@
+"""Run the benchmarks and print a report: `make bench`, `make bench ARGS=--quick`.
+
+Every figure is measured against another party in the same run, in turn, several times; medians and ratios count,
+because machines are shared and noisy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from benchmarks.basics import hardening, loopback, memory, opening, quic, scale
+from benchmarks.grid.__main__ import run as grid
+from benchmarks.links.__main__ import run as links
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="less data and fewer runs: a look, not a measurement")
+    parts = {
+        "loopback": loopback.run,
+        "opening": opening.run,
+        "hardening": hardening.run,
+        "memory": memory.run,
+        "scale": scale.run,
+        "links": links,
+        "quic": quic.run,
+        "grid": grid,
+    }
+    parser.add_argument("only", nargs="*", choices=[*parts, []], help="default: all")
+    chosen = parser.parse_args()
+    for name, part in parts.items():
+        if not chosen.only or name in chosen.only:
+            print(f"\n== {name} ==", flush=True)
+            part(quick=chosen.quick)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Schedulers over a grid of pairs of unequal paths."""

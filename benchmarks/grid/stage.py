@@ -1,0 +1,73 @@
+"""One run of a grid point on the testbed: each path alone, then `adaptive`, `RR` and kernel MPTCP over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from benchmarks import ROOT
+from benchmarks.grid.ends import Fetched, fetch_kernel, fetch_multi
+from benchmarks.grid.points import Point
+from multi.lab.testbed import Direction, Host, LinkSpec, Testbed
+
+__all__ = ["SIZE", "TOGETHER", "play"]
+
+SIZE = 20_000_000  # bytes
+LIMIT = 45.0  # seconds; the throughput of a path that needs longer is known by then
+MULTI_PORT, KERNEL_PORT = 7788, 7799
+TOGETHER = ("adaptive", "RR", "mptcp")
+SETTLE = 0.3  # seconds, and two of the longest round trips: subflows join after the first
+
+
+async def play(point: Point, parts: Sequence[str], seed: int, congestion: str, size: int = SIZE) -> dict[str, Fetched]:
+    """Throughput by part: `1`, `2`, ... for a path alone, and the names in TOGETHER."""
+    interfaces = [f"path{n}" for n in range(1, len(point.paths) + 1)]
+    links = [
+        LinkSpec.symmetric(
+            name, name, Direction(path.mbps, path.rtt / 2 * 1e3, loss=path.loss, queue_bytes=round(path.queue))
+        )
+        for name, path in zip(interfaces, point.paths, strict=True)
+    ]
+    settle = SETTLE + 2 * max(path.rtt for path in point.paths)
+    found: dict[str, Fetched] = {}
+    async with Testbed(links, congestion=congestion, mptcp=True, seed=seed) as testbed:
+        address = testbed.server.address()
+        with serving(testbed.server, "multi", MULTI_PORT), serving(testbed.server, "kernel", KERNEL_PORT):
+            for part in parts:
+                if part == "mptcp":
+                    found[part] = await testbed.client.run_python(
+                        fetch_kernel, address, KERNEL_PORT, interfaces[0], size, settle, LIMIT
+                    )
+                    continue
+                alone = part.isdigit()
+                chosen = [interfaces[int(part) - 1]] if alone else interfaces
+                scheduler = "adaptive" if alone else part
+                found[part] = await testbed.client.run_python(
+                    fetch_multi, address, MULTI_PORT, chosen, scheduler, size, settle, LIMIT
+                )
+                await asyncio.sleep(0)
+    return found
+
+
+@contextmanager
+def serving(host: Host, kind: str, port: int) -> Iterator[None]:
+    """A server of `kind` on `host`."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    server = host.popen(
+        [sys.executable, "-m", "benchmarks.grid.ends", kind, "0.0.0.0", str(port)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
+    assert server.stdout is not None
+    try:
+        if not server.stdout.readline():
+            raise RuntimeError(f"the {kind} server did not start")
+        yield
+    finally:
+        server.kill()
+        server.wait(10)
+        server.stdout.close()

@@ -1,0 +1,1 @@
+"""Emulated WiFi and 5G, alone and together."""

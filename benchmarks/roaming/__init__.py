@@ -1,0 +1,1 @@
+"""Sessions whose networks come, go and die."""

@@ -1,0 +1,119 @@
+"""A transport of your own: TCP through asyncio's transports, with a count of the bytes that travel.
+
+Run it to see a session over it. To use it, import this module in client and server and say "counted" where the
+configuration names a transport. What every transport keeps to is in `multi/transports/base.py`.
+"""
+
+import asyncio
+from types import SimpleNamespace
+
+import multi
+
+BUFFER = 256 * 1024  # bytes that may wait for the network
+carried = {"sent": 0, "received": 0}
+
+
+class Channel(asyncio.Protocol):
+    """One connection: asyncio calls the first methods, the session those below."""
+
+    def __init__(self, accept=None):
+        self._accept, self._sink = accept, None
+        self._full = self._closing = False
+        self._written = 0
+
+    def connection_made(self, transport):
+        self._transport = transport
+        transport.set_write_buffer_limits(BUFFER)
+        transport.pause_reading()  # until there is a sink
+        local, remote = ("{}:{}".format(*transport.get_extra_info(name)) for name in ("sockname", "peername"))
+        self.info = multi.ChannelInfo("counted", multi.Family.IPV4, local, remote)
+        if self._accept:
+            self._accept(self)
+
+    def data_received(self, data):
+        carried["received"] += len(data)
+        if not self._closing:
+            self._sink.data_received(memoryview(data), 0)
+            self._sink.batch_finished()
+
+    def pause_writing(self):
+        self._full = True
+
+    def resume_writing(self):
+        self._full = False
+        if self._sink:
+            self._sink.writable()
+
+    def connection_lost(self, error):
+        if self._sink:
+            self._sink.connection_lost(multi.TransportError(str(error)) if error else None)
+
+    def start(self, sink):
+        self._sink = sink
+        self._transport.resume_reading()
+
+    def write(self, buffers, lane):
+        size = sum(map(len, buffers))
+        carried["sent"] += size
+        self._written += size
+        self._transport.writelines(buffers)
+
+    def flush(self):
+        pass  # asyncio sends at once
+
+    def credit(self):
+        return 0 if self._full else max(1, BUFFER - self._transport.get_write_buffer_size())
+
+    def sample(self):
+        waiting = self._transport.get_write_buffer_size()
+        return multi.TransportSample(bytes_acked=self._written - waiting, unacked=waiting, not_sent=waiting)
+
+    def close(self):
+        self._closing = True
+        self._transport.write_eof()
+        asyncio.get_running_loop().call_later(1.0, self._transport.abort)  # if the peer does not end too
+
+    def abort(self):
+        self._sink = None
+        self._transport.abort()
+
+
+@multi.register_transport("counted")
+class Counted:
+    name = "counted"
+
+    async def dial(self, candidate, settings):
+        loop, remote = asyncio.get_running_loop(), (candidate.remote_address, candidate.remote_port)
+        local = (candidate.local_address, 0) if candidate.local_address else None
+        try:
+            return (await loop.create_connection(Channel, *remote, local_addr=local))[1]
+        except OSError as error:
+            raise multi.TransportError(f"cannot connect: {error.strerror}") from error
+
+    async def listen(self, host, port, settings, accept):
+        try:
+            server = await asyncio.get_running_loop().create_server(lambda: Channel(accept), host, port)
+            return SimpleNamespace(address=server.sockets[0].getsockname()[:2], close=server.close)
+        except OSError as error:
+            raise multi.TransportError(f"cannot listen on port {port}: {error.strerror}") from error
+
+
+async def main():
+    async def greet(reader, writer):
+        writer.write(b"hello, " + await reader.read())
+        writer.close()
+
+    listen = {"host": "127.0.0.1", "port": 0, "transports": ["counted"]}
+    async with await multi.start_server(greet, {"listen": listen}) as server:
+        config = {"connection_priority": [["counted", "ipv4", "any"]], "remote_host": "127.0.0.1"}
+        reader, writer = await multi.open_connection(config | {"remote_port": server.port})
+        writer.write(b"world")
+        writer.write_eof()
+        print((await reader.read()).decode())
+        writer.close()
+        await writer.wait_closed()
+    print(f"{carried['sent']} bytes sent, {carried['received']} received, at both ends together")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

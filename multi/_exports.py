@@ -1,0 +1,66 @@
+"""The public names of `multi`, each listed once. `multi` loads them all when an application uses the first.
+
+`X as X` is how a module that offers the names of others says so (PEP 484): type checkers follow it to `multi.X`.
+"""
+
+from multi.asyncio.client import ConfigLike as ConfigLike
+from multi.asyncio.client import connect as connect
+from multi.asyncio.client import open_connection as open_connection
+from multi.asyncio.info import ConnectionInfo as ConnectionInfo
+from multi.asyncio.server import Server as Server
+from multi.asyncio.server import start_server as start_server
+from multi.asyncio.session import Session as Session
+from multi.asyncio.streams import SessionReader as SessionReader
+from multi.asyncio.streams import SessionWriter as SessionWriter
+from multi.config import Config as Config
+from multi.config import load_config as load_config
+from multi.errors import ConfigError as ConfigError
+from multi.errors import LocalProtocolError as LocalProtocolError
+from multi.errors import MultiError as MultiError
+from multi.errors import NoUsableConnection as NoUsableConnection
+from multi.errors import RemoteProtocolError as RemoteProtocolError
+from multi.errors import SessionLost as SessionLost
+from multi.errors import SessionRefused as SessionRefused
+from multi.errors import StreamReset as StreamReset
+from multi.errors import TransportError as TransportError
+from multi.events import AddressesAnnounced as AddressesAnnounced
+from multi.events import AttemptFailed as AttemptFailed
+from multi.events import ConnectionChanged as ConnectionChanged
+from multi.events import Event as Event
+from multi.events import EventsDropped as EventsDropped
+from multi.events import HandoverChanged as HandoverChanged
+from multi.events import HandoverState as HandoverState
+from multi.events import NetworkChanged as NetworkChanged
+from multi.events import RoleChanged as RoleChanged
+from multi.events import SchedulerChanged as SchedulerChanged
+from multi.events import SessionConfirmed as SessionConfirmed
+from multi.events import SessionDetached as SessionDetached
+from multi.events import SessionEnded as SessionEnded
+from multi.events import SessionResumed as SessionResumed
+from multi.events import SignalChanged as SignalChanged
+from multi.events import Warned as Warned
+from multi.protocol.state import SessionState as SessionState
+from multi.reasons import Cause as Cause
+from multi.reasons import Reason as Reason
+from multi.schedulers import register_scheduler as register_scheduler
+from multi.schedulers.base import WAIT as WAIT
+from multi.schedulers.base import ConnectionView as ConnectionView
+from multi.schedulers.base import Scheduler as Scheduler
+from multi.schedulers.base import SendRequest as SendRequest
+from multi.transports import register_transport as register_transport
+from multi.transports.base import AcceptCallback as AcceptCallback
+from multi.transports.base import Channel as Channel
+from multi.transports.base import ChannelInfo as ChannelInfo
+from multi.transports.base import ChannelSink as ChannelSink
+from multi.transports.base import Listener as Listener
+from multi.transports.base import TlsSettings as TlsSettings
+from multi.transports.base import Transport as Transport
+from multi.transports.base import TransportSettings as TransportSettings
+from multi.types import Candidate as Candidate
+from multi.types import ConnectionFacts as ConnectionFacts
+from multi.types import ConnectionId as ConnectionId
+from multi.types import ConnectionState as ConnectionState
+from multi.types import Family as Family
+from multi.types import Role as Role
+from multi.types import StreamId as StreamId
+from multi.types import TransportSample as TransportSample

@@ -1,0 +1,454 @@
+"""Admission control of a server: what strangers and clients can make it do, bounded and counted.
+
+Decides who has to go or to wait when a limit of `limits` is reached, and reports it: a counter per limit
+(`Server.statistics`) and, at most every ten seconds, a warning that names the limit and the source. Listeners take part
+through `multi.transports.base.AdmissionControl`; what one connection may send is bounded by the core, which reports
+here.
+
+Strangers are counted by source (IPv4 /24, IPv6 /56) and by address in it. When too many connections are half open (the
+peer has proved nothing yet), the oldest one of the busiest address of the busiest source goes first, so that one source
+cannot crowd out the others, nor one address its neighbours, and who proves himself at once gets in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from ipaddress import IPv6Address, ip_address, ip_network
+from math import inf
+from typing import Generic, TypeVar
+
+from multi.asyncio.driver import SessionDriver
+from multi.config.model import Limits
+from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
+from multi.protocol.connection import Connection
+from multi.protocol.receive_stream import Window
+from multi.reasons import Cause, Reason
+from multi.transports.base import AdmissionControl
+from multi.types import ConnectionId, ConnectionState
+
+logger = logging.getLogger("multi.server")
+
+LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
+MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
+GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
+FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
+MAX_KNOWN_SOURCES = 8  # per session, from which its client has proved itself: strangers cannot use up their JOINs
+MIN_PROGRESS = 1024  # bytes per second within a segment
+SWEEPS = 4  # looks at every connection per `limits.segment_timeout`
+
+LIMITS = (
+    "max_sessions",
+    "max_sessions_per_source",
+    "max_unauthenticated",
+    "max_unauthenticated_per_source",
+    "handshake_timeout",
+    "segment_timeout",
+    "max_connections_per_session",
+    "max_joins_per_second",
+    "max_pending_joins",
+    "max_detached_sessions",
+    "max_streams",
+    "max_memory",
+    "flow_control",
+    "segment_size",
+    "file_descriptors",
+    "quic_retry",
+)
+"""Names in `Server.statistics`: keys of `limits`, and bounds that cannot be configured."""
+
+LIMIT_OF = {
+    Cause.HANDSHAKE_TIMEOUT: "handshake_timeout",
+    Cause.CONNECTION_LIMIT: "max_connections_per_session",
+    Cause.STREAM_LIMIT: "max_streams",
+    Cause.FLOW_CONTROL: "flow_control",
+    Cause.SEGMENT_SIZE: "segment_size",
+}
+"""For what the protocol closes a connection because of a bound, and the name of that bound."""
+
+T = TypeVar("T", bound=Hashable)
+
+
+def source_of(host: str) -> str:
+    """Where limits per source count a peer: its IPv4 /24 or IPv6 /56, what one customer usually holds."""
+    return place_of(host)[0]
+
+
+@lru_cache(maxsize=4096)  # asked several times for each connection
+def place_of(host: str) -> tuple[str, str]:
+    """(source, address in it): an address is an IPv4 address or an IPv6 /64, of which each device may use all."""
+    address = ip_address(host.partition("%")[0])
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.version == 4:
+        return str(ip_network((address, 24), strict=False)), str(address)
+    return str(ip_network((address, 56), strict=False)), str(ip_network((address, 64), strict=False))
+
+
+class BySource(Generic[T]):
+    """Things in order of arrival, by source and address."""
+
+    def __init__(self) -> None:
+        self._places: dict[T, tuple[str, str]] = {}
+        self._sources: dict[str, dict[str, dict[T, None]]] = {}
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def add(self, member: T, host: str) -> None:
+        if member in self._places:
+            return
+        source, address = self._places[member] = place_of(host)
+        self._sources.setdefault(source, {}).setdefault(address, {})[member] = None
+        self._counts[source] = self.count(source) + 1
+
+    def discard(self, member: T) -> None:
+        place = self._places.pop(member, None)
+        if place is None:
+            return
+        source, address = place
+        self._counts[source] -= 1
+        addresses = self._sources[source]
+        del addresses[address][member]
+        if not addresses[address]:
+            del addresses[address]
+        if not addresses:
+            del self._sources[source], self._counts[source]
+
+    def count(self, source: str) -> int:
+        return self._counts.get(source, 0)
+
+    def oldest(self, source: str = "") -> T | None:
+        """The first that came from the busiest address of `source`; without one, of the busiest source.
+
+        Looks at every source for that: 30 us for the thousand that fit by default.
+        """
+        source = source or max(self._counts, key=self._counts.__getitem__, default="")
+        addresses = self._sources.get(source)
+        if addresses is None:
+            return None
+        busiest = max(addresses.values(), key=len)
+        return next(iter(busiest))
+
+    def next(self) -> T | None:
+        """Take out whose turn it is: sources take turns, and in a source its addresses do. None = nobody waits.
+
+        Who comes alone waits for one of each other source, however many a flood has sent before him.
+        """
+        if not self._places:
+            return None
+        source, addresses = next(iter(self._sources.items()))
+        address, members = next(iter(addresses.items()))
+        member = next(iter(members))
+        self.discard(member)
+        if members:
+            addresses[address] = addresses.pop(address)  # behind the others
+        if addresses:
+            self._sources[source] = self._sources.pop(source)
+        return member
+
+
+class TokenBucket:
+    """`rate` per second in the long run, `burst` at once."""
+
+    __slots__ = ("_at", "_burst", "_rate", "_tokens")
+
+    def __init__(self, rate: float, burst: float, now: float) -> None:
+        self._rate = rate
+        self._burst = self._tokens = float(burst)
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class LimitLog:
+    """Counts how often each limit was hit, and says so without flooding the log."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.counts = dict.fromkeys(LIMITS, 0)
+        self._said: dict[str, tuple[float, int]] = {}
+
+    def hit(self, limit: str, source: str) -> None:
+        self.counts[limit] += 1
+        count = self.counts[limit]
+        at, before = self._said.get(limit, (-inf, 0))
+        now = self._clock()
+        if now >= at + LOG_INTERVAL:
+            self._said[limit] = (now, count)
+            logger.warning("limit %s reached by %s (%d more since the last warning)", limit, source, count - before - 1)
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    """A segment that has begun to come on a lane, and how much of it was there when time began to count."""
+
+    segment: int
+    since: float
+    length: int
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of one session."""
+
+    source: str
+    """Where its first HELLO came from."""
+    strangers: TokenBucket
+    """For the JOINs of those it is not known from."""
+    known: dict[str, TokenBucket] = field(default_factory=dict)
+    """Sources from which its client has proved itself, the latest last: each for its own JOINs."""
+    hosts: dict[ConnectionId, str] = field(default_factory=dict)
+    pending: dict[ConnectionId, None] = field(default_factory=dict)
+    """Connections that have not proved themselves, the oldest first."""
+    unfinished: dict[tuple[ConnectionId, int], _Unfinished] = field(default_factory=dict)
+
+
+class Admission(AdmissionControl):
+    """Owned by a server. Its methods are called in the order of a session's life: by listeners, then by the server."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits.handshake_timeout)
+        self._loop = asyncio.get_running_loop()
+        self._limits = limits
+        self._log = LimitLog(self._loop.time)
+        self._half_open: BySource[Hashable] = BySource()
+        self._drops: dict[Hashable, Callable[[str], None]] = {}
+        self._accounts: dict[SessionDriver, _Account] = {}
+        self._unconfirmed: BySource[SessionDriver] = BySource()
+        self._detached: dict[SessionDriver, None] = {}
+        self._windows = 0
+        """What all living sessions' windows allow their peers to send."""
+        self._kept = 0
+        """Bytes kept for peers, as of the last time they were added up."""
+        self._kept_until = -inf
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each limit was hit; the names are `LIMITS`."""
+        return dict(self._log.counts)
+
+    def report(self, limit: str, host: str = "") -> None:
+        self._log.hit(limit, source_of(host) if host else "this process")
+
+    def stop(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+
+    # --- half-open connections, from accepting them until their peers have proved themselves ---
+
+    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+        """Count one in, after another had to go where there are too many: its `drop(reason)` is called."""
+        if self._half_open.count(source_of(host)) >= self._limits.max_unauthenticated_per_source:
+            self.report("max_unauthenticated_per_source", host)
+            self._evict(self._half_open.oldest(source_of(host)))
+        elif len(self._half_open) >= self._limits.max_unauthenticated:
+            self.report("max_unauthenticated", host)
+            self._evict(self._half_open.oldest())
+        self._half_open.add(connection, host)
+        self._drops[connection] = drop
+
+    def _evict(self, connection: Hashable) -> None:
+        drop = self._drops[connection]
+        self.settled(connection)
+        drop("too many connections have not proved themselves")
+
+    def settled(self, connection: Hashable) -> None:
+        self._half_open.discard(connection)
+        self._drops.pop(connection, None)
+
+    def crowded(self, host: str) -> bool:
+        """Half of what may be half open from where `host` is, is."""
+        return self._half_open.count(source_of(host)) >= max(1, self._limits.max_unauthenticated_per_source // 2)
+
+    # --- sessions ---
+
+    def make_room(self, limit: str, source: str) -> bool:
+        """A new session meets `limit`: let the oldest unconfirmed one go that counts for it, if there is one."""
+        self._log.hit(limit, source)
+        driver = self._unconfirmed.oldest(source if limit == "max_sessions_per_source" else "")
+        if driver is None:
+            return False
+        self._drop(driver, list(driver.core.connections), f"never confirmed, and others wait ({limit})")
+        return driver not in self._accounts
+
+    def full(self) -> str:
+        """Why no more sessions are taken: `limits.max_memory` is taken."""
+        most = self._limits.max_memory
+        taken = self._windows + self._kept_to_send()
+        return f"sessions may take {taken} of {most} bytes" if taken >= most else ""
+
+    def session_opened(self, driver: SessionDriver, source: str) -> None:
+        """A session was made for a first HELLO."""
+        self._accounts[driver] = _Account(source, self._join_bucket())
+        receiver = driver.core.receiver
+        self._windows += receiver.window.size
+        receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
+        driver.on_event = partial(self._event, driver)
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
+
+    def session_closed(self, driver: SessionDriver) -> None:
+        account = self._accounts.pop(driver, None)
+        if account is None:
+            return
+        receiver = driver.core.receiver
+        self._windows -= receiver.window.size
+        receiver.ask_to_grow(lambda _size: False)
+        self._unconfirmed.discard(driver)
+        self._detached.pop(driver, None)
+        for connection in account.pending:
+            self.settled((driver, connection))
+
+    # --- connections of sessions ---
+
+    def _join_bucket(self) -> TokenBucket:
+        return TokenBucket(self._limits.max_joins_per_second, self._limits.max_join_burst, self._loop.time())
+
+    def may_join(self, driver: SessionDriver, source: str) -> bool:
+        """Whether the session's share of JOINs allows one more; sources it is known from have a share of their own."""
+        account = self._accounts.get(driver)
+        if account is None or account.known.get(source, account.strangers).take(self._loop.time()):
+            return True
+        self._log.hit("max_joins_per_second", source)
+        return False
+
+    def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str) -> None:
+        """A session has got a connection that has not proved itself; others may have to go for it."""
+        account = self._accounts.get(driver)
+        if account is None:
+            return
+        if not account.hosts and not driver.core.confirmed:
+            self._unconfirmed.add(driver, host)
+        account.hosts[connection] = host
+        if len(account.pending) >= self._limits.max_pending_joins:
+            self.report("max_pending_joins", host)
+            oldest = next(iter(account.pending))
+            self._drop(driver, [oldest], "too many connections of this session have not proved themselves")
+        account.pending[connection] = None
+        self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
+
+    def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
+        """Give up connections, and with the last one a session that nobody has confirmed."""
+        session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
+        for connection in connections:
+            found = session.connections.get(connection)
+            if found is not None and found.alive:
+                session.give_up(connection, reason, now=now)
+        if not session.confirmed and not any(c.alive for c in session.connections.values()):
+            session.fail(reason, now=now)
+        driver.pump()
+        if (account := self._accounts.get(driver)) is not None:
+            for connection in connections:
+                self._connection_settled(driver, account, connection)
+
+    def _connection_settled(self, driver: SessionDriver, account: _Account, connection: ConnectionId) -> None:
+        account.pending.pop(connection, None)
+        self.settled((driver, connection))
+
+    # --- what becomes of them ---
+
+    def _event(self, driver: SessionDriver, event: Event) -> None:
+        account = self._accounts.get(driver)
+        if account is None:
+            return
+        match event:
+            case ConnectionChanged():
+                self._connection_changed(driver, account, event)
+            case SessionConfirmed():
+                self._unconfirmed.discard(driver)
+            case SessionDetached():
+                self._detached[driver] = None
+                if len(self._detached) > self._limits.max_detached_sessions:
+                    self._log.hit("max_detached_sessions", account.source)
+                    oldest = next(iter(self._detached))
+                    del self._detached[oldest]
+                    reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
+                    oldest.core.fail(reason, now=oldest.now())
+                    oldest.pump_soon()
+            case SessionResumed():
+                self._detached.pop(driver, None)
+            case _:
+                pass
+
+    def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
+        host = account.hosts.get(event.connection)
+        if host is None or event.state is ConnectionState.AUTHENTICATING:
+            return
+        self._connection_settled(driver, account, event.connection)
+        if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
+            del account.hosts[event.connection]
+            if limit := LIMIT_OF.get(event.reason.cause):
+                self.report(limit, host)
+        elif event.state is ConnectionState.ACTIVE:
+            source = source_of(host)
+            account.known[source] = account.known.pop(source) if source in account.known else self._join_bucket()
+            if len(account.known) > MAX_KNOWN_SOURCES:
+                del account.known[next(iter(account.known))]
+
+    # --- memory ---
+
+    def _kept_to_send(self) -> int:
+        now = self._loop.time()
+        if now >= self._kept_until:
+            self._kept = sum(driver.kept_to_send for driver in self._accounts)
+            self._kept_until = now + MEMORY_INTERVAL
+        return self._kept
+
+    def _may_grow(self, window: Window, source: str, size: int) -> bool:
+        """A session window wants to grow by `size`."""
+        most = GROWTH_SHARE * self._limits.max_memory
+        taken = self._windows + size + self._kept_to_send()
+        # Who came first could take all, and what is advertised cannot be taken back.
+        unequal = taken > most * FREE_SHARE and window.size + size > most / len(self._accounts)
+        if taken > most or unequal:
+            self._log.hit("max_memory", source)
+            return False
+        self._windows += size
+        return True
+
+    # --- progress ---
+
+    def _sweep(self) -> None:
+        """Give up connections that have begun a segment and do not go on with it."""
+        self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
+        now = self._loop.time()
+        for driver, account in list(self._accounts.items()):
+            session = driver.core
+            before, account.unfinished = account.unfinished, {}
+            for connection in list(session.connections.values()):
+                if connection.alive and connection.authenticated and self._stalls(account, before, connection, now):
+                    self.report("segment_timeout", account.hosts.get(connection.id, ""))
+                    text = f"no progress within a segment for {self._limits.segment_timeout:g} s"
+                    session.give_up(connection.id, Reason(Cause.SEGMENT_TIMEOUT, text), now=now)
+                    driver.pump_soon()
+
+    def _stalls(
+        self, account: _Account, before: dict[tuple[ConnectionId, int], _Unfinished], connection: Connection, now: float
+    ) -> bool:
+        """Whether a lane of this connection waits for the rest of a segment that comes too slowly."""
+        for lane in range(connection.lanes):
+            key, decoder = (connection.id, lane), connection.decoders[lane]
+            if not decoder.buffered:
+                continue
+            last = before.get(key)
+            if last is None or last.segment != decoder.unfinished:
+                last = _Unfinished(decoder.unfinished, now, decoder.buffered)
+            elif (elapsed := now - last.since) >= self._limits.segment_timeout:
+                if decoder.buffered - last.length < MIN_PROGRESS * elapsed:
+                    return True
+                last = _Unfinished(decoder.unfinished, now, decoder.buffered)
+            account.unfinished[key] = last
+        return False

@@ -1,0 +1,122 @@
+"""Pre-shared keys from a file or from the environment: `id:key` entries, the key in hex. Which files must be there.
+
+Keys are never logged, and no error repeats what was read: it names the file or variable and the place in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+
+from multi.config.model import ConfigModel
+from multi.errors import ConfigError
+
+MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
+MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
+
+
+def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
+    """Return {id: key}, empty without `auth`. Raises ConfigError naming the place, never its content."""
+    auth = config.auth
+    if auth is None:
+        return {}
+    if auth.psk_env is not None:
+        value = os.environ.get(auth.psk_env)
+        if value is None:
+            raise ConfigError(f"the environment variable {auth.psk_env} is not set", "auth.psk_env")
+        return _parse(re.split(r"[,\r\n]", value), f"{auth.psk_env} entry", auth.psk_env, "auth.psk_env")
+    path = config.psk_path
+    assert path is not None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"cannot read {path}: {reason}", "auth.psk_file") from None
+    return _parse(text.splitlines(), f"{path} line", str(path), "auth.psk_file")
+
+
+def key_of(config: ConfigModel) -> tuple[bytes, bytes]:
+    """A client's (id, key); empty without `auth`. Raises ConfigError."""
+    keys = load_keys(config)
+    if config.auth is None:
+        return b"", b""
+    wanted = config.auth.psk_id
+    if wanted is None:
+        return next(iter(keys.items()))
+    if wanted.encode() not in keys:
+        where = config.auth.psk_env or config.psk_path
+        raise ConfigError(f"{where} holds no key {wanted!r}", "auth.psk_id")
+    return wanted.encode(), keys[wanted.encode()]
+
+
+def check_certificate_files(config: ConfigModel) -> None:
+    """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
+    for key, path in _needed_files(config).items():
+        try:
+            reason = "is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
+            if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+                reason = "permission denied"
+        except (OSError, ValueError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        if reason:
+            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}")
+
+
+def _needed_files(config: ConfigModel) -> dict[str, Path]:
+    """By key of `ssl_config`; what `warnings` says is not used may be missing."""
+    ssl = config.ssl_config
+    if ssl is None:
+        return {}
+    named = {"cert": ssl.cert, "key": ssl.key}
+    if config.is_server:
+        named["client_ca"] = ssl.client_ca
+    else:
+        named["ca"] = ssl.ca if ssl.verify else None
+        if ssl.key is None and (ssl.ca is not None or not ssl.verify):
+            del named["cert"]
+    return {key: config.resolve(name) for key, name in named.items() if name is not None}
+
+
+def key_warnings(config: ConfigModel) -> tuple[str, ...]:
+    """What is doubtful about where the keys are kept."""
+    path = config.psk_path
+    if path is not None and _others_can_read(path):
+        return (f"auth.psk_file: {path} can be read by others; use mode 0600",)
+    return ()
+
+
+def _others_can_read(path: Path) -> bool:
+    try:
+        return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+    except OSError:
+        return False  # reading it says why
+
+
+def _parse(entries: list[str], entry: str, source: str, key_path: str) -> dict[bytes, bytes]:
+    keys: dict[bytes, bytes] = {}
+    for number, text in enumerate(entries, 1):
+        if not text.strip() or text.lstrip().startswith("#"):
+            continue
+        name, separator, value = text.strip().partition(":")
+        key = _unhex(value)
+        if not separator or not 0 < len(name.encode(errors="replace")) <= MAX_ID or len(key) < MIN_KEY:
+            raise ConfigError(
+                f"{entry} {number} is not 'id:key' with an id of at most {MAX_ID} bytes and a key of at least "
+                f"{MIN_KEY} bytes in hex",
+                key_path,
+            )
+        if name.encode(errors="replace") in keys:
+            raise ConfigError(f"{entry} {number} has the id of an earlier one", key_path)
+        keys[name.encode(errors="replace")] = key
+    if not keys:
+        raise ConfigError(f"{source} holds no key", key_path)
+    return keys
+
+
+def _unhex(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""

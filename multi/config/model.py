@@ -1,0 +1,599 @@
+"""What can be written in a configuration: every key with its type, its range, its default and what it means.
+
+One model serves both ends: with `connection_priority` it configures a client, with `listen` a server. A key is declared
+here and nowhere else, except those of a transport, which stand in `multi/transports/<name>/settings.py`. The texts
+below the keys are what the JSON Schema and `docs/configuration.md` say of them.
+
+Each type refuses what can never be right and says what is allowed; `multi.config.errors` makes the message of it.
+Whether an interface, host or file exists is found out later, by those who use it: a configuration can be checked on
+another machine than the one it is for.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import ipaddress
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from multi.config.errors import TRIPLE, not_one_of, secret, shown
+from multi.schedulers import scheduler_names
+from multi.transports import TransportSection, TransportSettings, transport_names
+from multi.transports.base import TlsSettings, transport_type
+from multi.transports.mptcp.settings import MptcpSettings
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.settings import DAY, Range, Section
+from multi.transports.tcp.settings import TcpSettings
+from multi.types import SESSION_ID_LENGTH, Family, Role, SessionId, Side
+
+MIB = 1 << 20
+KINDS = ("eth", "wifi", "cellular")
+"""Kinds of interface an entry may ask for; `any` is all of them."""
+MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and would round to "no cap"
+BYTES_PER_MEGABIT = 125_000
+MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
+MAX_PARAMETER_NAME = 64  # characters; they travel in the handshake
+MAX_ANNOUNCED = 8  # addresses; the wire format takes no more
+
+_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_KEY_ENTRY = re.compile(r":[0-9a-fA-F]{16}|^\s*[0-9a-fA-F]{32,}\s*$")  # `id:key` as in a file of keys, or a key alone
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+_DOTTED_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
+_HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
+
+# --- values ---
+# A function that refuses a value raises ValueError with what is allowed instead.
+
+
+def address_family(text: str) -> Family | None:
+    """Family of a literal IP address (a zone such as `%eth0` is allowed), None when `text` is none."""
+    try:
+        return Family.IPV4 if ipaddress.ip_address(text).version == 4 else Family.IPV6
+    except ValueError:
+        return None
+
+
+def _printable(value: str) -> str:
+    if not value.isprintable():
+        raise ValueError("text without control characters")
+    return value
+
+
+def _at_most_bytes(limit: int) -> AfterValidator:
+    """Text that goes into the handshake, where it has so many bytes at most."""
+
+    def check(value: str) -> str:
+        if len(value.encode()) > limit:
+            raise ValueError(f"at most {limit} bytes in UTF-8")
+        return value
+
+    return AfterValidator(check)
+
+
+def _host(value: str) -> str:
+    if address_family(value):
+        return value
+    if "/" in value or any(character.isspace() for character in value):
+        raise ValueError("a host name or IP address, no URL")
+    if value.startswith("[") or re.fullmatch(r"[^:]+:[0-9]+", value):
+        raise ValueError("a host name or IP address alone, without brackets; the port belongs in remote_port or port")
+    if ":" in value or _DOTTED_NUMBERS.fullmatch(value):
+        raise ValueError("a host name or a valid IP address")
+    return value
+
+
+def _interface(value: str) -> str:
+    if address_family(value):
+        address = ipaddress.ip_address(value)
+        if address.is_unspecified or address.is_multicast:
+            raise ValueError('an address of this machine, or "any"')
+    elif ":" in value or _DOTTED_NUMBERS.fullmatch(value):
+        raise ValueError("a valid IP address, an interface name or a kind")
+    elif "/" in value:
+        raise ValueError("an IP address without prefix length, or an interface name")
+    return value
+
+
+def _announced(value: str) -> str:
+    address = ipaddress.ip_address(value) if address_family(value) else None
+    if address is None or address.is_unspecified or address.is_multicast or address.is_link_local:
+        raise ValueError("an IP address that clients elsewhere can reach")
+    return value
+
+
+def _transport(value: str) -> str:
+    if value not in transport_names():
+        raise not_one_of(transport_names())
+    return value
+
+
+def _scheduler(value: str) -> str:
+    names = scheduler_names(aliases=True)
+    if value not in names and not _CLASS_PATH.fullmatch(value):
+        raise not_one_of(names, further=' or "package.module:Class"')
+    return value
+
+
+def _role(value: object) -> Role:
+    if isinstance(value, str) and value in _ROLES:
+        return _ROLES[value]
+    if isinstance(value, Role):
+        return value
+    raise not_one_of(_ROLES)
+
+
+def _pin(value: str) -> str:
+    """RFC 7469 section 2.1.1, in its canonical spelling, so that pins can be compared as text."""
+    kind, _, encoded = value.partition("/")
+    try:
+        digest = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError):
+        digest = b""
+    if kind != "sha256" or len(digest) != 32 or base64.b64encode(digest).decode() != encoded:
+        raise ValueError('"sha256/" and the Base64 of 32 bytes, as `multi cert` shows them')
+    return value
+
+
+def _no_key(value: object) -> object:
+    """Whatever was put here by mistake may be the key itself: no message repeats it."""
+    if not isinstance(value, str) or _KEY_ENTRY.search(value):
+        raise secret("a name of at most 4096 characters")
+    return value
+
+
+def _variable(value: str) -> str:
+    if not _VARIABLE.fullmatch(value):
+        raise secret("the name of an environment variable, of letters, digits and _")
+    return value
+
+
+def _each_once(values: tuple[str, ...]) -> tuple[str, ...]:
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            raise ValueError(f"each once, but {shown(value)} is there twice")
+    return values
+
+
+def _as_tuple(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+_ROLES = {role.name.lower(): role for role in Role}
+
+Port = Annotated[int, Range(1, 65_535)]
+Seconds = Annotated[float, Range(0.1, DAY)]
+Count = Annotated[int, Range(1, 1_000_000)]
+Bytes = Annotated[int, Range(65_536, 1 << 30)]  # windows start at 64 KiB: no bound may be smaller
+Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_printable)]
+FileName = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
+Host = Annotated[Text, AfterValidator(_host)]
+InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
+InterfaceNames = Annotated[tuple[InterfaceName, ...], Field(strict=False, max_length=64)]
+InterfaceChoice = Annotated[Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)]
+TransportName = Annotated[Text, AfterValidator(_transport)]
+SchedulerName = Annotated[Text, _at_most_bytes(255), AfterValidator(_scheduler)]
+Pin = Annotated[Text, AfterValidator(_pin)]
+KeyFileName = Annotated[FileName, BeforeValidator(_no_key)]
+VariableName = Annotated[str, BeforeValidator(_no_key), AfterValidator(_variable)]
+KeyName = Annotated[Text, _at_most_bytes(64)]  # `multi.protocol.handshake.MAX_PSK_ID`
+RoleName = Annotated[
+    Role,
+    BeforeValidator(_role),
+    PlainSerializer(lambda role: role.name.lower(), return_type=str),
+    WithJsonSchema({"type": "string", "enum": list(_ROLES)}),
+]
+
+# --- sections ---
+# Defaults are constructed, not validated: importing this would take a tenth longer with a validator for each section.
+# `Side.CLIENT` and `Side.SERVER` beside a type: the key means nothing on the other side, which is warned of it.
+
+
+class Entry(Section):
+    """A connection the session should have. Written as `[transport, ip, interface]` or as an object."""
+
+    transport: TransportName
+    """Transport protocol: `tcp`, `quic`, `mptcp` or a registered name. Required: it is what an entry is
+    about."""
+    ip: Literal["ipv4", "ipv6", "any"]
+    """IP version. `any` tries both, IPv6 first (RFC 8305). Required, as in the paper's triple."""
+    interface: Annotated[
+        tuple[InterfaceChoice, ...],
+        Field(strict=False, min_length=1, max_length=16),
+        BeforeValidator(_as_tuple),
+        AfterValidator(_each_once),
+    ]
+    """Where the connection may go out: a kind (`eth`, `wifi`, `cellular`, `any`), an interface name, a local
+    IP address, or a list of them. tcp and quic open one connection per interface, mptcp one connection with
+    subflows on all of them. Required: choosing networks is the point."""
+    role: RoleName = Role.ACTIVE
+    """`active` carries data, `backup` is open and idle until no active connection is usable. Default
+    `active`: all networks are used."""
+    weight: Annotated[float, Range(0.001, 1000.0)] = 1.0
+    """Share of this connection relative to the others, for schedulers that use weights (WRR). No unit.
+    Default 1: equal shares."""
+    max_rate_mbps: Annotated[float, Range(0.0, 1_000_000.0)] = 0.0
+    """Highest sending rate in each direction, in Mbit/s; 0 or at least 0.001. Default 0: no cap, congestion
+    control decides."""
+    cost: Annotated[float, Range(0.0, 1_000_000.0)] = 0.0
+    """Price of a byte relative to the other entries, for schedulers that look at it (cost). No unit. Default
+    0: free."""
+    group: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = ""
+    """Entries with the same group are alternatives: the first that works is kept. Default empty: the entry
+    stands alone and is always opened."""
+    remote_host: Host | None = None
+    """Host name or IP address for this entry only. Default null: the top-level `remote_host`."""
+    remote_port: Port | None = None
+    """Port for this entry only. Default null: the top-level `remote_port`."""
+
+    @property
+    def interfaces(self) -> tuple[str, ...]:
+        """Kinds, interface names and local addresses, in order of preference; never empty."""
+        return self.interface
+
+    @property
+    def max_rate(self) -> float:
+        """Bytes per second in each direction; 0 = no cap."""
+        return self.max_rate_mbps * BYTES_PER_MEGABIT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_triple(cls, value: object) -> object:
+        if isinstance(value, dict | Entry):
+            return value
+        if not isinstance(value, list | tuple) or len(value) != len(TRIPLE):
+            raise ValueError(f"a list of 3, [{', '.join(TRIPLE)}], or an object")
+        return dict(zip(TRIPLE, value, strict=True))
+
+    @field_validator("interface")
+    @classmethod
+    def _addresses_fit_the_ip_version(cls, interfaces: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        for name in interfaces:
+            family, ip = address_family(name), info.data.get("ip", "any")
+            if family and ip not in ("any", family.value):
+                raise ValueError(f"local addresses of its family, and {shown(name)} is not {ip}")
+        return interfaces
+
+    @field_validator("max_rate_mbps")
+    @classmethod
+    def _rate_is_sensible(cls, rate: float) -> float:
+        if 0 < rate < MIN_RATE:
+            raise ValueError(f"0 (no cap) or at least {MIN_RATE}, in Mbit/s")
+        return rate
+
+
+class SchedulerSpec(Section, extra="allow"):
+    """A scheduler with its parameters. All other keys are parameters, numbers without unit."""
+
+    __pydantic_extra__: dict[str, float] = Field(init=False)
+
+    name: SchedulerName
+    """Name of the scheduler: one that `multi` ships, a registered one, or `package.module:Class`. Required: an object
+    without it would only be parameters."""
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The parameters, to be passed as keyword arguments."""
+        return dict(self.__pydantic_extra__)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: object) -> object:
+        if not isinstance(value, str | dict | SchedulerSpec):
+            raise ValueError("a name, or an object with name and parameters")
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _parameters_are_names(self) -> SchedulerSpec:
+        if len(self.__pydantic_extra__) > MAX_PARAMETERS:
+            raise ValueError(f"at most {MAX_PARAMETERS} parameters")
+        for name in self.__pydantic_extra__:
+            if not (name.isascii() and name.isidentifier() and len(name) <= MAX_PARAMETER_NAME):
+                raise ValueError(f"parameters with Python names in ASCII, unlike {shown(name)}")
+        return self
+
+
+class MultiConfig(Section):
+    """How the session opens its connections and divides the data among them (paper Figure 2,
+    `multi_config`)."""
+
+    connect: Annotated[Literal["seq", "par", "stag"], Side.CLIENT] = "stag"
+    """Order of connection attempts: `seq` one after another, `par` all at once, `stag` one every 250 ms, or
+    at once when one fails. Default `stag`: nearly as fast as `par`, without its load (RFC 8305)."""
+    wait: Annotated[Literal["first", "all"], Side.CLIENT] = "first"
+    """When the session counts as open: after the `first` connection, or after `all` attempts have ended.
+    Default `first`: data flows as early as possible, further connections join later."""
+    open_timeout: Annotated[Seconds, Side.CLIENT] = 10.0
+    """Seconds until opening the session fails. Default 10: long enough for three retries of a lost
+    SYN (1 + 2 + 4 s)."""
+    scheduler: SchedulerSpec = SchedulerSpec.model_construct(name="adaptive")
+    """Which connection carries the next segment: a name, or an object with `name` and parameters. Default
+    `adaptive` (earliest arrival): close to the sum of all paths and never slower than the best one."""
+    mode: Literal["aggregate", "switch"] = "aggregate"
+    """`aggregate` uses all connections, `switch` the best one while the next stands by. Default `aggregate`:
+    faster, and a dying network costs less."""
+    resume_timeout: Annotated[float, Range(0.0, 604_800.0)] = 60.0
+    """Seconds a session without any connection waits for a new one; 0 = it is lost at once. Default 60: a
+    lift, a tunnel or a reboot of the access point, and the time Linux MPTCP allows."""
+    reinject: Literal["off", "rescue", "full"] = "full"
+    """Sending unacknowledged bytes again on another connection: `off` only when their connection is dead,
+    `rescue` also when it is suspect, `full` also when that delivers earlier. Default `full`: no stall when a
+    path slows down, at the price of some duplicates."""
+
+
+class SslConfig(Section):
+    """TLS 1.3 for TCP and MPTCP, and the certificates for QUIC (paper Figure 2, `ssl_config`)."""
+
+    cert: FileName | None = None
+    """PEM file. Server: its certificate chain. Client: with `key` its own certificate, without `key` a
+    certificate to trust, as in the paper. Default null: none."""
+    key: FileName | None = None
+    """PEM file with the private key of `cert`. Default null: none."""
+    ca: Annotated[FileName | None, Side.CLIENT] = None
+    """PEM file with the certificates a client trusts. Default null: `cert` if it has no `key`, otherwise the
+    system's authorities."""
+    tls: Literal["TLS_v3", "TLSv1.3"] = "TLSv1.3"
+    """TLS version; `TLS_v3` is the paper's spelling of 1.3. Default and only version 1.3: older ones have
+    known weaknesses, and QUIC cannot use them."""
+    verify: Annotated[bool, Side.CLIENT] = True
+    """Whether a client checks the server's certificate. Default true: without it anybody on the way can read
+    and change everything."""
+    server_name: Annotated[Host | None, Side.CLIENT] = None
+    """Name the server's certificate must carry, and the TLS server name (SNI). Default null: the remote
+    host."""
+    client_ca: Annotated[FileName | None, Side.SERVER] = None
+    """Server: PEM file with the certificates that client certificates must chain to; clients without one are
+    refused. Default null: clients need no certificate."""
+    pin: Annotated[tuple[Pin, ...], Field(strict=False, max_length=16)] = ()
+    """Pins of the other side's certificate, at least one of which must fit: `sha256/` and the Base64 of the SHA-256 of
+    its SubjectPublicKeyInfo (RFC 7469), as `multi cert` and `multi check` show it. They are checked besides `verify`,
+    and instead of it when that is false. On a server they are for clients, whose certificates `client_ca` verifies.
+    Default empty: verification is enough."""
+
+    @field_validator("tls", mode="before")
+    @classmethod
+    def _no_older_tls(cls, value: object) -> object:
+        if value not in ("TLS_v3", "TLSv1.3"):
+            raise ValueError('"TLS_v3", "TLSv1.3" (versions before TLS 1.3 are refused)')
+        return value
+
+
+class WifiConfig(Section):
+    """The WiFi link itself (paper Figure 2, `wifi_config`)."""
+
+    power_savings: bool | None = None
+    """Whether WiFi interfaces in use may save power while the session lives; what was found is put back
+    afterwards. False: no packet waits for a sleeping card (100 ms and more), and the battery empties sooner.
+    Linux; needs CAP_NET_ADMIN, otherwise there is a warning. Default null: not touched."""
+
+
+class InterfaceKinds(Section):
+    """Which interfaces are of which kind. Names listed here win over what is recognised automatically."""
+
+    eth: InterfaceNames = ()
+    """Names of wired interfaces. Default empty: recognised automatically."""
+    wifi: InterfaceNames = ()
+    """Names of WiFi interfaces. Default empty: recognised automatically."""
+    cellular: InterfaceNames = ()
+    """Names of mobile network interfaces (4G, 5G). Default empty: recognised automatically."""
+    loopback: InterfaceNames = ()
+    """Names of loopback interfaces. Default empty: recognised automatically."""
+    virtual: InterfaceNames = ()
+    """Names of bridges, tunnels and the like, which lead to no network of their own. Default empty:
+    recognised automatically."""
+
+
+class Auth(Section):
+    """Who may open a session: a pre-shared key, mixed into the session keys and proved on opening."""
+
+    psk_file: KeyFileName | None = None
+    """File with the pre-shared keys, one `id:hex` a line; both ends need the same. A file and not the key itself: a
+    configuration may be readable by others. Default null: they are in the environment (`psk_env`)."""
+    psk_env: VariableName | None = None
+    """Name of the environment variable with the pre-shared keys, `id:hex` separated by commas or newlines. Default
+    null: they are in a file (`psk_file`)."""
+    psk_id: KeyName | None = None
+    """Name of the key, at most 64 bytes, sent in clear so that the server knows which key is meant.
+    Default null: the first key."""
+
+
+class Listen(Section):
+    """Where a server takes sessions. Its presence makes the configuration one for a server."""
+
+    host: Host = "::"
+    """Address to listen on. Default `::`: all addresses, IPv6 and IPv4."""
+    port: Annotated[int, Range(0, 65_535)] = 7788
+    """Port, the same for all transports: TCP and MPTCP take the TCP port, QUIC the UDP port; 0 = a free one,
+    chosen by the system. Default 7788: the default of the client's `remote_port`."""
+    transports: Annotated[
+        tuple[TransportName, ...], Field(strict=False, min_length=1, max_length=16), AfterValidator(_each_once)
+    ] = tuple(name for name in transport_names() if transport_type(name).shipped)
+    """Transports to accept. Default all three, so that clients can choose; without `ssl_config` only tcp and
+    mptcp, because QUIC cannot work without a certificate."""
+    announce: Annotated[
+        tuple[Annotated[str, AfterValidator(_announced)], ...], Field(strict=False, max_length=MAX_ANNOUNCED)
+    ] = ()
+    """Further IP addresses of this server, told to clients that have proved themselves: they use them as
+    alternatives to those its name has, with the same port. Default none: the name's addresses are all."""
+
+
+class Limits(Section):
+    """Bounds on what peers can make grow."""
+
+    max_sessions: Annotated[Count, Side.SERVER] = 10_000
+    """Sessions of a server at the same time. Default 10000: more than one process serves well."""
+    max_sessions_per_source: Annotated[Count, Side.SERVER] = 64
+    """Sessions from one source (IPv4 /24, IPv6 /56). Default 64: an office behind one address, and no
+    flood."""
+    max_unauthenticated: Annotated[Count, Side.SERVER] = 1024
+    """Connections of a server that have not proved anything yet. Default 1024: they are short-lived; when
+    full, the oldest of the busiest address of the busiest source goes first."""
+    max_unauthenticated_per_source: Annotated[Count, Side.SERVER] = 32
+    """The same from one source. Default 32: several clients may start together, one cannot fill the table."""
+    handshake_timeout: Annotated[float, Range(0.1, 300.0)] = 5.0
+    """Seconds each step of a connection's handshake may take: TLS or QUIC, the first segment, the proof. Default 5:
+    three retransmissions on a slow mobile network."""
+    segment_timeout: Annotated[float, Range(0.1, 3600.0), Side.SERVER] = 30.0
+    """Seconds in which a connection that has begun a segment must end it or bring 1 KiB more of it for each.
+    Default 30: longer than a network that is worth having stalls."""
+    max_connections_per_session: Annotated[int, Range(1, 256), Side.SERVER] = 8
+    """Connections of one session. Default 8: three networks, two transports, and room for a handover."""
+    max_joins_per_second: Annotated[float, Range(0.1, 10_000.0), Side.SERVER] = 10.0
+    """JOINs one session may make per second in the long run; more are refused. Default 10: all networks at once and
+    again a second later."""
+    max_join_burst: Annotated[int, Range(1, 10_000), Side.SERVER] = 20
+    """JOINs one session may make at once. Default 20: every connection of a session comes back twice."""
+    max_pending_joins: Annotated[int, Range(1, 256), Side.SERVER] = 8
+    """Connections of one session that have not proved themselves yet; when there are more, the oldest goes.
+    Default 8: all connections of a session may come at once."""
+    max_detached_sessions: Annotated[Count, Side.SERVER] = 1000
+    """Sessions of a server that wait for their client to come back; when there are more, the longest waiting ends.
+    Default 1000: a tenth of the sessions."""
+    max_streams: Annotated[int, Range(1, 65_536)] = 128
+    """Streams of one session that the peer may have open. Default 128: what HTTP/2 servers usually allow."""
+    max_stream_window: Bytes = 16 * MIB
+    """Most bytes buffered for one stream until the application reads them. Default 16 MiB: 1.3 Gbit/s at 100
+    ms."""
+    max_session_window: Bytes = 16 * MIB
+    """Most bytes buffered for all streams of a session; the smaller of this and the stream's window counts.
+    Default 16 MiB: one stream may use all of it."""
+    max_send_buffer: Bytes = 16 * MIB
+    """Most bytes a session keeps until the peer acknowledges them; `drain()` waits above it. Default 16 MiB:
+    as much as the peer buffers."""
+    max_memory: Annotated[int, Range(MIB, 1 << 40), Side.SERVER] = 1024 * MIB
+    """Most bytes kept for all sessions of a server, what their windows allow clients to send included; windows stop
+    growing at three quarters of it, beyond an equal share already at half of that, new sessions are refused when all
+    is taken. Default 1 GiB: 48 sessions at full window, or 10000 at 100 KiB."""
+
+
+def _current_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # the directory was removed; absolute names in the configuration still work
+        return Path()
+
+
+class ConfigModel(Section):
+    """The keys of a configuration and what they mean for the parts that use it. `Config` checks them together."""
+
+    connection_priority: Annotated[tuple[Entry, ...], Field(strict=False, min_length=1, max_length=64)] = ()
+    """Client: the connections wanted, best first (paper III-B4). Each is a triple `[transport, ip,
+    interface]` or an object. No default: which networks to use is what a client configuration is about."""
+    listen: Listen | None = None
+    """Server: where sessions are taken. Default null: this is a client configuration."""
+    remote_host: Annotated[Host | None, Side.CLIENT] = None
+    """Client: host name or IP address of the server. Default null: every entry names its own."""
+    remote_port: Annotated[Port, Side.CLIENT] = 7788
+    """Client: port of the server, for all transports. Default 7788: the default of `listen.port`."""
+    session_id: Annotated[Text, Side.CLIENT] = "random"
+    """Client: `random`, 32 hexadecimal digits, or any text, of whose SHA-256 the first 16 bytes are used.
+    Default `random`: sessions of several clients never collide."""
+    multi_config: MultiConfig = MultiConfig.model_construct()
+    """How connections are opened and data is divided among them. On a server: what it sets is used instead of
+    what clients ask for. Default: see its fields."""
+    tcp_config: TcpSettings = TcpSettings.model_construct()
+    """TCP connections. Default: see its fields."""
+    mptcp_config: MptcpSettings = MptcpSettings.model_construct()
+    """MPTCP connections. Default: see its fields."""
+    quic_config: QuicSettings = QuicSettings.model_construct()
+    """QUIC connections. Default: see its fields."""
+    ssl_config: SslConfig | None = None
+    """TLS on TCP and MPTCP, certificates for QUIC. Default null: TCP and MPTCP are sealed by the session
+    itself, a server offers no QUIC."""
+    wifi_config: Annotated[WifiConfig, Side.CLIENT] = WifiConfig.model_construct()
+    """Client: the WiFi link. Default: see its fields."""
+    interfaces: Annotated[InterfaceKinds, Side.CLIENT] = InterfaceKinds.model_construct()
+    """Client: which interfaces are `eth`, `wifi` and `cellular`. Default: recognised automatically."""
+    protect: Literal["auto", "always", "never"] = "auto"
+    """Sealing of segments by the session: `auto` where the transport does not encrypt, `always` also inside
+    TLS and QUIC, `never` not at all. Default `auto`: everything is encrypted once."""
+    auth: Auth | None = None
+    """Pre-shared key that both ends must have. Default null: none; a certificate may still be required."""
+    manage_routes: Annotated[bool, Side.CLIENT] = False
+    """Client: whether rules and routes by source address may be installed for interfaces whose packets would
+    leave through another one; they go with the last session. Linux; needs CAP_NET_ADMIN, otherwise there is a
+    warning. Default false: the network of the machine is not changed."""
+    limits: Limits = Limits.model_construct()
+    """Bounds on what peers can make grow. Default: see its fields."""
+
+    _base_directory: Path = PrivateAttr(default_factory=_current_directory)
+
+    @property
+    def is_server(self) -> bool:
+        return self.listen is not None
+
+    @property
+    def is_client(self) -> bool:
+        return self.listen is None
+
+    @property
+    def base_directory(self) -> Path:
+        """Where file names in this configuration start: the directory of its file, or the current one."""
+        return self._base_directory
+
+    def located_in(self, directory: Path) -> Self:
+        """The same configuration with file names relative to `directory`."""
+        moved = self.model_copy()
+        moved._base_directory = directory
+        return moved
+
+    def resolve(self, name: str) -> Path:
+        """Path of a file named in this configuration. Opens nothing."""
+        return self._base_directory / name
+
+    @property
+    def psk_path(self) -> Path | None:
+        """File with the pre-shared keys, or None when none is configured or they are in the environment."""
+        return self.resolve(self.auth.psk_file) if self.auth and self.auth.psk_file else None
+
+    def session_id_bytes(self, entropy: Callable[[int], bytes]) -> SessionId:
+        """The 16 bytes of the Session ID (paper Table 3); `entropy(n)` gives n random bytes."""
+        if self.session_id == "random":
+            return SessionId(entropy(SESSION_ID_LENGTH))
+        if _HEX_SESSION_ID.fullmatch(self.session_id):
+            return SessionId(bytes.fromhex(self.session_id))
+        return SessionId(hashlib.sha256(self.session_id.encode()).digest()[:SESSION_ID_LENGTH])
+
+    def remote_of(self, entry: Entry) -> tuple[str, int]:
+        """Host and port an entry connects to."""
+        return entry.remote_host or self.remote_host or "", entry.remote_port or self.remote_port
+
+    def kind_by_interface(self) -> dict[str, str]:
+        """Configured kind of each interface named in `interfaces`."""
+        return {name: kind for kind, names in self.interfaces for name in names}
+
+    def section_of(self, transport: str) -> TransportSection:
+        """The section `<transport>_config`."""
+        section = getattr(self, f"{transport}_config", None)
+        # A transport registered since this configuration was loaded has its defaults.
+        return section if isinstance(section, TransportSection) else transport_type(transport).settings()
+
+    def transport_settings(self) -> TransportSettings:
+        """What the transports need to know, with file names resolved. Opens no file."""
+        return TransportSettings({name: self.section_of(name) for name in transport_names()}, self._tls_settings())
+
+    def _tls_settings(self) -> TlsSettings | None:
+        ssl = self.ssl_config
+        if ssl is None:
+            return None
+        cert, key, ca, client_ca = (
+            self.resolve(name) if name is not None else None for name in (ssl.cert, ssl.key, ssl.ca, ssl.client_ca)
+        )
+        if self.is_client and key is None:  # a certificate to trust, as in the paper's Figure 2
+            cert, ca = None, ca or cert
+        return TlsSettings(cert, key, ca, ssl.verify, ssl.server_name or "", client_ca, ssl.pin)

@@ -1,0 +1,320 @@
+"""Links, addresses, routes and neighbours of a network namespace, as Linux lists them over rtnetlink.
+
+A snapshot takes a fraction of a millisecond and never waits for the network. `snapshots` remembers the last one until
+the kernel announces a change: a session that opens reads nothing then, which is half of what opening costs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import TypeVar
+
+from multi.discovery import netlink
+from multi.discovery.namespace import Namespace, namespace_if_told
+from multi.discovery.netlink import NetlinkSocket, attribute, attributes, open_netlink, text, u32
+from multi.types import Family
+
+log = logging.getLogger("multi.discovery")
+
+# include/uapi/linux/rtnetlink.h, if_link.h, if_addr.h, neighbour.h
+RTM_F_FIB_MATCH = 0x2000
+RTN_UNICAST = 1
+RTNH_F_DEAD, RTNH_F_LINKDOWN = 1, 16
+RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC = 1, 2, 4, 5, 6, 7
+RTA_MULTIPATH, RTA_TABLE, RTA_VIA = 9, 15, 18
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_OPERSTATE, IFLA_LINKINFO, IFLA_CARRIER = 1, 3, 16, 18, 33
+IFLA_INFO_KIND = 1
+IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
+NDA_DST, NDA_LLADDR = 1, 2
+NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
+NEIGHBOUR = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
+NEXT_HOP = struct.Struct("=HBBi")  # rtnexthop: length, flags, hops, interface index
+IF_OPER_UNKNOWN, IF_OPER_UP = 0, 6  # RFC 2863; unknown: loopback, tun and others that have no notion of it
+
+FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}
+
+RECEIVE_BUFFER = 16 * 1024  # bytes; more announcements than fit are one: something has changed
+TAKEN_AT_ONCE = 64  # announcements; what is left will be found the next time
+GROUPS = (
+    netlink.RTNLGRP_LINK,
+    *(netlink.RTNLGRP_IPV4_IFADDR, netlink.RTNLGRP_IPV4_ROUTE, netlink.RTNLGRP_IPV4_RULE),
+    *(netlink.RTNLGRP_IPV6_IFADDR, netlink.RTNLGRP_IPV6_ROUTE, netlink.RTNLGRP_IPV6_RULE),
+)
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord:
+    index: int
+    name: str
+    flags: int
+    hardware_type: int
+    link_kind: str
+    mac: str
+    connected: bool
+    """It has a carrier and is operational."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddressRecord:
+    index: int
+    family: Family
+    address: str
+    prefix_length: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One way out of a route of any table; the gateway is empty where none is needed."""
+
+    index: int
+    family: Family
+    gateway: str
+    network: str = ""
+    """Empty = everywhere."""
+    table: int = 0
+    protocol: int = 0
+    metric: int = 0
+    source: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """What was read at one time; equal to itself only."""
+
+    links: tuple[LinkRecord, ...]
+    addresses: tuple[AddressRecord, ...]
+    routes: tuple[Route, ...]
+    """The default routes."""
+
+
+def snapshot() -> Snapshot:
+    """Read everything once. Raises OSError when netlink is not available."""
+    with NetlinkSocket() as kernel:
+        links = kernel.dump(netlink.RTM_GETLINK, bytes(netlink.LINK.size))
+        addresses = kernel.dump(netlink.RTM_GETADDR, bytes(netlink.ADDRESS.size))
+        # A full routing table is long, and most of it says nothing of where the rest goes.
+        defaults = (body for body in kernel.dump(netlink.RTM_GETROUTE, bytes(netlink.ROUTE.size)) if body[1:2] == b"\0")
+        return Snapshot(
+            tuple(readable(_link, links)),
+            tuple(readable(_address, addresses)),
+            tuple(route for found in readable(routes, defaults) for route in found),
+        )
+
+
+def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0) -> list[Route]:
+    """The way packets to `remote` take, by the kernel's own rules and tables; none if there is no route.
+
+    `index`: through this interface only. The kernel is asked for the matching entry then (RTM_F_FIB_MATCH), because
+    without one an IPv4 lookup bound to a device takes any destination for a neighbour and succeeds; and the entry must
+    name the device, because an IPv6 lookup may answer with another one.
+    """
+    family = socket.AF_INET6 if ":" in remote else socket.AF_INET
+    destination = socket.inet_pton(family, remote.partition("%")[0])
+    bits, flags = len(destination) * 8, RTM_F_FIB_MATCH if index else 0
+    body = netlink.ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, flags) + attribute(
+        RTA_DST, destination
+    )
+    if index:
+        body += u32(RTA_OIF, index)
+    if source:
+        body += attribute(RTA_SRC, socket.inet_pton(family, source))
+    try:
+        answers = kernel.exchange(netlink.RTM_GETROUTE, body)
+    except TimeoutError:
+        raise
+    except OSError:
+        return []
+    return [route for found in readable(routes, answers) for route in found if index in (0, route.index)]
+
+
+def neighbours(indices: set[int]) -> dict[tuple[int, str], str]:
+    """Index of the interface and IP address -> hardware address, of those known on these interfaces."""
+    with NetlinkSocket() as kernel:
+        found = kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))
+    return {key: mac for key, mac in readable(_neighbour, found) if key[0] in indices}
+
+
+def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) -> Iterator[Record]:
+    """What can be read of these messages; one that cannot must not hide all others."""
+    for body in bodies:
+        try:
+            record = read(body)
+        except (struct.error, ValueError) as error:
+            log.debug("a message that cannot be read: %r", error)
+            continue
+        if record is not None:
+            yield record
+
+
+def routes(body: bytes) -> list[Route]:
+    """The ways out of a route; none for one that leads nowhere."""
+    number, length, _, _, table, protocol, _, kind, flags = netlink.ROUTE.unpack_from(body)
+    family = FAMILIES.get(number)
+    if family is None or kind != RTN_UNICAST:
+        return []
+    found = attributes(body, netlink.ROUTE.size)
+    network = f"{_literal(found.get(RTA_DST))}/{length}" if length else ""
+    table, metric = _number(found.get(RTA_TABLE)) or table, _number(found.get(RTA_PRIORITY))
+    source = _literal(found.get(RTA_PREFSRC))
+
+    def way(index: int, flags: int, told: dict[int, bytes]) -> list[Route]:
+        if not index or flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN):
+            return []
+        # A router of the other family (RFC 5549) is told with its family in front.
+        gateway = _literal(told.get(RTA_GATEWAY) or told.get(RTA_VIA, b"")[2:])
+        return [Route(index, family, gateway, network, table, protocol, metric, source)]
+
+    hops = found.get(RTA_MULTIPATH)
+    if hops is None:
+        return way(_number(found.get(RTA_OIF)), flags, found)
+    ways: list[Route] = []
+    while len(hops) >= NEXT_HOP.size:
+        size, hop_flags, _weight, index = NEXT_HOP.unpack_from(hops)
+        if size < NEXT_HOP.size:
+            break
+        ways += way(index, hop_flags, attributes(hops[:size], NEXT_HOP.size))
+        hops = hops[(size + 3) & ~3 :]
+    return ways
+
+
+def _link(body: bytes) -> LinkRecord | None:
+    _family, hardware_type, index, flags, _change = netlink.LINK.unpack_from(body)
+    found = attributes(body, netlink.LINK.size)
+    name = text(found.get(IFLA_IFNAME, b""))
+    if not name:
+        return None
+    operational = found.get(IFLA_OPERSTATE, b"\0")[:1] in (bytes([IF_OPER_UNKNOWN]), bytes([IF_OPER_UP]))
+    return LinkRecord(
+        index=index,
+        name=name,
+        flags=flags,
+        hardware_type=hardware_type,
+        link_kind=text(attributes(found.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b"")),
+        mac=found.get(IFLA_ADDRESS, b"").hex(":"),
+        connected=operational and found.get(IFLA_CARRIER) != b"\0",
+    )
+
+
+def _address(body: bytes) -> AddressRecord | None:
+    number, prefix_length, flags, _scope, index = netlink.ADDRESS.unpack_from(body)
+    family = FAMILIES.get(number)
+    found = attributes(body, netlink.ADDRESS.size)
+    # On a point-to-point link IFA_ADDRESS is the other end and IFA_LOCAL ours.
+    packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
+    if family is None or packed is None:
+        return None
+    if IFA_FLAGS in found:
+        (flags,) = netlink.NUMBER.unpack_from(found[IFA_FLAGS])
+    return AddressRecord(index, family, socket.inet_ntop(number, packed), prefix_length, flags)
+
+
+def _neighbour(body: bytes) -> tuple[tuple[int, str], str] | None:
+    family, index, state, _flags, _type = NEIGHBOUR.unpack_from(body)
+    found = attributes(body, NEIGHBOUR.size)
+    address, mac = found.get(NDA_DST), found.get(NDA_LLADDR)
+    if not address or not mac or not any(mac) or family not in FAMILIES or state & (NUD_INCOMPLETE | NUD_FAILED):
+        return None
+    return (index, socket.inet_ntop(family, address)), mac.hex(":")
+
+
+def _literal(packed: bytes | None) -> str:
+    return str(ip_address(packed)) if packed and len(packed) in (4, 16) else ""
+
+
+def _number(packed: bytes | None) -> int:
+    return int(netlink.NUMBER.unpack(packed)[0]) if packed and len(packed) == netlink.NUMBER.size else 0
+
+
+class SnapshotCache:
+    """The last snapshot of one network namespace, for any thread.
+
+    A socket hears the kernel's announcements. Nobody reads what they say: while there is none, what was read is true.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._of: tuple[int, Namespace] | None = None
+        """Process and namespace of the socket: a fork shares it, and would take what its parent has to hear."""
+        self._snapshot: Snapshot | None = None
+
+    def known(self) -> Snapshot | None:
+        """What was read before and still holds; None = it has to be read. Does not wait for a reader."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._known()
+        finally:
+            self._lock.release()
+
+    def read(self, *, anew: bool) -> Snapshot:
+        """What is known, or read now. Raises OSError when netlink is not available."""
+        with self._lock:
+            known = None if anew else self._known()
+            if known is not None:
+                return known
+            self._snapshot = None
+            self._listen()  # before the reading: a change in between is found the next time
+            read = snapshot()
+            if self._socket is not None:
+                self._snapshot = read
+            return read
+
+    def close(self) -> None:
+        """Forget it all; nobody else may be using it."""
+        if self._socket is not None:
+            self._socket.close()
+        self._lock, self._socket, self._of, self._snapshot = threading.Lock(), None, None, None
+
+    def _known(self) -> Snapshot | None:
+        if self._snapshot is None or self._of != (os.getpid(), namespace_if_told()) or self._changed():
+            self._snapshot = None
+        return self._snapshot
+
+    def _listen(self) -> None:
+        here = os.getpid(), namespace_if_told()
+        if self._socket is not None and self._of == here:
+            self._changed()
+            return
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, self._of = None, here
+        try:
+            listening = open_netlink(netlink.NETLINK_ROUTE)
+        except OSError:
+            return
+        listening.setblocking(False)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+        for group in GROUPS:
+            listening.setsockopt(netlink.SOL_NETLINK, netlink.NETLINK_ADD_MEMBERSHIP, group)
+        self._socket = listening
+
+    def _changed(self) -> bool:
+        """Whether anything was announced since the last time."""
+        assert self._socket is not None
+        for taken in range(TAKEN_AT_ONCE):
+            try:
+                self._socket.recv(1)
+            except BlockingIOError:
+                return taken > 0
+            except OSError:
+                pass  # more than fits
+        return True
+
+
+snapshots = SnapshotCache()
+"""Of this process."""
+atexit.register(snapshots.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=snapshots.close)  # a thread that is not there may have held the lock

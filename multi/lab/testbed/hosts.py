@@ -1,0 +1,461 @@
+"""A client host and a server host with emulated links between them, as seen by a program that uses them.
+
+The hosts are network namespaces and everything between them is done by a relay process (`multi.lab.testbed.relay`), so
+what runs in the hosts talks to the kernel's real TCP, MPTCP and UDP. When this process ends, however it ends, all is
+gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, TypeVar, TypeVarTuple, cast
+
+from multi.lab.testbed import call
+from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
+from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
+from multi.lab.testbed.interception import Interceptor, pack
+from multi.lab.testbed.messages import Backend, Build, Built, Done, Failed, WayStatistics, receive, send
+from multi.lab.testbed.namespaces import enterer, inside
+from multi.lab.testbed.relay import Relay
+from multi.lab.testbed.specs import DIRECTIONS, LinkSpec, Way, check_links
+
+log = logging.getLogger("multi.lab.testbed")
+
+ANSWER_TIMEOUT = 10.0  # seconds; the relay answers within milliseconds unless the machine is overloaded
+END_TIMEOUT = 2.0  # seconds a relay gets to end by itself
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+Command = Sequence[str | os.PathLike[str]]
+
+
+class Testbed:
+    """The hosts and the links; use it with `with` or `async with`.
+
+    `backend`: TAP devices where they may be opened, else veth pairs. `congestion`: the TCP congestion control of both
+    hosts, or of each by name; empty is the system's default. `detect_duplicates`: leave IPv6 addresses tentative for a
+    second or two when they appear, as real systems do. `mptcp`: fail where the kernel has no MPTCP, and let the
+    client's kernel make subflows over all links. `seed`: of random loss and jitter.
+    """
+
+    __test__ = False  # not a test, whatever pytest thinks of the name
+
+    def __init__(
+        self,
+        links: Sequence[LinkSpec],
+        *,
+        backend: Backend = "auto",
+        congestion: str | Mapping[HostName, str] = "",
+        detect_duplicates: bool = False,
+        mptcp: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Raises TestbedError for links that cannot be together."""
+        if backend not in ("auto", "tap", "veth"):
+            raise TestbedError(f"backend: {backend!r} is unknown; known: auto, tap, veth")
+        by_host = dict.fromkeys(HOSTS, congestion) if isinstance(congestion, str) else dict(congestion)
+        specs = check_links(links)
+        self._build = Build(specs, backend, by_host, detect_duplicates, mptcp, seed, owner=0)
+        self._relay: _RelayProcess | None = None
+        self._built: Built | None = None
+        self._namespaces: dict[HostName, int] = {}
+        self._user_namespace: int | None = None
+        self.client = Host(self, "client")
+        self.server = Host(self, "server")
+        self.links: dict[str, Link] = {spec.name: Link(self, n, spec) for n, spec in enumerate(specs, 1)}
+
+    def start(self) -> None:
+        """Make everything; takes some tenths of a second. Raises TestbedError, and then nothing is left behind."""
+        if self._relay is not None:
+            raise TestbedError("this testbed is up already")
+        self._relay = _RelayProcess()
+        try:
+            value, descriptors = self._relay.ask(Relay.build, replace(self._build, owner=os.getpid()))
+            self._built = value
+            self._namespaces = dict(zip(HOSTS, descriptors[:2], strict=True))
+            self._user_namespace = descriptors[2] if value.rootless else None
+        except BaseException:
+            self.close()
+            raise
+        if not value.mptcp:
+            log.warning("this kernel has no MPTCP: MPTCP connections cannot be made on this testbed")
+
+    def close(self) -> None:
+        """End all processes in the hosts and take everything down; a second time does nothing."""
+        relay, self._relay = self._relay, None
+        if relay is not None:
+            relay.end()
+        for descriptor in self._namespaces.values():
+            os.close(descriptor)
+        if self._user_namespace is not None:
+            os.close(self._user_namespace)
+        self._namespaces, self._user_namespace = {}, None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        starting = asyncio.ensure_future(asyncio.to_thread(self.start))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TestbedError):
+                await starting
+            self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def backend(self) -> Backend:
+        """`tap` or `veth`, once it is up."""
+        return self._facts().backend
+
+    @property
+    def rootless(self) -> bool:
+        """Whether it lives in a user namespace."""
+        return self._facts().rootless
+
+    @property
+    def relay_process(self) -> int:
+        """The id of the process that carries everything."""
+        return self._running().process
+
+    @property
+    def interface_kinds(self) -> dict[str, list[str]]:
+        """The client's interfaces by kind: the `interfaces` of a session configuration."""
+        kinds: dict[str, list[str]] = {}
+        for link in self.links.values():
+            kinds.setdefault(link.spec.kind, []).append(link.spec.interface)
+        return kinds
+
+    def statistics(self) -> dict[str, WayStatistics]:
+        """What each link has carried and lost so far, and how much waits in its queues now."""
+        return self.ask(Relay.statistics)
+
+    def ask(self, request: Callable[[Relay, *Arguments], Result], *arguments: *Arguments) -> Result:
+        """Have the relay do something; for the parts of a testbed. Raises TestbedError."""
+        return self._running().ask(request, *arguments)[0]
+
+    def open_socket(self, host: HostName, family: int, kind: int, protocol: int) -> socket.socket:
+        _none, (descriptor,) = self._running().ask(Relay.open_socket, host, family, kind, protocol)
+        return socket.socket(family, kind, protocol, fileno=descriptor)
+
+    def namespace(self, host: HostName) -> tuple[int, int | None]:
+        """Descriptors of a host's network namespace, and of the user namespace it belongs to if it is not ours."""
+        self._running()
+        return self._namespaces[host], self._user_namespace
+
+    def _running(self) -> _RelayProcess:
+        if self._relay is None:
+            raise TestbedError("this testbed is not up")
+        return self._relay
+
+    def _facts(self) -> Built:
+        if self._built is None:
+            raise TestbedError("this testbed is not up")
+        return self._built
+
+
+class Link:
+    """A link of a testbed. Changes are in force when a method returns, and raise TestbedError if they cannot be."""
+
+    def __init__(self, testbed: Testbed, number: int, spec: LinkSpec) -> None:
+        self._testbed = testbed
+        self.spec = spec
+        self._addresses = {addresses.version: addresses for addresses in link_addresses(number, spec)}
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def interface(self) -> str:
+        """The client's interface."""
+        return self.spec.interface
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The IP versions it carries."""
+        return tuple(self._addresses)
+
+    def client_address(self, version: int = 4) -> str:
+        """The client's address on this link; `version` is 4 or 6."""
+        return self._of_version(version).client
+
+    def server_address(self, version: int = 4) -> str:
+        """The server's address on this link, reachable over this one only (see `Host.address`)."""
+        return self._of_version(version).server
+
+    def set(
+        self,
+        *,
+        rate_mbps: float | None = None,
+        delay_ms: float | None = None,
+        jitter_ms: float | None = None,
+        loss: float | None = None,
+        queue_ms: float | None = None,
+        queue_bytes: int | None = None,
+        direction: Way | None = None,
+    ) -> None:
+        """Change figures of one direction, or of both; what is not named stays as it is."""
+        given: dict[str, Any] = {
+            "rate_mbps": rate_mbps,
+            "delay_ms": delay_ms,
+            "jitter_ms": jitter_ms,
+            "loss": loss,
+            "queue_ms": queue_ms,
+            "queue_bytes": queue_bytes,
+        }
+        changes = {key: value for key, value in given.items() if value is not None}
+        if queue_ms is not None:
+            if queue_bytes is not None:
+                raise TestbedError("queue_ms and queue_bytes: give one of them")
+            changes["queue_bytes"] = None
+        # All figures are checked before the first is in force.
+        wanted = {way: replace(self.spec.direction(way), **changes) for way in _ways(direction)}
+        for way, figures in wanted.items():
+            self._testbed.ask(Relay.shape, self.name, way, figures)
+            self.spec = self.spec.with_direction(way, figures)
+
+    def blackhole(self, on: bool, direction: Way | None = None) -> None:
+        """Lose every packet, also those on their way, without a sign."""
+        self._testbed.ask(Relay.blackhole, self.name, _ways(direction), on)
+
+    def carrier(self, on: bool) -> None:
+        """Pull the client's cable, or put it in again."""
+        self._testbed.ask(Relay.carrier, self.name, on)
+
+    def remove_address(self, version: int | None = None) -> None:
+        """Take the client's addresses and the routes that need them."""
+        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), False)
+
+    def restore_address(self, version: int | None = None) -> None:
+        """Give them back."""
+        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), True)
+
+    def vanish(self) -> None:
+        """Take the client's interface away, as when a modem is pulled out."""
+        self._testbed.ask(Relay.set_presence, self.name, False)
+
+    def reappear(self) -> None:
+        """Bring it back: the same name and addresses, another index."""
+        self._testbed.ask(Relay.set_presence, self.name, True)
+
+    def intercept(self, make: Callable[..., Interceptor] | None, *arguments: object, **keywords: object) -> None:
+        """Put somebody into the path: `make(*arguments)` is called in the relay and sees every frame; None = nobody.
+
+        The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
+        """
+        self._testbed.ask(Relay.intercept, self.name, None if make is None else pack(make, arguments, keywords))
+
+    def ask_interceptor(self, question: object) -> Any:
+        """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
+        return pickle.loads(self._testbed.ask(Relay.ask_interceptor, self.name, pickle.dumps(question)))
+
+    def inject(self, way: Way, *frames: bytes) -> None:
+        """Let frames enter the link as if a host had sent them. At most 100 KiB at a time."""
+        self._testbed.ask(Relay.inject, self.name, way, frames)
+
+    def statistics(self) -> WayStatistics:
+        return self._testbed.statistics()[self.name]
+
+    def _of_version(self, version: int) -> LinkAddresses:
+        if version not in self._addresses:
+            raise TestbedError(f"{self.name} carries no IPv{version}")
+        return self._addresses[version]
+
+    def _versions(self, version: int | None) -> tuple[int, ...]:
+        return tuple(self._addresses) if version is None else (self._of_version(version).version,)
+
+
+class Host:
+    """A host of a testbed: where programs run and sockets are made."""
+
+    def __init__(self, testbed: Testbed, name: HostName) -> None:
+        self._testbed = testbed
+        self.name = name
+
+    def address(self, version: int = 4) -> str:
+        """Where to reach this host: the server's address is the same over every link, the client's is its first."""
+        if self.name == "server":
+            return SERVER_IPV6 if version == 6 else SERVER_IPV4
+        first = next(iter(self._testbed.links.values()))
+        return first.client_address(version)
+
+    def popen(self, command: Command, **options: Any) -> subprocess.Popen[Any]:
+        """Start a program on this host, as subprocess.Popen does. It ends with the testbed at the latest."""
+        return subprocess.Popen(command, preexec_fn=self._enterer(), **options)
+
+    async def exec(
+        self,
+        command: Command,
+        *,
+        input: str = "",
+        check: bool = True,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program on this host to its end. It is killed on timeout (TimeoutError) and cancellation.
+
+        With `check`, raises TestbedError with its standard error if it fails.
+        """
+        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env, cwd)
+        done = subprocess.CompletedProcess(
+            command, status, output.decode(errors="replace"), errors.decode(errors="replace")
+        )
+        if check and status:
+            words = " ".join(os.fspath(word) for word in command)
+            raise TestbedError(f"{self.name}: {words}: ended with status {status}: {done.stderr.strip()}")
+        return done
+
+    async def run_python(
+        self, function: Callable[..., Result] | Callable[..., Awaitable[Result]], *arguments: object, **keywords: object
+    ) -> Result:
+        """Call a function, plain or async, in a process on this host; return what it returns, raise what it raises.
+
+        The function must be importable by its name, and everything that travels must be picklable.
+        """
+        packed = call.Call(function, arguments, keywords).packed()
+        status, output, _none = await self._run(call.COMMAND, packed, None, None, call.environment(), None)
+        return cast(Result, call.outcome(output, status))
+
+    async def run_code(self, code: str, *, timeout: float | None = None) -> str:
+        """Run Python source in a process on this host; return what it prints. Raises TestbedError if it fails."""
+        done = await self.exec([sys.executable, "-c", code], timeout=timeout, env=call.environment())
+        return done.stdout
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """This thread is on this host meanwhile: sockets made here stay there. Do not await inside.
+
+        Needs root, or that the program has called `multi.lab.testbed.enter_user_namespace()` when it started; else
+        raises TestbedNotAllowed, and `socket()` is the way.
+        """
+        network, user = self._testbed.namespace(self.name)
+        with contextlib.ExitStack() as stack:
+            try:
+                if user is not None:
+                    raise PermissionError
+                stack.enter_context(inside(network))
+            except OSError:
+                raise TestbedNotAllowed(
+                    "a thread cannot enter a host without root; use socket(), exec() or run_python(), or call "
+                    "multi.lab.testbed.enter_user_namespace() when the program starts"
+                ) from None
+            yield
+
+    def socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+        """A socket that belongs to this host, to be used from here. Raises TestbedError. Needs no root."""
+        return self._testbed.open_socket(self.name, family, kind, protocol)
+
+    def _enterer(self) -> Callable[[], None]:
+        return enterer(*self._testbed.namespace(self.name))
+
+    async def _run(
+        self,
+        command: Command,
+        input: bytes,
+        errors: int | None,
+        timeout: float | None,
+        env: Mapping[str, str] | None,
+        cwd: str | os.PathLike[str] | None,
+    ) -> tuple[int, bytes, bytes]:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=env,
+                cwd=cwd,
+                preexec_fn=self._enterer(),
+            )
+        except OSError as error:
+            raise TestbedError(f"{self.name}: cannot run {os.fspath(command[0])}: {error.strerror}") from error
+        try:
+            async with asyncio.timeout(timeout):
+                output, complaints = await process.communicate(input)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        return process.returncode or 0, output or b"", complaints or b""
+
+
+class _RelayProcess:
+    """The relay as its owner has it: a process and a socket."""
+
+    def __init__(self) -> None:
+        # Messages, not a stream; other processes we start must not inherit our end.
+        self._socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(ANSWER_TIMEOUT)
+        self._lock = threading.Lock()
+        with far:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "multi.lab.testbed", str(far.fileno())],
+                pass_fds=[far.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=call.environment(),
+                start_new_session=True,  # an interruption at the terminal is for its owner
+            )
+
+    @property
+    def process(self) -> int:
+        return self._process.pid
+
+    def ask(self, request: Callable[[Relay, *Arguments], Result], *arguments: *Arguments) -> tuple[Result, list[int]]:
+        """What a method of the relay returns, and descriptors that came with it."""
+        try:
+            with self._lock:
+                send(self._socket, (request, arguments))
+                reply, descriptors = receive(self._socket)
+        except TimeoutError:
+            raise TestbedError(f"the relay did not answer within {ANSWER_TIMEOUT:g} seconds") from None
+        except (EOFError, OSError):
+            raise TestbedError("the relay of this testbed has died") from None
+        match reply:
+            case Done(value):
+                return cast(Result, value), descriptors
+            case Failed(message, not_allowed):
+                raise (TestbedNotAllowed if not_allowed else TestbedError)(message)
+            case _:
+                raise AssertionError(f"unknown reply {reply!r}")
+
+    def end(self) -> None:
+        """Let it sweep and go, and wait for that."""
+        with contextlib.suppress(TestbedError):
+            self.ask(Relay.sweep)
+        self._socket.close()
+        try:
+            self._process.wait(END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _ways(direction: Way | None) -> tuple[Way, ...]:
+    if direction is None:
+        return DIRECTIONS
+    if direction not in DIRECTIONS:
+        raise TestbedError(f"direction: {direction!r} is unknown; known: {', '.join(DIRECTIONS)}")
+    return (direction,)

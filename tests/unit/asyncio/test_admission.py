@@ -1,0 +1,147 @@
+"""Who goes first where too many connections are half open, and who has the next turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from multi.asyncio.admission import Admission, BySource, place_of, source_of
+from multi.config.model import Limits
+
+
+def coming(admission: Admission) -> tuple[Callable[[int, str], None], list[int]]:
+    """What counts a connection in, and the list of those dropped."""
+    dropped: list[int] = []
+
+    def come(number: int, host: str) -> None:
+        admission.admit(number, host, lambda _reason: dropped.append(number))
+
+    return come, dropped
+
+
+def test_a_source_is_a_customers_network() -> None:
+    assert source_of("192.0.2.1") == source_of("192.0.2.77") == source_of("::ffff:192.0.2.9")
+    assert source_of("192.0.2.1") != source_of("192.0.3.1")
+    assert source_of("2001:db8:0:100::1") == source_of("2001:db8:0:1ff::2")
+    assert source_of("2001:db8:0:100::1") != source_of("2001:db8:0:200::1")
+    assert source_of("fe80::1%eth0") == source_of("fe80::2%eth1")
+
+
+def test_an_address_is_what_one_device_has() -> None:
+    assert place_of("192.0.2.7") == ("192.0.2.0/24", "192.0.2.7")
+    assert place_of("::ffff:192.0.2.7") == place_of("192.0.2.7")
+    assert place_of("2001:db8:0:1::5%eth0") == ("2001:db8::/56", "2001:db8:0:1::/64")
+
+
+async def test_one_address_does_not_crowd_out_its_neighbours() -> None:
+    come, dropped = coming(Admission(Limits(max_unauthenticated=1000, max_unauthenticated_per_source=4)))
+    come(-1, "192.0.2.1")
+    for number in range(100):
+        come(number, "192.0.2.77")
+    assert dropped == list(range(97))
+
+
+async def test_the_oldest_of_the_busiest_source_goes_first() -> None:
+    admission = Admission(Limits(max_unauthenticated=4, max_unauthenticated_per_source=3))
+    come, dropped = coming(admission)
+    quiet, busy, other, newcomer = "192.0.2.1", "198.51.100.7", "203.0.113.9", "2001:db8::1"
+    for number, host in enumerate([quiet, busy, busy, other]):
+        come(number, host)
+    assert dropped == []
+    come(4, newcomer)
+    assert dropped == [1]
+    come(5, busy)
+    assert dropped == [1, 0]  # all are as busy: the oldest of all
+    admission.settled(3)
+    admission.settled(3)
+    come(6, "198.51.100.8")
+    assert dropped == [1, 0]
+    come(7, busy)
+    assert dropped == [1, 0, 2]  # its share is used up
+    assert {name: count for name, count in admission.counts.items() if count} == {
+        "max_unauthenticated": 2,
+        "max_unauthenticated_per_source": 1,
+    }
+
+
+async def test_a_source_is_crowded_when_half_its_share_is_half_open() -> None:
+    admission = Admission(Limits(max_unauthenticated_per_source=4))
+    come, _ = coming(admission)
+    come(1, "192.0.2.1")
+    assert not admission.crowded("192.0.2.9")
+    come(2, "192.0.2.2")
+    assert admission.crowded("192.0.2.9")
+    assert not admission.crowded("198.51.100.1")
+    admission.settled(1)
+    assert not admission.crowded("192.0.2.9")
+
+
+def test_the_busiest_source_gives_way_and_in_it_the_busiest_address() -> None:
+    crowd: BySource[str] = BySource()
+    for member, host in (
+        ("a1", "192.0.2.1"),
+        ("b1", "198.51.100.1"),
+        ("b2", "198.51.100.2"),
+        ("b3", "198.51.100.2"),
+        ("c1", "203.0.113.1"),
+    ):
+        crowd.add(member, host)
+    assert crowd.oldest() == "b2"
+    assert crowd.oldest("192.0.2.0/24") == "a1"
+    assert crowd.oldest("233.252.0.0/24") is None
+    crowd.discard("b2")
+    assert crowd.oldest() == "b1"  # both addresses have one: the one that has had it for longer
+    assert crowd.count("198.51.100.0/24") == 2
+
+
+def test_the_busiest_is_known_whatever_comes_and_goes() -> None:
+    chance = random.Random(7)
+    crowd: BySource[int] = BySource()
+    hosts: dict[int, str] = {}
+    for step in range(5000):
+        if hosts and chance.random() < 0.5:
+            leaving = chance.choice(list(hosts))
+            crowd.discard(leaving)
+            del hosts[leaving]
+        else:
+            hosts[step] = f"192.0.{chance.randrange(6)}.{chance.randrange(4)}"
+            crowd.add(step, hosts[step])
+        assert len(crowd) == len(hosts)
+        found = crowd.oldest()
+        assert (found is None) == (not hosts)
+        if found is not None:
+            places = [place_of(host) for host in hosts.values()]
+            sources = [source for source, _ in places]
+            source, address = place_of(hosts[found])
+            assert sources.count(source) == max(map(sources.count, sources)) == crowd.count(source)
+            within = [place for place in places if place[0] == source]
+            assert within.count((source, address)) == max(map(within.count, within))
+            assert found == min(number for number, host in hosts.items() if place_of(host) == (source, address))
+
+
+def test_who_comes_alone_waits_for_one_of_each_other_source() -> None:
+    turns: BySource[str] = BySource()
+    for number in range(50):
+        turns.add(f"x{number}", "192.0.2.1")
+        turns.add(f"y{number}", "198.51.100.1")
+    turns.add("alone", "203.0.113.1")
+    assert [turns.next() for _ in range(5)] == ["x0", "y0", "alone", "x1", "y1"]
+    assert len(turns) == 96
+
+
+def test_addresses_of_a_source_take_turns_too() -> None:
+    turns: BySource[str] = BySource()
+    for number in range(50):
+        turns.add(f"x{number}", "192.0.2.1")
+    turns.add("neighbour", "192.0.2.2")
+    assert [turns.next() for _ in range(3)] == ["x0", "neighbour", "x1"]
+
+
+def test_who_has_left_has_no_turn_and_nobody_has_two() -> None:
+    turns: BySource[str] = BySource()
+    for member in ("a", "b", "b", "c"):
+        turns.add(member, "192.0.2.1")
+    turns.discard("a")
+    turns.discard("a")
+    assert [turns.next() for _ in range(3)] == ["b", "c", None]
+    assert len(turns) == 0
