@@ -79,7 +79,7 @@ class Channel(asyncio.Protocol):
 
 
 @multi.register_transport("counted")
-class Counted:
+class Counted(multi.Transport):
     name = "counted"
 
     async def dial(self, candidate, settings):

@@ -283,11 +283,6 @@ class Connection:
     def bucket_depth(self) -> float:
         return max(self.max_rate * BUCKET_SECONDS, SLOW_SEGMENT / 2)
 
-    def setchannel_credit(self, credit: int) -> None:
-        self.channel_credit = credit
-        if credit > 0:
-            self.control_backlog = 0
-
     def refresh_credit(self, now: float) -> None:
         """Recompute `credit` from what the transport takes and what the rate cap allows."""
         credit = self.channel_credit

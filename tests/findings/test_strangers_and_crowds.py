@@ -285,7 +285,6 @@ async def late_data(sequence: int) -> None:
         while stream in core.receiver.streams or stream in core.sender.streams:
             core.receive(ConnectionId(0), memoryview(await client.reader.read(65536)), now=0.0)
             core.read(stream, -1, now=0.0)
-            core.advance(now=1.0)
             client.flush()
         client.send(encode(SegmentType.DATA, client.session_id, b"xy", sequence=sequence, stream=stream))
         with suppress(TimeoutError, ConnectionError):
