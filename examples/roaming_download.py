@@ -7,14 +7,14 @@ type a kind (wifi), an interface (wlan0) or an address the session is bound to, 
 import asyncio
 import hashlib
 import sys
-from typing import BinaryIO
+from typing import IO
 
 import multi
 
 BLOCK = 1 << 18  # bytes
 
 
-async def serve(config: multi.Config, file: BinaryIO) -> None:
+async def serve(config: multi.Config, file: IO[bytes]) -> None:
     content = file.read()
 
     async def send(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
@@ -46,7 +46,7 @@ async def obey(session: multi.Session) -> None:
             print(f"no handover: {error}", flush=True)
 
 
-async def download(config: multi.Config, file: BinaryIO) -> None:
+async def download(config: multi.Config, file: IO[bytes]) -> None:
     digest = hashlib.sha256()
     async with multi.connect(config) as session:
         helpers = [asyncio.create_task(tell(session)), asyncio.create_task(obey(session))]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aioquic.buffer import encode_uint_var
 from aioquic.quic.crypto import CryptoPair
@@ -142,7 +142,7 @@ def run_qh3(data: bytes) -> None:
     _raise_unhandled()
 
 
-async def _quic(choices: Choices, engine: str) -> None:
+async def _quic(choices: Choices, engine: Literal["aioquic", "qh3"]) -> None:
     sinks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     accepted: list[Any] = []
     settings = replace(_settings(), sections={"quic": QuicSettings(retry=choices.chance(4), engine=engine)})

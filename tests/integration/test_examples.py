@@ -38,7 +38,7 @@ def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
     (files.served / "film").write_bytes(content)
     program = [sys.executable, "-W", "error", str(EXAMPLES / "roaming_download.py")]
     server = subprocess.Popen(
-        [*program, files.server_config(), files.served / "film"],
+        [*program, str(files.server_config()), str(files.served / "film")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -46,7 +46,7 @@ def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
     try:
         port = int(wait_for_line(server, r"on port (\d+)").group(1))
         config = files.client_config(port, "tcp", "tcp", max_rate_mbps=40)
-        arguments = [*program, config, files.here / "film"]
+        arguments = [*program, str(config), str(files.here / "film")]
         with subprocess.Popen(
             arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as client:

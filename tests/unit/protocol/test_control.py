@@ -26,7 +26,7 @@ def numbers(connection: Connection) -> list[int]:
     """The control segments that lie on a connection, by number; they are taken off it."""
     raw = b"".join(connection.output[0])
     connection.output[0] = []
-    return [segment.sequence for segment in connection.decoder(0).feed(memoryview(raw))]
+    return [segment.sequence for segment in connection.decoders[0].feed(memoryview(raw))]
 
 
 # --- sending  ---

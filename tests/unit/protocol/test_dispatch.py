@@ -216,4 +216,4 @@ def test_an_acknowledgement_that_took_longer_than_a_newer_one_takes_nothing_back
     line.answer(ends.segment(T.ACK, encode_ack(Ack(1, 0, ()))))
     ends.pump()
     assert sender.window == window
-    assert sender.idle
+    assert not sender.unacked

@@ -160,13 +160,15 @@ def test_a_suspect_connection_is_asked_ever_less_often() -> None:
 
 @pytest.mark.parametrize("sign", ["a word of the peer", "progress of the transport"])
 def test_a_sign_of_life_brings_a_suspect_connection_back(sign: str) -> None:
-    ends, line, _other = two_lines()
+    ends, line, other = two_lines()
+    ends.client.session.set_role(other.id, Role.BACKUP, now=ends.now)
+    line.hold_up = other.hold_up = True
+    ends.write(ends.client, bytes(1000))
     ends.client.session.suspect(line.id, Reason(Cause.NO_PROGRESS, "silence"), now=ends.now)
     if sign == "a word of the peer":
         line.answer(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(5))))
         ends.pump()
     else:
-        ends.client.session.connections[line.id].carries(1000, ends.now)
         ends.client.session.sample(line.id, TransportSample(rtt=0.02, bytes_acked=1, unacked=5), now=ends.now)
     assert ends.client.states()[line.id] == "active"
     assert ends.client.session.connections[line.id].reason.cause is Cause.RECOVERED

@@ -78,7 +78,7 @@ class Bench:
 
     def credit(self, connection: int, size: int) -> None:
         found = self.connections[ConnectionId(connection)]
-        found.set_channel_credit(size)
+        found.channel_credit = size
         found.refresh_credit(self.now)
 
     def stream(self, priority: int = 3, window: int = PLENTY) -> SendStream:
@@ -379,7 +379,7 @@ def test_a_stream_that_was_reset_leaves_nothing_under_way() -> None:
     bench.fill()
     bench.write(5_000)
     bench.sender.forget(bench.sender.streams[StreamId(0)], bench.now)
-    assert bench.sender.idle
+    assert not bench.sender.unacked
     assert bench.connections[ConnectionId(0)].in_flight == 0
     assert bench.fill() == {}
 
