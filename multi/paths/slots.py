@@ -72,7 +72,7 @@ class Slot:
 
     @property
     def wanted_role(self) -> Role:
-        return self.role or (self.source or self.candidates[0]).role
+        return self.role if self.role is not None else (self.source or self.candidates[0]).role
 
     @property
     def healthy(self) -> bool:

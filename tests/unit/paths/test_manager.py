@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
@@ -22,6 +24,7 @@ class Connections:
     def __init__(self) -> None:
         self.drained: list[int] = []
         self.pinged: list[int] = []
+        self.roles: dict[int, Role] = {}
 
     def drain(self, connection: ConnectionId) -> None:
         self.drained.append(connection)
@@ -30,7 +33,7 @@ class Connections:
         pass
 
     def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
-        pass
+        self.roles[connection] = role
 
     def ping(self, connection: ConnectionId) -> None:
         self.pinged.append(connection)
@@ -215,3 +218,14 @@ def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_tria
     world.state(0, ACTIVE)
     world.run(0.5)
     assert world.connections.pinged.count(0) >= 4
+
+
+@pytest.mark.parametrize("wanted", Role)
+def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role) -> None:
+    candidates = [candidate(0), replace(candidate(1), role=Role.BACKUP)]
+    world = World(*candidates, connect=Connect.PARALLEL)
+    for connection in (0, 1):
+        world.state(connection, ACTIVE)
+    world.paths.set_role(ConnectionId(1), wanted, world.now)
+    world.turn()
+    assert world.connections.roles.get(1, wanted) is wanted
