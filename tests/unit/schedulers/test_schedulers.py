@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,6 +174,28 @@ def test_a_connection_with_credit_is_used_within_bounded_time(
         if moves:
             views = [replace(v, in_flight=v.in_flight + (v.credit == 0)) for v in views]
         assert now <= 2.0 + 2 * step
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_connections_that_are_gone_are_forgotten(name: str) -> None:
+    """Ids are never used again: a session that changes networks for years must not keep what it knew of each."""
+    scheduler = create_scheduler(name, {})
+
+    def serve(connections: range) -> None:
+        for number in connections:
+            now = 10.0 * number
+            blocked = view(number, credit=0, in_flight=50_000, not_sent=20_000, rtt=0.010, rate=1e7)
+            others = [view(number + 1, rtt=0.5, rate=20_000.0), view(number + 2, rtt=0.4, rate=30_000.0)]
+            for reinjection in (False, True):
+                scheduler.select(request(now=now, reinjection=reinjection), [blocked, *others])
+                scheduler.select(request(now=now + 1, reinjection=reinjection), others)
+
+    serve(range(0, 600, 3))
+    tracemalloc.start()
+    serve(range(600, 6_600, 3))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20_000
 
 
 # RR and WRR
