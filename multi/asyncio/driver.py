@@ -47,7 +47,7 @@ from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionStat
 
 logger = logging.getLogger("multi.session")
 
-SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
+SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight
 MAX_SAMPLE_INTERVAL = 0.020  # seconds; looks that find nothing new become rarer, up to this
 SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn

@@ -353,7 +353,7 @@ class Server:
         return found
 
     def _protected(self, arrival: _PendingConnection) -> bool:
-        """With certificates configured, a connection without TLS has no place here (design 5)."""
+        """With certificates configured, a connection without TLS has no place here."""
         return self._config.ssl_config is None or arrival.channel.info.secure
 
     # --- sessions ---

@@ -226,7 +226,7 @@ DEFAULT_SCHEDULER = "adaptive"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How the sender of this wants the peer to schedule towards it (design 5, "policy travels")."""
+    """How the sender of this wants the peer to schedule towards it; it travels in HELLO and POLICY."""
 
     scheduler: str = DEFAULT_SCHEDULER
     parameters: tuple[tuple[str, float], ...] = ()

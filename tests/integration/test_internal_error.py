@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 import multi
 from multi.protocol.payloads import Policy
-from multi.protocol.session import SessionCore
+from multi.protocol.scheduling import Scheduling
 from multi.schedulers import create_scheduler
 from tests.integration.hostile import HandMade
 
@@ -28,16 +27,15 @@ def client(port: int) -> dict[str, object]:
 def break_when_asked(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Have a server's session fail at the `at`-th wish of its client; the first comes with the first segment."""
     asked = []
-    follow = SessionCore._use_scheduler
+    follow = Scheduling.peer_wants
 
-    def use_scheduler(self: SessionCore, policy: Policy, scheduler: multi.Scheduler, **more: Any) -> None:
-        if more["by_peer"]:
-            asked.append(policy)
-            if len(asked) >= at:
-                raise RuntimeError("no more of these")
-        follow(self, policy, scheduler, **more)
+    def peer_wants(self: Scheduling, policy: Policy) -> None:
+        asked.append(policy)
+        if len(asked) >= at:
+            raise RuntimeError("no more of these")
+        follow(self, policy)
 
-    monkeypatch.setattr(SessionCore, "_use_scheduler", use_scheduler)
+    monkeypatch.setattr(Scheduling, "peer_wants", peer_wants)
 
 
 async def test_a_bug_at_the_clients_wish_ends_the_session(

@@ -665,9 +665,9 @@ def test_pins_of_clients_need_certificates_to_verify_them_with() -> None:
     ssl = {"cert": "c.pem", "key": "k.pem", "pin": ["sha256/" + "A" * 43 + "="]}
     with pytest.raises(ConfigError, match=r"ssl_config\.client_ca: missing"):
         Config(listen={}, ssl_config=ssl)
-    assert Config(listen={}, ssl_config={**ssl, "client_ca": "ca.pem"}).transport_settings().tls.pins == tuple(
-        ssl["pin"]
-    )
+    tls = Config(listen={}, ssl_config={**ssl, "client_ca": "ca.pem"}).transport_settings().tls
+    assert tls is not None
+    assert tls.pins == tuple(ssl["pin"])
 
 
 def test_a_pin_makes_up_for_a_missing_verification() -> None:
