@@ -9,7 +9,7 @@ import pytest
 
 import multi
 from multi.protocol.payloads import Policy
-from multi.protocol.session import SessionCore
+from multi.protocol.scheduling import Scheduling
 from multi.schedulers import create_scheduler
 from tests.integration.hostile import HandMade
 
@@ -28,16 +28,16 @@ def client(port: int) -> dict[str, object]:
 def break_when_asked(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Have a server's session fail at the `at`-th wish of its client; the first comes with the first segment."""
     asked = []
-    follow = SessionCore._use_scheduler
+    follow = Scheduling._use
 
-    def use_scheduler(self: SessionCore, policy: Policy, scheduler: multi.Scheduler, **more: Any) -> None:
+    def use(self: Scheduling, policy: Policy, scheduler: multi.Scheduler, **more: Any) -> None:
         if more["by_peer"]:
             asked.append(policy)
             if len(asked) >= at:
                 raise RuntimeError("no more of these")
         follow(self, policy, scheduler, **more)
 
-    monkeypatch.setattr(SessionCore, "_use_scheduler", use_scheduler)
+    monkeypatch.setattr(Scheduling, "_use", use)
 
 
 async def test_a_bug_at_the_clients_wish_ends_the_session(
