@@ -591,6 +591,22 @@ def test_opening_waits_while_the_peer_allows_no_more_streams(development_certifi
     run(scenario())
 
 
+def test_the_last_read_of_a_stream_makes_room_for_another_at_once(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates), server={"limits": {"max_streams": 1}}) as pair:
+            reader, writer = await pair.session.open_stream()
+            writer.write(b"done")
+            writer.write_eof()
+            other_reader, other_writer = await anext(pair.server_session.streams())
+            other_writer.write_eof()
+            assert await reader.read() == b""
+            await asyncio.sleep(0.1)  # everything is acknowledged
+            assert await other_reader.read() == b"done"
+            await asyncio.wait_for(pair.session.open_stream(), 2.0)
+
+    run(scenario())
+
+
 def test_streams_of_higher_priority_overtake(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with multi_pair(Way(development_certificates)) as pair:
