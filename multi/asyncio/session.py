@@ -127,6 +127,7 @@ class Session:
             failure = await done
         except asyncio.CancelledError:
             self._driver.core.cancel_handover()
+            self._driver.pump_soon()
             raise
         finally:
             self._driver.closed.remove_done_callback(ended)

@@ -266,6 +266,27 @@ def test_cancelled_handover_leaves_the_old_connection(development_certificates: 
     run(scenario())
 
 
+def test_a_cancelled_handover_is_reported_at_once(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            relay.flowing.clear()  # it accepts and forwards nothing
+            silent = w.over(relay, interface="127.0.0.1")
+            async with multi.connect(w.config(OVER_IPV6, silent)) as session:
+                await w.inbox.next()
+                moving = asyncio.ensure_future(session.handover("127.0.0.1"))
+                await asyncio.sleep(0.3)
+                events = session.events()
+                moving.cancel()
+                cancelled_at = asyncio.get_running_loop().time()
+                async for event in events:
+                    if isinstance(event, multi.HandoverChanged):
+                        assert (event.state, event.reason) == (multi.HandoverState.FAILED, "it was cancelled")
+                        break
+                assert asyncio.get_running_loop().time() < cancelled_at + 0.1
+
+    run(scenario())
+
+
 def test_a_handover_under_way_ends_with_its_session(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w, Relay(w.server.port) as relay:
