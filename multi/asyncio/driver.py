@@ -325,7 +325,9 @@ class SessionDriver:
         logger.error("internal error in session %s", self.core.session_id.hex(), exc_info=error)
         self._broken = True
         self._abort_channels()
-        self._finish(SessionLost(Reason(Cause.INTERNAL, f"internal error: {error!r}")))
+        if not self.closed.done():
+            self.core.reason = Reason(Cause.INTERNAL, f"internal error: {error!r}")
+            self._finish(SessionLost(self.core.reason))
 
     def _abort_channels(self) -> None:
         leaving, self._leaving = self._leaving, set()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import multi
+from multi.protocol.authenticator import ClientAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.scheduling import Scheduling
 from multi.schedulers import create_scheduler
@@ -80,6 +81,19 @@ async def test_a_bug_at_the_first_segment_leaves_nothing_behind(
     server.close()
     async with asyncio.timeout(2):
         await server.wait_closed()
+
+
+async def test_a_bug_while_a_session_opens_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(self: ClientAuthenticator, *_: object) -> None:
+        raise RuntimeError("no hello for you")
+
+    monkeypatch.setattr(ClientAuthenticator, "handle", handle)
+    async with await multi.start_server(lambda *_: None, LISTEN) as server:
+        with pytest.raises(multi.NoUsableConnection, match=r"internal error: RuntimeError\('no hello for you'\)"):
+            await multi.connect(client(server.port) | {"protect": "always"})
+    assert "no hello for you" in caplog.text
 
 
 async def test_a_scheduler_that_only_the_server_cannot_make_is_replaced_there() -> None:
