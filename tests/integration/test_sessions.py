@@ -13,6 +13,7 @@ import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
+from multi.reasons import Cause, Reason
 from multi.types import Family
 from tests.integration.support import (
     HOST,
@@ -317,6 +318,45 @@ def test_own_abort_is_no_error(development_certificates: Path) -> None:
             other.abort("too late")  # that is not what ended it
             with pytest.raises(multi.SessionLost, match="enough"):
                 await other.wait_closed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "text"),
+    [
+        (ConnectionError(), Cause.ABORTED, "aborted"),
+        (ConnectionError("lost upstream"), Cause.ABORTED, "lost upstream"),
+        (ValueError("a bug"), Cause.APPLICATION, "the server's application failed"),
+    ],
+)
+def test_an_application_that_fails_ends_its_session_for_a_reason(
+    error: Exception, cause: Cause, text: str, development_certificates: Path
+) -> None:
+    async def scenario() -> None:
+        ended: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+
+        async def watch(session: multi.Session) -> None:
+            async for event in session.events():
+                if isinstance(event, multi.SessionEnded):
+                    ended.set_result(event.reason)
+
+        async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+            watching.append(asyncio.ensure_future(watch(writer.get_extra_info("session"))))
+            await reader.read(1)
+            raise error
+
+        watching: list[asyncio.Future[None]] = []
+        way = Way(development_certificates)
+        async with await multi.start_server(on_client, way.server()) as server:
+            session = await multi.connect(way.client(server.port))
+            session.writer.write(b"!")
+            with pytest.raises(multi.SessionLost, match=text) as caught:
+                await session.reader.read()
+            assert caught.value.reason.cause is Cause.PEER_ABORTED
+            reason = await ended
+            assert (reason.cause, reason) == (cause, text)
+            await asyncio.gather(*watching)
 
     run(scenario())
 
