@@ -280,11 +280,11 @@ class SessionDriver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._not_due_yet():
-            return
-        # What the transports know comes first, so that a late timer does not make a healthy path suspect.
-        self._take_samples()
         try:
+            if self._not_due_yet():
+                return
+            # What the transports know comes first, so that a late timer does not make a healthy path suspect.
+            self._take_samples()
             self.core.handle_timer(now=self.loop.time())
         except Exception as error:
             self.fail(error)
@@ -303,7 +303,11 @@ class SessionDriver:
     def _sample(self) -> None:
         self._sampler = None
         self._looking.count -= 1
-        self._take_samples()
+        try:
+            self._take_samples()
+        except Exception as error:
+            self.fail(error)
+            return
         carried = self.core.carried
         self._sample_wait = (
             SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, MAX_SAMPLE_INTERVAL)
