@@ -264,7 +264,6 @@ class SessionClosed:
     """The very last effect of a session; `reason.orderly` when it ended in order."""
 
     reason: Reason
-    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
