@@ -273,7 +273,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a candidate; answer with `attempt_succeeded` or `attempt_failed` and the same connection id."""
+    """Open a candidate; answer with `connection_opened` or `attempt_failed` and the same connection id."""
 
     connection: ConnectionId
     candidate: Candidate

@@ -1,4 +1,4 @@
-"""The pump: performs an core's effects on real channels and feeds it what they say.
+"""The pump: performs a session core's effects on real channels and feeds it what they say.
 
 One driver per session. It owns the channels, the dial tasks, the timer and the waiting futures, and decides nothing
 about the session itself. Callbacks in, effects out; no task or queue per connection.
@@ -47,7 +47,7 @@ from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionStat
 
 logger = logging.getLogger("multi.session")
 
-SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight (design 7)
+SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight
 MAX_SAMPLE_INTERVAL = 0.020  # seconds; looks that find nothing new become rarer, up to this
 SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn

@@ -159,8 +159,7 @@ class Server:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """How often each limit was hit since the start; the names are `multi.asyncio.admission.LIMITS`, documented
-        there."""
+        """How often each limit was hit since the start, by the names in `multi.asyncio.admission.LIMITS`."""
         return self.admission.counts
 
     @property
@@ -354,7 +353,7 @@ class Server:
         return found
 
     def _protected(self, arrival: _PendingConnection) -> bool:
-        """With certificates configured, a connection without TLS has no place here (design 5)."""
+        """With certificates configured, a connection without TLS has no place here."""
         return self._config.ssl_config is None or arrival.channel.info.secure
 
     # --- sessions ---

@@ -1,6 +1,6 @@
 """The sending half of a session: which bytes go next, and again where.
 
-Order of work (design 6): rescue, new data by stream priority, opportunistic reinjection. The scheduler chooses the
+Order of work: rescue, new data by stream priority, opportunistic reinjection. The scheduler chooses the
 connection; this module decides what it is asked about, and enforces credit, windows and "never again on the connection
 that lost it while another is usable".
 """
@@ -18,9 +18,9 @@ from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.schedulers.base import Scheduler, SendRequest
 from multi.types import ConnectionId, StreamId
 
-HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then (mechanics A7)
+HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
-MIN_REINJECT_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
+MIN_REINJECT_AGE = 0.020  # seconds (xquic's deadline rule)
 MAX_REINJECT_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
@@ -303,7 +303,7 @@ class Sender:
                 return True
 
     def _next_stream(self) -> SendStream | None:
-        """Strict between priorities, round robin within (design 5). It may turn out to have nothing to send."""
+        """Strict between priorities, round robin within. It may turn out to have nothing to send."""
         if len(self.streams) == 1:
             (only,) = self.streams.values()
             return only
@@ -319,7 +319,7 @@ class Sender:
     def _by_priority(streams: list[SendStream]) -> list[SendStream]:
         return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
 
-    # --- opportunistic reinjection (mechanics A8)  ---
+    # --- opportunistic reinjection  ---
 
     def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
