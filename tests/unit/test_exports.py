@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 import multi
 from multi import _exports
 from multi.asyncio.driver import handled_effects, known_effects
+from multi.reasons import Cause, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
@@ -99,6 +102,27 @@ def test_errors_are_what_an_application_may_catch() -> None:
         value = getattr(multi, name)
         if isinstance(value, type) and issubclass(value, Exception):
             assert issubclass(value, multi.MultiError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        multi.ConfigError("nothing", "a.b"),
+        multi.RemoteProtocolError("too much", Cause.FLOW_CONTROL),
+        multi.NoUsableConnection("none", [("tcp", "refused")]),
+        multi.SessionRefused(Reason(Cause.REFUSED, "no")),
+        multi.SessionLost(Reason(Cause.PEER_ABORTED, "")),
+        multi.StreamReset(Reason(Cause.PEER_ABORTED, "the peer reset this stream"), 7, 99),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_can_be_copied_and_sent_to_another_process(error: multi.MultiError) -> None:
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is type(error)
+        assert (str(other), vars(other)) == (str(error), vars(error))
+        if isinstance(error, multi.SessionLost | multi.SessionRefused):
+            assert isinstance(other, multi.SessionLost | multi.SessionRefused)
+            assert other.reason.cause is error.reason.cause
 
 
 def test_driver_performs_every_effect() -> None:
