@@ -26,7 +26,7 @@ class Channel(asyncio.Protocol):
         transport.set_write_buffer_limits(BUFFER)
         transport.pause_reading()  # until there is a sink
         local, remote = ("{}:{}".format(*transport.get_extra_info(name)) for name in ("sockname", "peername"))
-        self.info = multi.ChannelInfo("counted", multi.Family.IPV4, local, remote)
+        self.info = multi.ChannelInfo("counted", family=multi.Family.IPV4, local=local, remote=remote)
         if self._accept:
             self._accept(self)
 
