@@ -12,14 +12,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 from multi.errors import MultiError
 from multi.lab.cert import write_development_certificates
 
-PIECE = 64_000_000  # bytes of the installation that are repeated
+PIECE = 16_000_000  # bytes of the installation that are repeated
 START_TIMEOUT = 20.0  # seconds for the server to come up, on a machine that is busy
 END_TIMEOUT = 0.5  # seconds it gets to end in order; there is nothing it could lose
 POLL = 0.02  # seconds
@@ -57,26 +57,12 @@ async def make_file(path: Path, size: int) -> str:
 
 def _installation(size: int) -> bytes:
     content = bytearray()
-    for path in _installation_files():
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         with contextlib.suppress(OSError):
             content += path.read_bytes()
         if len(content) >= size:
             break
     return bytes(content[:size])
-
-
-def _installation_files() -> Iterator[Path]:
-    """Files of the standard library, of installed packages, then of the system's programs."""
-    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix, "/usr/lib", "/usr/bin"]
-    seen: set[Path] = set()
-    for root in dict.fromkeys(roots):
-        for directory, subdirectories, names in os.walk(root):
-            subdirectories.sort()
-            for name in sorted(names):
-                path = Path(directory, name)
-                if path not in seen and path.is_file() and not path.is_symlink():
-                    seen.add(path)
-                    yield path
 
 
 class ServerProcess:
