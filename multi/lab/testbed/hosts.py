@@ -23,7 +23,7 @@ from typing import Any, Self, TypeVar, TypeVarTuple, cast
 from multi.lab.testbed import call
 from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
-from multi.lab.testbed.interception import Interceptor, pack
+from multi.lab.testbed.interception import Interceptor
 from multi.lab.testbed.messages import Backend, Build, Built, Done, Failed, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import enterer, inside
 from multi.lab.testbed.relay import Relay
@@ -263,7 +263,7 @@ class Link:
 
         The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
         """
-        self._testbed.ask(Relay.intercept, self.name, None if make is None else pack(make, arguments, keywords))
+        self._testbed.ask(Relay.intercept, self.name, None if make is None else call.pack(make, arguments, keywords))
 
     def ask_interceptor(self, question: object) -> Any:
         """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
@@ -311,13 +311,12 @@ class Host:
         check: bool = True,
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this host to its end. It is killed on timeout (TimeoutError) and cancellation.
 
         With `check`, raises TestbedError with its standard error if it fails.
         """
-        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env, cwd)
+        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env)
         done = subprocess.CompletedProcess(
             command, status, output.decode(errors="replace"), errors.decode(errors="replace")
         )
@@ -333,8 +332,8 @@ class Host:
 
         The function must be importable by its name, and everything that travels must be picklable.
         """
-        packed = call.Call(function, arguments, keywords).packed()
-        status, output, _none = await self._run(call.COMMAND, packed, None, None, call.environment(), None)
+        packed = call.pack(function, arguments, keywords)
+        status, output, _none = await self._run(call.COMMAND, packed, None, None, call.environment())
         return cast(Result, call.outcome(output, status))
 
     async def run_code(self, code: str, *, timeout: float | None = None) -> str:
@@ -376,7 +375,6 @@ class Host:
         errors: int | None,
         timeout: float | None,
         env: Mapping[str, str] | None,
-        cwd: str | os.PathLike[str] | None,
     ) -> tuple[int, bytes, bytes]:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -385,7 +383,6 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=env,
-                cwd=cwd,
                 preexec_fn=self._enterer(),
             )
         except OSError as error:

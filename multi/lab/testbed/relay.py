@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from random import Random
 from time import monotonic
 
+from multi.lab.testbed import interception
 from multi.lab.testbed.addressing import HostName
 from multi.lab.testbed.devices import READ_SIZE, wire_size
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
-from multi.lab.testbed.interception import Interception, unpack
+from multi.lab.testbed.interception import Interception
 from multi.lab.testbed.messages import Build, Built, Done, Failed, Reply, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import exact_timers, processes_inside
 from multi.lab.testbed.pipe import Pipe
@@ -235,7 +236,7 @@ class Relay:
 
     def intercept(self, name: str, packed: bytes | None) -> None:
         """Show the frames of a link to an interceptor; None = to nobody any more."""
-        self._links[name].interception = None if packed is None else unpack(packed)
+        self._links[name].interception = None if packed is None else interception.make(packed)
 
     def ask_interceptor(self, name: str, question: bytes) -> bytes:
         """Question and answer are pickled."""
