@@ -68,8 +68,15 @@ def _up(parsed: argparse.Namespace) -> int:
     from multi.lab.testbed import daemon as keeper
     from multi.lab.testbed import load_profile
 
-    options = keeper.Options(parsed.backend, parsed.congestion, parsed.detect_duplicates, parsed.mptcp)
-    _show(keeper.up(parsed.name, load_profile(parsed.profile), options))
+    status = keeper.up(
+        parsed.name,
+        load_profile(parsed.profile),
+        backend=parsed.backend,
+        congestion=parsed.congestion,
+        detect_duplicates=parsed.detect_duplicates,
+        mptcp=parsed.mptcp,
+    )
+    _show(status)
     return 0
 
 
