@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file
+from multi.lab.demo.file_server import DemoFailed, make_file, serving
 from multi.lab.demo.recording import Recorder
 from multi.lab.demo.relay import DatagramRoute, StreamRoute
 from multi.lab.files.client import Copied, Transfer, get_file, put_file
@@ -61,7 +61,7 @@ async def _demo(work: Path, out: Path, speed: float) -> int:
     for directory in (back.parent, work / "files"):
         directory.mkdir()
     listen = {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mptcp", "quic"]}
-    async with ServerProcess(subprocess.Popen, work, listen, "--allow-put") as server:
+    async with serving(subprocess.Popen, work, listen, "--allow-put") as server:
         results = {copy: await _copy(copy, work, file, back, server.port, STALL_FOR / speed) for copy in KILLED}
     _write_trace(results, out)
     return _summary(digest, results, out)

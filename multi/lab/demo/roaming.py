@@ -23,7 +23,7 @@ from multi.asyncio.client import connect
 from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged
-from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file, wait_for_end
+from multi.lab.demo.file_server import DemoFailed, make_file, serving, wait_for_end
 from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
 from multi.lab.files.client import Transfer
 from multi.lab.files.progress import Progress, in_words
@@ -155,7 +155,7 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
         )
     testbed.links["wifi"].carrier(False)
     listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
-    async with ServerProcess(testbed.server.popen, work, listen) as server:
+    async with serving(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
         async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
             async with Progress(console) as progress:
@@ -165,7 +165,7 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
                     _play(stage, recorder, speed),
                     _sample(session, recorder),
                     _follow(session, recorder),
-                    wait_for_end(server.process_id, server.explain_end),
+                    wait_for_end(server.process.pid, server.explain_end),
                     wait_for_end(testbed.relay_process, lambda: "the relay between the hosts has died"),
                 )
             recorder.sample(session.connections)
