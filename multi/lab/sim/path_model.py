@@ -47,32 +47,22 @@ class PathSpec:
     """Bytes the sender's kernel keeps."""
 
 
+@dataclass(slots=True, eq=False)
 class _Packet:
     """A piece of the byte stream, and what was true when it was sent last."""
 
-    __slots__ = (
-        "acked",
-        "application_limited",
-        "delivered",
-        "delivered_at",
-        "first_sent_at",
-        "lost",
-        "order",
-        "received",
-        "retransmitted",
-        "sent_at",
-        "size",
-        "start",
-    )
-
-    def __init__(self, start: int, size: int) -> None:
-        self.start = start
-        self.size = size
-        self.received = self.acked = self.lost = self.retransmitted = False
-        self.order = 0
-        self.sent_at = self.first_sent_at = self.delivered_at = 0.0
-        self.delivered = 0
-        self.application_limited = False
+    start: int
+    size: int
+    received: bool = False
+    acked: bool = False
+    lost: bool = False
+    retransmitted: bool = False
+    order: int = 0
+    sent_at: float = 0.0
+    first_sent_at: float = 0.0
+    delivered_at: float = 0.0
+    delivered: int = 0
+    application_limited: bool = False
 
 
 class PathDirection:
@@ -368,8 +358,7 @@ class PathDirection:
         rate = self._take_rate(newest, now)
         lost = self._find_lost(self._recovering)
         if lost and not self._recovering:
-            self._recovering, self._recovery_until = True, self._order
-            self._congestion.recovery_begins(now, self._in_flight)
+            self._begin_recovery()
         elif self._recovering and self._highest > self._recovery_until and not self._lost and not lost:
             self._recovering = False
             self._congestion.recovery_ends()
@@ -442,9 +431,12 @@ class PathDirection:
             return
         if self._find_lost(True):
             if not self._recovering:
-                self._recovering, self._recovery_until = True, self._order
-                self._congestion.recovery_begins(self._clock(), self._in_flight)
+                self._begin_recovery()
             self._transmit()
+
+    def _begin_recovery(self) -> None:
+        self._recovering, self._recovery_until = True, self._order
+        self._congestion.recovery_begins(self._in_flight)
 
     # --- timeouts  ---
 
