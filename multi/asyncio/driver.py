@@ -356,9 +356,12 @@ class SessionDriver:
         link = _Link(self, connection, channel)
         self.links[connection] = link
         now = self.loop.time()
-        self.core.connection_opened(connection, facts, now=now)
-        self.core.set_credit(connection, channel.credit(), now=now)
-        channel.start(link)
+        try:
+            self.core.connection_opened(connection, facts, now=now)
+            self.core.set_credit(connection, channel.credit(), now=now)
+            channel.start(link)
+        except Exception as error:
+            self.fail(error)
         return link
 
     def _dial(self, effect: Dial) -> None:

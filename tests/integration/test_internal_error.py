@@ -82,16 +82,18 @@ async def test_a_bug_at_the_first_segment_leaves_nothing_behind(
         await server.wait_closed()
 
 
+@pytest.mark.parametrize("step", ["opened", "handle"])
 async def test_a_bug_while_a_session_opens_is_named(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    step: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def handle(self: ClientAuthenticator, *_: object) -> None:
+    def fail(self: ClientAuthenticator, *_: object) -> None:
         raise RuntimeError("no hello for you")
 
-    monkeypatch.setattr(ClientAuthenticator, "handle", handle)
+    monkeypatch.setattr(ClientAuthenticator, step, fail)
     async with await multi.start_server(lambda *_: None, LISTEN) as server:
         with pytest.raises(multi.NoUsableConnection, match=r"internal error: RuntimeError\('no hello for you'\)"):
-            await multi.connect(client(server.port) | {"protect": "always"})
+            async with asyncio.timeout(2):  # less than an opening may take
+                await multi.connect(client(server.port) | {"protect": "always"})
     assert "no hello for you" in caplog.text
 
 

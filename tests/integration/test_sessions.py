@@ -323,15 +323,15 @@ def test_own_abort_is_no_error(development_certificates: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "cause", "text"),
+    ("error", "words", "cause", "text"),
     [
-        (ConnectionError(), Cause.ABORTED, "aborted"),
-        (ConnectionError("lost upstream"), Cause.ABORTED, "lost upstream"),
-        (ValueError("a bug"), Cause.APPLICATION, "the server's application failed"),
+        (ConnectionError, (), Cause.ABORTED, "aborted"),
+        (ConnectionError, ("lost upstream",), Cause.ABORTED, "lost upstream"),
+        (ValueError, ("a bug",), Cause.APPLICATION, "the server's application failed"),
     ],
 )
 def test_an_application_that_fails_ends_its_session_for_a_reason(
-    error: Exception, cause: Cause, text: str, development_certificates: Path
+    error: type[Exception], words: tuple[str, ...], cause: Cause, text: str, development_certificates: Path
 ) -> None:
     async def scenario() -> None:
         ended: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
@@ -344,7 +344,7 @@ def test_an_application_that_fails_ends_its_session_for_a_reason(
         async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
             watching.append(asyncio.ensure_future(watch(writer.get_extra_info("session"))))
             await reader.read(1)
-            raise error
+            raise error(*words)
 
         watching: list[asyncio.Future[None]] = []
         way = Way(development_certificates)
