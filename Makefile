@@ -14,7 +14,7 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
+.PHONY: help setup test test-fast coverage lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -28,6 +28,13 @@ test: $(STAMP)  ## run all tests
 # What one runs while working: under a minute, no network, no root.
 test-fast: $(STAMP)  ## run the unit tests and the simulator
 	$(BIN)/python -m tests --fast $(ARGS)
+
+# The protocol and the schedulers by their own tests and the simulator alone: what sockets reach by the way does not count.
+coverage: $(STAMP)  ## measure which branches of the protocol and the schedulers tests reach, fail below 95 %
+	rm -rf .coverage
+	$(BIN)/coverage run -m pytest -q tests/unit/protocol tests/unit/schedulers tests/sim -m "not slow" -n auto $(ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage report
 
 lint: $(STAMP)  ## check style, formatting and types
 	$(BIN)/ruff check
@@ -63,7 +70,7 @@ fuzz: $(STAMP)  ## try to break what reads foreign bytes: ARGS="--seconds 10 --t
 	nice -n 19 $(BIN)/python -m tests.fuzz.run $(ARGS)
 
 clean:  ## remove what runs have left behind; .venv stays
-	rm -rf build dist demo-out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo-out .coverage *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 # Shell functions of the recipes below.

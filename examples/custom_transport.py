@@ -5,6 +5,7 @@ configuration names a transport. What every transport keeps to is in `multi/tran
 """
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import multi
@@ -16,64 +17,66 @@ carried = {"sent": 0, "received": 0}
 class Channel(asyncio.Protocol):
     """One connection: asyncio calls the first methods, the session those below."""
 
-    def __init__(self, accept=None):
-        self._accept, self._sink = accept, None
+    def __init__(self, accept: multi.AcceptCallback | None = None) -> None:
+        self._accept = accept
+        self._sink: multi.ChannelSink | None = None
         self._full = self._closing = False
         self._written = 0
 
-    def connection_made(self, transport):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(BUFFER)
         transport.pause_reading()  # until there is a sink
         local, remote = ("{}:{}".format(*transport.get_extra_info(name)) for name in ("sockname", "peername"))
-        self.info = multi.ChannelInfo("counted", multi.Family.IPV4, local, remote)
+        self.info = multi.ChannelInfo("counted", family=multi.Family.IPV4, local=local, remote=remote)
         if self._accept:
             self._accept(self)
 
-    def data_received(self, data):
+    def data_received(self, data: bytes) -> None:
         carried["received"] += len(data)
-        if not self._closing:
+        if self._sink and not self._closing:
             self._sink.data_received(memoryview(data), 0)
             self._sink.batch_finished()
 
-    def pause_writing(self):
+    def pause_writing(self) -> None:
         self._full = True
 
-    def resume_writing(self):
+    def resume_writing(self) -> None:
         self._full = False
         if self._sink:
             self._sink.writable()
 
-    def connection_lost(self, error):
+    def connection_lost(self, error: Exception | None) -> None:
         if self._sink:
             self._sink.connection_lost(multi.TransportError(str(error)) if error else None)
 
-    def start(self, sink):
+    def start(self, sink: multi.ChannelSink) -> None:
         self._sink = sink
         self._transport.resume_reading()
 
-    def write(self, buffers, lane):
+    def write(self, buffers: Sequence[bytes | bytearray | memoryview], lane: int) -> None:
         size = sum(map(len, buffers))
         carried["sent"] += size
         self._written += size
         self._transport.writelines(buffers)
 
-    def flush(self):
+    def flush(self) -> None:
         pass  # asyncio sends at once
 
-    def credit(self):
+    def credit(self) -> int:
         return 0 if self._full else max(1, BUFFER - self._transport.get_write_buffer_size())
 
-    def sample(self):
+    def sample(self) -> multi.TransportSample:
         waiting = self._transport.get_write_buffer_size()
         return multi.TransportSample(bytes_acked=self._written - waiting, unacked=waiting, not_sent=waiting)
 
-    def close(self):
+    def close(self) -> None:
         self._closing = True
         self._transport.write_eof()
         asyncio.get_running_loop().call_later(1.0, self._transport.abort)  # if the peer does not end too
 
-    def abort(self):
+    def abort(self) -> None:
         self._sink = None
         self._transport.abort()
 
@@ -82,7 +85,7 @@ class Channel(asyncio.Protocol):
 class Counted(multi.Transport):
     name = "counted"
 
-    async def dial(self, candidate, settings):
+    async def dial(self, candidate: multi.Candidate, settings: multi.TransportSettings) -> multi.Channel:
         loop, remote = asyncio.get_running_loop(), (candidate.remote_address, candidate.remote_port)
         local = (candidate.local_address, 0) if candidate.local_address else None
         try:
@@ -90,16 +93,19 @@ class Counted(multi.Transport):
         except OSError as error:
             raise multi.TransportError(f"cannot connect: {error.strerror}") from error
 
-    async def listen(self, host, port, settings, accept):
+    async def listen(
+        self, host: str, port: int, settings: multi.TransportSettings, accept: multi.AcceptCallback
+    ) -> multi.Listener:
         try:
             server = await asyncio.get_running_loop().create_server(lambda: Channel(accept), host, port)
-            return SimpleNamespace(address=server.sockets[0].getsockname()[:2], close=server.close)
+            listener: multi.Listener = SimpleNamespace(address=server.sockets[0].getsockname()[:2], close=server.close)
+            return listener
         except OSError as error:
             raise multi.TransportError(f"cannot listen on port {port}: {error.strerror}") from error
 
 
-async def main():
-    async def greet(reader, writer):
+async def main() -> None:
+    async def greet(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         writer.write(b"hello, " + await reader.read())
         writer.close()
 

@@ -6,7 +6,7 @@ import sys
 import multi
 
 
-async def main(port):
+async def main(port: int) -> None:
     ways = [["tcp", "ipv4", "any"], ["tcp", "ipv6", "any"]]
     config = {"connection_priority": ways, "remote_host": "localhost", "remote_port": port}
     reader, writer = await multi.open_connection(config)

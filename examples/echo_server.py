@@ -7,14 +7,14 @@ import sys
 import multi
 
 
-async def echo(reader, writer):
+async def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
     while data := await reader.read(65536):
         writer.write(data)
         await writer.drain()
     writer.close()
 
 
-async def main(port):
+async def main(port: int) -> None:
     config = {"listen": {"host": "::", "port": port, "transports": ["tcp", "mptcp"]}}
     async with await multi.start_server(echo, config) as server:
         print(f"listening on port {server.port}", flush=True)

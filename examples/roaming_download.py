@@ -7,16 +7,17 @@ type a kind (wifi), an interface (wlan0) or an address the session is bound to, 
 import asyncio
 import hashlib
 import sys
+from typing import IO
 
 import multi
 
 BLOCK = 1 << 18  # bytes
 
 
-async def serve(config, file):
+async def serve(config: multi.Config, file: IO[bytes]) -> None:
     content = file.read()
 
-    async def send(reader, writer):
+    async def send(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         for start in range(0, len(content), BLOCK):
             writer.write(content[start : start + BLOCK])
             await writer.drain()
@@ -27,13 +28,13 @@ async def serve(config, file):
         await server.serve_forever()
 
 
-async def tell(session):
+async def tell(session: multi.Session) -> None:
     """Say what happens to the session, as it happens."""
     async for event in session.events():
         print(event, flush=True)
 
 
-async def obey(session):
+async def obey(session: multi.Session) -> None:
     """Hand over to what a person types: the new connection first, then the old ones are drained."""
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -45,7 +46,7 @@ async def obey(session):
             print(f"no handover: {error}", flush=True)
 
 
-async def download(config, file):
+async def download(config: multi.Config, file: IO[bytes]) -> None:
     digest = hashlib.sha256()
     async with multi.connect(config) as session:
         helpers = [asyncio.create_task(tell(session)), asyncio.create_task(obey(session))]

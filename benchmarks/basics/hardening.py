@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ HOSTILE = 2000  # connections at a time
 RECONNECT = 5.0  # seconds until the attacker replaces a connection that was dropped: what a handshake may take
 ADDRESSES_PER_NETWORK = 8  # of an attacker with many addresses; 2,000 are in 250 /24
 STAGES = ("connected, silent", "half a HELLO", "HELLO never confirmed")
-SPREADS = {
+SPREADS: dict[str, Callable[[int], str]] = {
     "one address": lambda number: "127.77.77.77",
     "the client's own /24": lambda number: "127.0.0.77",
     "all of that /24": lambda number: f"127.0.0.{2 + number % 250}",

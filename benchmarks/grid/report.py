@@ -154,7 +154,7 @@ def _virtual_part(store: Store) -> list[str]:
                 f"| {name} | {len(values)} | {middle:.3f} | {low:.3f} to {high:.3f} | {min(values):.3f} | {under} |"
             )
         lines.append("")
-        if outcomes := rows.get("adaptive"):
+        if outcomes := rows.get("adaptive", []):
             slowest = min(outcomes, key=lambda o: o.ratio)
             under = sum(o.ratio < NEVER_UNDER for o in outcomes)
             lines += [

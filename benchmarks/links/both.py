@@ -39,10 +39,14 @@ PROMISES = {True: Promise(355.0, 0.95), False: Promise(218.0, 0.75)}
 MIXED_PROMISE = 0.9  # of min(sum of the paths alone, one QUIC connection on loopback)
 
 
+Measure = Callable[[Stage, float, bool], Awaitable[Result]]
+"""Called with the stage, seconds and whether the server sends."""
+
+
 @dataclass(frozen=True, slots=True)
 class Party:
     name: str
-    measure: Callable[[Stage, float, bool], Awaitable[Result]]
+    measure: Measure
     missing: str = ""
     promised: bool = False
     efficiency: bool = False
@@ -52,15 +56,20 @@ def _tcp(*interfaces: str) -> list[Entry]:
     return [("tcp", interface) for interface in interfaces]
 
 
+def _session_alone(path: str) -> Measure:
+    return lambda s, t, down: s.session(_tcp(path), t, down=down)
+
+
+def _iperf3(path: str) -> Measure:
+    return lambda s, t, down: s.iperf3(path, t, down=down)
+
+
 def _parties() -> list[Party]:
     no_uvloop = "" if importlib.util.find_spec("uvloop") else "uvloop is not installed"
     no_iperf3 = "" if shutil.which("iperf3") else "iperf3 is not installed"
     both = _tcp(*PATHS)
     return [
-        *(
-            Party(f"multi, {path} alone", lambda s, t, down, path=path: s.session(_tcp(path), t, down=down))
-            for path in PATHS
-        ),
+        *(Party(f"multi, {path} alone", _session_alone(path)) for path in PATHS),
         Party("multi sealed", lambda s, t, down: s.session(both, t, down=down), promised=True, efficiency=True),
         Party(
             "multi unprotected",
@@ -83,10 +92,7 @@ def _parties() -> list[Party]:
         Party("kernel MPTCP", lambda s, t, down: s.plain("mptcp", "", t, down=down), efficiency=True),
         Party(f"asyncio, {WIFI}", lambda s, t, down: s.plain("asyncio", WIFI, t, down=down)),
         Party(f"asyncio on uvloop, {WIFI}", lambda s, t, down: s.plain("uvloop", WIFI, t, down=down), no_uvloop),
-        *(
-            Party(f"iperf3, {path}", lambda s, t, down, path=path: s.iperf3(path, t, down=down), no_iperf3)
-            for path in PATHS
-        ),
+        *(Party(f"iperf3, {path}", _iperf3(path), no_iperf3) for path in PATHS),
     ]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -88,13 +87,16 @@ def _use(kind: Kind, sock: socket.socket, send_seconds: float) -> Received | Non
     if kind in ("tcp", "mptcp"):
         with sock:
             sock.settimeout(None)
-            return _send(sock, send_seconds) if send_seconds else _receive(sock)
-    work: Callable[[], Awaitable[Received | None]] = lambda: _stream(sock, send_seconds)  # noqa: E731
+            if not send_seconds:
+                return _receive(sock)
+            _send(sock, send_seconds)
+            return None
     if kind == "uvloop":
         import uvloop
 
-        return uvloop.run(work())
-    return asyncio.run(work())
+        result: Received | None = uvloop.run(_stream(sock, send_seconds))
+        return result
+    return asyncio.run(_stream(sock, send_seconds))
 
 
 def _send(sock: socket.socket, seconds: float) -> None:

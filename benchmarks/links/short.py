@@ -119,7 +119,7 @@ async def _one_size(stage: Stage, size: Size, rounds: int, *, down: bool) -> Non
     config = stage.config([], "sealed") | {"remote_port": PORT}
     kinds = [([PATHS[0]], False), (list(PATHS), False), ([PATHS[0]], True), (list(PATHS), True)]
     jobs = [(paths, size.bytes, down, opening) for _ in range(rounds) for paths, opening in kinds]
-    seconds = await stage.testbed.client.run_python(transfers, config, jobs)
+    seconds: list[float] = await stage.testbed.client.run_python(transfers, config, jobs)
     one, two, one_opening, two_opening = (seconds[start::4] for start in range(4))
     ratio = statistics.median(two_time / one_time for two_time, one_time in zip(two, one, strict=True))
     opened = statistics.median(two_time / one_time for two_time, one_time in zip(two_opening, one_opening, strict=True))

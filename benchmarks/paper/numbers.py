@@ -67,7 +67,7 @@ LARGE = {
 }
 """Figure 5 (c), Mbit/s. Section IV-D1."""
 
-JOIN = {
+JOIN: dict[tuple[tuple[str, ...], str], Said] = {
     (("tcp", "tcp"), "before, mbps"): Said(100, "around"),
     (("tcp", "tcp"), "peak, mbps"): Said(340),
     (("tcp", "tcp"), "after, mbps"): Said(300, "roughly"),

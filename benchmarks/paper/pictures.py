@@ -153,7 +153,7 @@ def _single(results: Results, figure: int, lengths: Lengths) -> Any:
             axes.set_title(f"{LINK_NAMES[link]}: {_title(lengths, title)}", fontsize=9)
     version = "" if figure == 5 else ", IPv4"
     picture.suptitle(f"Figure {figure}: one connection{version}", x=0.01, ha="left", fontsize=10)
-    _legend(picture, grid.flatten())
+    _legend(picture, list(grid.flatten()))
     return picture
 
 
@@ -174,7 +174,7 @@ def _several(results: Results, figure: int, lengths: Lengths) -> Any:
             axes.set_title(f"{'Rx' if receives else 'Tx'}: {_title(lengths, title)}", fontsize=9)
     words = "three connections over Ethernet, WiFi, 5G" if figure == 6 else "two over Ethernet, WiFi; IPv4"
     picture.suptitle(f"Figure {figure}: {words}", x=0.01, ha="left", fontsize=10)
-    _legend(picture, grid.flatten())
+    _legend(picture, list(grid.flatten()))
     return picture
 
 
@@ -215,7 +215,7 @@ def _curves(results: Results, measure: str, lengths: Lengths) -> Any:
         axes.set_xlabel("seconds", fontsize=8)
     words = f"WiFi joins after {lengths.join:g} s" if measure == "join" else f"a switch every {lengths.switch:g} s"
     picture.suptitle(f"Download, {words}", x=0.01, ha="left", fontsize=10)
-    _legend(picture, grid.flatten())
+    _legend(picture, list(grid.flatten()))
     return picture
 
 

@@ -202,7 +202,7 @@ class PaperStage:
 
     def by_link(self, carried: dict[str, int]) -> dict[str, int]:
         """Bytes by the name of a link instead of its interface or the client's address on it."""
-        names = {}
+        names: dict[str, str] = {}
         for link in self.testbed.links.values():
             addresses = [link.client_address(version) for version in link.versions]
             names |= dict.fromkeys((link.interface, *addresses, *(f"[{a}]" for a in addresses)), link.name)

@@ -76,7 +76,7 @@ def host_warnings(config: Config) -> tuple[str, ...]:
 
 @cache
 def ciphers() -> tuple[Cipher, ...]:
-    """AES first where the processor has instructions for it, else ChaCha20 (mechanics: 1.5 against 4.1 us)."""
+    """AES first where the processor has instructions for it, else ChaCha20 (16 KiB: 1.5 against 4.1 us)."""
     try:
         flags = Path("/proc/cpuinfo").read_text()
     except OSError:

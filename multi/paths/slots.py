@@ -13,7 +13,7 @@ from multi.types import Candidate, ConnectionId, Role
 
 RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
 MAX_RETRY = 30.0  # where somebody answers with a refusal again and again
-MAX_RETRY_DETACHED = 0.5  # design 7: at least every 0.5 s while nothing is left
+MAX_RETRY_DETACHED = 0.5  # seconds, while no connection is left
 RETRY_JITTER = 0.2  # share of the delay, so that many clients do not come back in step
 BESIDE_FIRST = 0.5  # seconds after which a dial that nobody has answered gets another beside it
 MAX_BESIDE = 15.0
@@ -72,7 +72,7 @@ class Slot:
 
     @property
     def wanted_role(self) -> Role:
-        return self.role or (self.source or self.candidates[0]).role
+        return self.role if self.role is not None else (self.source or self.candidates[0]).role
 
     @property
     def healthy(self) -> bool:

@@ -17,12 +17,12 @@ from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
 from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId, TransportSample
 
-SLOW_SEGMENT = 16 * 1024  # below 200 Mbit/s; mechanics: the write size bounds what a slow path holds back
+SLOW_SEGMENT = 16 * 1024  # bytes, below 200 Mbit/s; one write may exceed TCP_NOTSENT_LOWAT by its size, and waits there
 FAST_SEGMENT = 64 * 1024
 FASTEST_SEGMENT = 256 * 1024  # above 2 Gbit/s the cost per segment matters most
 SLOW_RATE = 25e6  # bytes/s
 FAST_RATE = 250e6
-SUSPECT_SLACK = 0.050  # design 7: srtt + 4 rttvar + 50 ms
+SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 section 2), for a busy peer
 UNKNOWN_RTT = 0.200
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
@@ -159,7 +159,7 @@ class Connection:
 
         self.in_flight = 0
         self.allowance: int | None = None
-        """Data bytes that may leave before the peer has been heard; None = no bound (see `probation`)."""
+        """Data bytes that may leave before the peer has been heard; None = no bound."""
         self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = 0
         self.control_backlog = 0
         """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""
@@ -377,7 +377,7 @@ class Connection:
 
     @property
     def suspect_after(self) -> float:
-        """Seconds without progress after which it is SUSPECT (design 7).
+        """Seconds without progress after which it is SUSPECT: srtt + 4 rttvar + SUSPECT_SLACK.
 
         A busy process makes round trips look varied, and waits long for that. When the peer, which may be less busy,
         waits in vain as well, the variation does not count.

@@ -224,7 +224,7 @@ class Liveness:
     # --- questions  ---
 
     def probe_window(self, now: float) -> None:
-        """Ask for the peer's window when only a lost acknowledgement can be what blocks us (mechanics B3)."""
+        """Ask for the peer's window when only a lost acknowledgement can be what blocks us."""
         if self.probe_at is None or now < self.probe_at:
             return
         for connection in self._outgoing.usable_for_control():

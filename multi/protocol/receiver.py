@@ -26,7 +26,7 @@ class Receiver:
     def __init__(self, settings: SessionSettings, now: float) -> None:
         self._settings = settings
         self.streams: dict[StreamId, ReceiveStream] = {}
-        # A client may send so much before it knows any window (design 5), so less cannot be granted.
+        # A client may send this much before it knows any window, so less cannot be granted.
         self._initial_window = max(settings.initial_window, EARLY_DATA_LIMIT)
         self.window = Window(self._initial_window, max(settings.max_session_window, EARLY_DATA_LIMIT), now)
         self.control = Inbox()
@@ -144,7 +144,7 @@ class Receiver:
             self.ack_due = now + ACK_DELAY
 
     def everything_dirty(self) -> None:
-        """A connection died or joined: say everything again (mechanics B3)."""
+        """A connection died or joined: acknowledge everything again, for an ACK may have died with the connection."""
         for stream in self.streams:
             self._dirty[stream] = None
         self.ack_now = True

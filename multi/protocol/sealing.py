@@ -1,4 +1,4 @@
-"""Sealing of segments on connections that the transport does not protect (design 8).
+"""Sealing of segments on connections that the transport does not protect.
 
 A record is one segment: its header is authenticated in clear, its payload encrypted. Transports deliver in order, so
 the record counter is implicit and a replayed, dropped or reordered record fails like an altered one. Every lane of a

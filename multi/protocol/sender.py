@@ -1,6 +1,6 @@
 """The sending half of a session: which bytes go next, and again where.
 
-Order of work (design 6): rescue, new data by stream priority, opportunistic reinjection. The scheduler chooses the
+Order of work: rescue, new data by stream priority, opportunistic reinjection. The scheduler chooses the
 connection; this module decides what it is asked about, and enforces credit, windows and "never again on the connection
 that lost it while another is usable".
 """
@@ -16,11 +16,12 @@ from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.schedulers.base import Scheduler, SendRequest
+from multi.schedulers.estimates import arrival, soonest
 from multi.types import ConnectionId, StreamId
 
-HOLD_CHECK = 0.005  # seconds; a scheduler that waits is asked again at the latest then (mechanics A7)
+HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
-MIN_REINJECT_AGE = 0.020  # seconds (xquic's deadline rule, mechanics A6)
+MIN_REINJECT_AGE = 0.020  # seconds (as the deadline rule of xquic's reinjection)
 MAX_REINJECT_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
@@ -242,7 +243,7 @@ class Sender:
                 picked = self._select(stream, item.end - item.start, others, True, now)
                 if not picked:
                     # A rescue never waits for a better connection: the reader is stalled by exactly these bytes.
-                    picked = [min((c for c in others if c.credit > 0), key=_arrival)]
+                    picked = [soonest([c for c in others if c.credit > 0])]
                     self.hold_until = None
                 self._copy(stream, item, picked[0], now)
         return True
@@ -303,7 +304,7 @@ class Sender:
                 return True
 
     def _next_stream(self) -> SendStream | None:
-        """Strict between priorities, round robin within (design 5). It may turn out to have nothing to send."""
+        """Strict between priorities, round robin within. It may turn out to have nothing to send."""
         if len(self.streams) == 1:
             (only,) = self.streams.values()
             return only
@@ -319,7 +320,7 @@ class Sender:
     def _by_priority(streams: list[SendStream]) -> list[SendStream]:
         return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
 
-    # --- opportunistic reinjection (mechanics A8)  ---
+    # --- opportunistic reinjection  ---
 
     def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
@@ -347,27 +348,18 @@ class Sender:
                 candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
                 if not candidates:
                     continue
-                best = min(candidates, key=_arrival)
+                best = soonest(candidates)
                 remaining = min(
                     (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
-                if _arrival(best) + size / (best.rate or 1e6) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
+                if arrival(best, size) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
                         return
                 elif only_head:
                     break
-
-
-def _arrival(connection: Connection) -> float:
-    """Estimated time until a byte given to it now arrives."""
-    rate = connection.rate or (
-        connection.congestion_window / connection.rtt if connection.congestion_window and connection.rtt else 1e6
-    )
-    queued = connection.not_sent + max(0.0, connection.in_flight - rate * connection.min_rtt)
-    return queued / rate + connection.min_rtt / 2
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """A session: one end of the conversation, over all its connections. Pure.
 
 Inputs are methods with `now=`; outputs leave through `effects()` (an ordered list) and `next_timer()`. It decides when
-the session opens, is detached and ends, and puts its parts together: `incoming` hands on what arrives, `outgoing` and
+the session opens, is detached and ends, and puts its parts together: `dispatch` hands on what arrives, `outgoing` and
 `liveness` choose and watch the connections, `authenticator` says who may join, `streams`, `sender` and `receiver` know
 the bytes. Which connections should exist is decided by `multi.paths`.
 """
@@ -82,8 +82,8 @@ MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection m
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
-REFUSALS_WITHIN = 5.0  # seconds; design 5: an unauthenticated refusal counts only after three within 5 s
-REFUSALS = 3
+REFUSALS_WITHIN = 5.0  # seconds; REFUSALS of them within this time end a session that has no connection left
+REFUSALS = 3  # whose server has not proved itself, for anybody in the path can make those
 
 ABORTED = Reason(Cause.ABORTED, "aborted")
 AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
@@ -863,7 +863,7 @@ class SessionCore:
         if self.lifecycle.lingering_since is not None:
             self._end(IN_ORDER)  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
             return
-        # No connection is left and the server does not know us: it restarted or forgot (design 5).
+        # No connection is left and the server does not know us: it restarted or forgot.
         self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
         self._refusals.append(self._now)
         if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:

@@ -56,5 +56,5 @@ class SessionSettings:
         return dict(self.idle_timeouts).get(transport, self.idle_timeout)
 
 
-KEEPALIVE_INTERVAL = 15.0  # design 3: keep-alives go every min(15 s, a third of the idle timeout)
-EARLY_DATA_LIMIT = 64 * 1024  # design 5: at most 64 KiB before ACCEPT
+KEEPALIVE_INTERVAL = 15.0  # seconds; a third of the idle timeout where that is shorter
+EARLY_DATA_LIMIT = 64 * 1024  # bytes a client may send before ACCEPT

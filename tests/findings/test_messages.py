@@ -11,6 +11,7 @@ import pytest
 import multi
 from multi.lab.cert import write_development_certificates
 from multi.protocol.segment import HEADER_LENGTH
+from multi.reasons import Reason
 from tests.findings.bounded import run
 from tests.integration.support import HOST, Way, serving
 
@@ -40,7 +41,7 @@ def test_a_client_without_tls_is_told_which_setting_is_missing(secure: Way) -> N
     strict=True, raises=AssertionError, reason="what ends a session is named as the reason why an attempt failed"
 )
 def test_an_attempt_under_way_does_not_fail_for_what_ends_the_session() -> None:
-    async def scenario() -> list[str]:
+    async def scenario() -> list[Reason]:
         way, asked = Way(Path()), asyncio.Event()
 
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -30,7 +30,7 @@ from multi.protocol.segment import (
     encode,
     encode_header,
 )
-from multi.types import SessionId
+from multi.types import SessionId, StreamId
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
 from tests.unit.protocol.wiring import CLEAR, QUIC, TLS, Ends
@@ -119,7 +119,7 @@ def run_opener(data: bytes) -> None:
     before = b""
     while choices.left:
         payload = choices.some()
-        header = encode_header(SegmentType.DATA, SESSION, choices.edge(), choices.below(2), len(payload) + 16)
+        header = encode_header(SegmentType.DATA, SESSION, choices.edge(), StreamId(choices.below(2)), len(payload) + 16)
         record = header + sealer.seal(header, (payload[:3], payload[3:]))
         arriving = choices.pick((record, record, record, record, before or record, header + payload))
         arriving = choices.damaged(arriving)

@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 from multi.discovery import link_state as changes
 from multi.discovery import netlink, networks, snapshot
-from multi.discovery.interfaces import Interface
 from multi.discovery.link_state import LinkEvents, LinkState
 from multi.linux import genetlink, nl80211, policy_routes, wifi_signal
 from multi.linux.genetlink import GenericNetlink
@@ -20,7 +19,7 @@ from multi.transports.mptcp import info as mptcp_info
 from multi.transports.mptcp.info import MptcpInfo, read_mptcp_info, subflow_names
 from multi.transports.tcp import info as tcp_info
 from multi.transports.tcp.info import read_tcp_info
-from multi.types import Kind
+from multi.types import Interface, Kind
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
 
@@ -126,7 +125,7 @@ def run_changes(data: bytes) -> None:
 
 def run_changes_valid(data: bytes) -> None:
     choices = Choices(data)
-    parts = []
+    parts: list[bytes] = []
     while choices.left and len(parts) < 30:
         datagram = choices.damaged(_told(choices))
         parts.append(choices.take(1) + len(datagram).to_bytes(2, "big") + datagram + b"\0")
@@ -186,7 +185,7 @@ def run_generic(data: bytes) -> None:
         elif what == 2:
             Nl80211(lambda: kernel).power_saving(1)
         else:
-            with patch.object(wifi_signal.socket, "if_nametoindex", lambda _name: 1):
+            with patch.object(socket, "if_nametoindex", lambda _name: 1):
                 dbm = wifi_signal.read_signal("wlan0", lambda: kernel)
             check(dbm is None or -128 <= dbm < 0, "a signal that cannot be")
 

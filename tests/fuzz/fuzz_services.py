@@ -228,7 +228,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 def run_file_service(data: bytes) -> None:
     choices = Choices(data)
     sent = b"".join(_conversation(choices))
-    base, writer, lines = world(), _Writer(), []
+    base, writer = world(), _Writer()
+    lines: list[str] = []
     with FileTree(base / "served") as tree:
         service = FileService(tree, allow_put=choices.chance(8) is False, log=lines.append)
         reader: Any = Lines(sent, LINE_LIMIT)

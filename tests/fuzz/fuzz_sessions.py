@@ -8,6 +8,7 @@ make grow stays below its documented bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from multi.errors import LocalProtocolError, SessionLost
@@ -412,17 +413,17 @@ def _seeds() -> list[bytes]:
     return [bytes((7 * i * n + i) % 256 for i in range(150 + 50 * n)) for n in range(1, 9)]
 
 
-def _target(name: str, run: object, **more: int) -> Target:
+def _target(name: str, run: Callable[[bytes], None], *, short: int) -> Target:
     return Target(
         name,
-        run,  # type: ignore[arg-type]
+        run,
         _seeds,
         MODULES,
         weight=6,
         longest=700,
         memory_base=24 << 20,  # bytes under way, kept and written: windows, segments of 256 KiB and what holds them
         memory_factor=4096,
-        **more,
+        short=short,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aioquic.buffer import encode_uint_var
 from aioquic.quic.crypto import CryptoPair
@@ -142,7 +142,7 @@ def run_qh3(data: bytes) -> None:
     _raise_unhandled()
 
 
-async def _quic(choices: Choices, engine: str) -> None:
+async def _quic(choices: Choices, engine: Literal["aioquic", "qh3"]) -> None:
     sinks = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     accepted: list[Any] = []
     settings = replace(_settings(), sections={"quic": QuicSettings(retry=choices.chance(4), engine=engine)})
@@ -159,7 +159,8 @@ async def _quic(choices: Choices, engine: str) -> None:
                 datagram = _initial(choices, choices.pick((0xC0, 0xC0, 0xC0, 0xD0, 0xE0)))
             else:
                 datagram = (_client_packet() if kind == 4 else _long_header(choices)) if kind < 7 else choices.some()
-            address = PeerAddress(*choices.pick(sinks).getsockname(), 0, 0, b"", 0)
+            host, port = choices.pick(sinks).getsockname()
+            address = PeerAddress(host, port)
             datagram = choices.damaged(datagram)
             segment = choices.pick((len(datagram), len(datagram), 400)) or 1
             made.datagrams_received(datagram, segment, address, 0.0)

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,7 @@ async def test_another_version_of_the_protocol_is_named(files: Files) -> None:
 )
 async def test_a_report_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     reader = asyncio.StreamReader()
-    report = {"bytes": 1, "seconds": 1.0, "longest_gap": 0.0, "intervals": [], "connections": [], "damaged": False}
-    reader.feed_data(encode_report(Report(**(report | wrong))))
+    reader.feed_data(encode_report(replace(Report(bytes=1, seconds=1.0), **wrong)))
     with pytest.raises(BenchError, match="malformed report"):
         await read_report(reader)
 

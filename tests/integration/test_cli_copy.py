@@ -100,7 +100,7 @@ def test_interrupted_get_says_how_to_go_on_and_is_resumed(files: Files, port: in
     partial = files.here / "big.multi-part"
     kept = partial.stat().st_size
     assert code == 130
-    assert took < 1.5
+    assert took < 5.0, "at once, not when the copy is done"
     assert 0 < kept < 8 * MEGABYTE
     assert f"{kept} bytes are kept in {partial}, the same command goes on from there" in errors
     assert not target.exists()

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from multi.asyncio.admission import LIMITS, LimitLog, TokenBucket
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, encode_header
 from multi.protocol.settings import Protect
 from multi.transports.quic.aioquic_engine import AioquicEngine
-from multi.transports.quic.channel import ALPN
 from multi.transports.quic.engine import CONNECTION_ID_LENGTH
+from multi.transports.tls import ALPN
 from multi.types import SessionId, StreamId
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
 from tests.integration.support import Relay, Way, pattern, run, serving, until
@@ -38,7 +39,7 @@ async def gets_in(way: Way, port: int, within: float = 2.0) -> None:
 # --- somebody who is slow, at every stage  ---
 
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(80)
-STAGES = {
+STAGES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "connected, silent": ("tcp-sealed", lambda: b""),
     "half a header": ("tcp-sealed", lambda: said(greeting())[:7]),
     "half a HELLO": ("tcp-sealed", lambda: said(greeting())[:100]),
@@ -102,7 +103,7 @@ def test_quic_addresses_are_validated_under_load(development_certificates: Path)
             answers: list[QuicPacketType] = []
 
             def note(data: bytes) -> None:
-                from aioquic.buffer import Buffer
+                from aioquic._buffer import Buffer
 
                 answers.append(pull_quic_header(Buffer(data=data), host_cid_length=CONNECTION_ID_LENGTH).packet_type)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 import multi
+from multi.protocol.authenticator import ClientAuthenticator
 from multi.protocol.payloads import Policy
+from multi.protocol.scheduling import Scheduling
 from multi.protocol.session import SessionCore
 from multi.schedulers import create_scheduler
 from tests.integration.hostile import HandMade
@@ -28,16 +29,15 @@ def client(port: int) -> dict[str, object]:
 def break_when_asked(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Have a server's session fail at the `at`-th wish of its client; the first comes with the first segment."""
     asked = []
-    follow = SessionCore._use_scheduler
+    follow = Scheduling.peer_wants
 
-    def use_scheduler(self: SessionCore, policy: Policy, scheduler: multi.Scheduler, **more: Any) -> None:
-        if more["by_peer"]:
-            asked.append(policy)
-            if len(asked) >= at:
-                raise RuntimeError("no more of these")
-        follow(self, policy, scheduler, **more)
+    def peer_wants(self: Scheduling, policy: Policy) -> None:
+        asked.append(policy)
+        if len(asked) >= at:
+            raise RuntimeError("no more of these")
+        follow(self, policy)
 
-    monkeypatch.setattr(SessionCore, "_use_scheduler", use_scheduler)
+    monkeypatch.setattr(Scheduling, "peer_wants", peer_wants)
 
 
 async def test_a_bug_at_the_clients_wish_ends_the_session(
@@ -80,6 +80,40 @@ async def test_a_bug_at_the_first_segment_leaves_nothing_behind(
     server.close()
     async with asyncio.timeout(2):
         await server.wait_closed()
+
+
+async def test_a_bug_while_a_session_opens_is_named(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def handle(self: ClientAuthenticator, *_: object) -> None:
+        raise RuntimeError("no hello for you")
+
+    monkeypatch.setattr(ClientAuthenticator, "handle", handle)
+    async with await multi.start_server(lambda *_: None, LISTEN) as server:
+        with pytest.raises(multi.NoUsableConnection, match=r"internal error: RuntimeError\('no hello for you'\)"):
+            await multi.connect(client(server.port) | {"protect": "always"})
+    assert "no hello for you" in caplog.text
+
+
+async def test_a_bug_in_a_look_at_the_transports_ends_the_session(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        await reader.read()
+
+    def sample(self: SessionCore, *_: object, **__: object) -> None:
+        raise RuntimeError("nothing to see")
+
+    async with await multi.start_server(on_client, LISTEN) as server:
+        session = await multi.connect(client(server.port))
+        await session.confirmed()
+        monkeypatch.setattr(SessionCore, "sample", sample)
+        session.writer.write(b"something is on its way")
+        async with asyncio.timeout(2):
+            with pytest.raises(multi.SessionLost, match="internal error"):
+                await session.wait_closed()
+        server.abort_clients()  # or it would wait for this one to come back
+    assert "nothing to see" in caplog.text
 
 
 async def test_a_scheduler_that_only_the_server_cannot_make_is_replaced_there() -> None:

@@ -52,6 +52,7 @@ async def test_a_setting_without_effect_is_a_warning_in_the_log_and_an_event(
                 if isinstance(event, multi.Warned):
                     break
     assert isinstance(seen[0], multi.ConnectionChanged)
+    assert isinstance(seen[-1], multi.Warned)
     assert "power_savings: no WiFi interface" in seen[-1].message
     assert "power_savings: no WiFi interface" in caplog.text
     server.close()

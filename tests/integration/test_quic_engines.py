@@ -68,7 +68,7 @@ def test_check_names_the_extra_of_an_engine_that_is_not_installed(tmp_path: Path
     (tmp_path / "stubs").mkdir()
     (tmp_path / "stubs" / "qh3.py").write_text(ABSENT)
     paths = f"{tmp_path / 'stubs'}:{Path(__file__).parents[2]}"
-    settings = {"quic_config": {"engine": "qh3"}}
+    settings: dict[str, Any] = {"quic_config": {"engine": "qh3"}}
     for config in (files.client_config(7788, "quic", **settings), files.server_config(**settings)):
         done = run_command("check", config, PYTHONPATH=paths)
         assert done.returncode == 1

@@ -217,7 +217,7 @@ def test_a_fading_signal_moves_a_switching_session_before_its_network_is_gone() 
     assert not pair.client.changes(ConnectionState.SUSPECT)
 
 
-def handed_over(pair: Pair, index: int) -> list[str]:
+def handed_over(pair: Pair, index: int) -> list[Reason | None]:
     done: list[Reason | None] = []
     pair.client.session.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
     pair.client.pump()

@@ -383,7 +383,7 @@ async def test_who_only_passes_on_sees_no_plaintext(protection: str, stage: Stag
     for name in ("wifi", "cellular"):
         stage.testbed.links[name].intercept(Wire, NEEDLE)
     trust = stage.trusting if tls else {}
-    turns = {"multi_config": {"scheduler": "RR"}}  # both carry some of it, however busy the machine
+    turns: dict[str, Any] = {"multi_config": {"scheduler": "RR"}}  # both carry some of it, however busy the machine
     await stage.honest(stage.config(through, (transport, "wwan0", OPEN), **turns, **never, **trust))
     await stage.client.do("until", "transfer", received=MIB)
     for name in ("wifi", "cellular"):

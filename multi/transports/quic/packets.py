@@ -26,7 +26,7 @@ from multi.transports.quic.engine import CONNECTION_ID_LENGTH, MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
-MIN_FIRST_ID = 8  # bytes a client makes up for the server; fewer could be meant to be hit by others (section 7.2)
+MIN_FIRST_ID = 8  # bytes a client makes up for the server; fewer could be guessed (RFC 9000 section 7.2)
 
 
 def connection_of_all(data: bytes, segment: int) -> bytes | None:

@@ -190,7 +190,7 @@ def test_an_idle_monitor_sets_no_timer() -> None:
     timers: list[object] = []
 
     class Loop(asyncio.SelectorEventLoop):
-        def call_at(self, when, callback, *arguments, context=None):  # type: ignore[no-untyped-def]
+        def call_at(self, when, callback, *arguments, context=None):  # type: ignore[no-untyped-def, override]
             timers.append(callback)
             return super().call_at(when, callback, *arguments, context=context)
 

@@ -249,7 +249,8 @@ def test_without_a_thread_it_reads_later() -> None:
         callback, reports = collector()
         course = Course(loop, wlan0=[-80.0])
         watch = SignalWatch(callback, read=course.read, interval=0.0)
-        in_executor, refused = loop.run_in_executor, []
+        in_executor = loop.run_in_executor
+        refused: list[Any] = []
 
         def refuse_first(*arguments: Any) -> Any:
             if len(refused) < 3:
@@ -257,7 +258,7 @@ def test_without_a_thread_it_reads_later() -> None:
                 raise RuntimeError("can't start new thread")
             return in_executor(*arguments)
 
-        loop.run_in_executor = refuse_first  # type: ignore[method-assign] # an event loop out of threads
+        loop.run_in_executor = refuse_first  # type: ignore[method-assign, assignment] # an event loop out of threads
         watch.watch(["wlan0"])
         assert await reports.get() == ("wlan0", Signal.FADING, -80)
         assert len(refused) == 3

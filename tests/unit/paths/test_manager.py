@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
@@ -11,6 +13,7 @@ from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
 
+REASON = Reason(Cause.CONNECTED, "whatever")
 ACTIVE, LOST, SUSPECT = ConnectionState.ACTIVE, ConnectionState.LOST, ConnectionState.SUSPECT
 SETUP = 0.02  # seconds
 
@@ -21,6 +24,7 @@ class Connections:
     def __init__(self) -> None:
         self.drained: list[int] = []
         self.pinged: list[int] = []
+        self.roles: dict[int, Role] = {}
 
     def drain(self, connection: ConnectionId) -> None:
         self.drained.append(connection)
@@ -29,7 +33,7 @@ class Connections:
         pass
 
     def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
-        pass
+        self.roles[connection] = role
 
     def ping(self, connection: ConnectionId) -> None:
         self.pinged.append(connection)
@@ -89,7 +93,7 @@ class World:
     def state(self, connection: int, state: ConnectionState) -> None:
         if state is ACTIVE:
             self.paths.established()
-        self.paths.connection_changed(ConnectionId(connection), state, "", self.now)
+        self.paths.connection_changed(ConnectionId(connection), state, REASON, self.now)
         self.paths.retry_unfilled(self.now)
         self.collect()
 
@@ -110,7 +114,7 @@ def candidate(entry: int, address: str = "192.0.2.1", group: str = "") -> Candid
 def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
     world = World(candidate(0), candidate(1), candidate(2), connect=Connect.SEQUENTIAL)
     world.paths.established()
-    world.paths.connection_changed(ConnectionId(0), ACTIVE, "", world.now)
+    world.paths.connection_changed(ConnectionId(0), ACTIVE, REASON, world.now)
     done: list[Reason | None] = []
     world.paths.hand_over([world.paths.slots[0]], done.append, world.now)
     world.run(10.0)
@@ -214,3 +218,14 @@ def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_tria
     world.state(0, ACTIVE)
     world.run(0.5)
     assert world.connections.pinged.count(0) >= 4
+
+
+@pytest.mark.parametrize("wanted", Role)
+def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role) -> None:
+    candidates = [candidate(0), replace(candidate(1), role=Role.BACKUP)]
+    world = World(*candidates, connect=Connect.PARALLEL)
+    for connection in (0, 1):
+        world.state(connection, ACTIVE)
+    world.paths.set_role(ConnectionId(1), wanted, world.now)
+    world.turn()
+    assert world.connections.roles.get(1, wanted) is wanted

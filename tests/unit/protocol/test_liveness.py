@@ -1,13 +1,21 @@
-"""When a connection that makes no progress becomes SUSPECT, by its own measure and with the peer as second witness."""
+"""Silence, suspicion, questions and drains: what becomes of a connection that says nothing, or is wanted no more."""
 
 from __future__ import annotations
 
-from multi.protocol.payloads import DrainStep, decode_drain, encode_drain
+from dataclasses import replace
+
+import pytest
+
+from multi.events import ConnectionChanged
+from multi.protocol.liveness import DEAD_AFTER, DEAD_AFTER_LAST, MAX_PROBE, MIN_PROBE
+from multi.protocol.payloads import DrainStep, Keepalive, decode_drain, decode_keepalive, encode_drain, encode_keepalive
 from multi.protocol.segment import HEADER_LENGTH, SegmentType
-from multi.types import TransportSample
+from multi.protocol.settings import KEEPALIVE_INTERVAL
+from multi.reasons import Cause, Reason
+from multi.types import STREAM_ZERO, Role, TransportSample
 
 from .test_hostile_peer import two_lines
-from .wiring import Ends, Line
+from .wiring import CLEAR, Ends, Line
 
 T = SegmentType
 RTT, VARIATION = 0.06, 0.08  # seconds, as a busy sender measures a path of 10 ms
@@ -77,3 +85,178 @@ def test_who_suspects_by_silence_says_so_on_what_is_left() -> None:
     number = ends.server.session.connections[bad.id].number
     drains = [decode_drain(s[HEADER_LENGTH:]) for s in good.sent_down if s[1] == T.DRAIN]
     assert drains == [(number, DrainStep.SILENT)]
+
+
+# --- questions and the end of patience  ---
+
+
+def questions(line: Line, *, down: bool = False) -> int:
+    """How often one side has asked for a sign of life."""
+    raw = line.sent_down if down else line.sent_up
+    return len([s for s in raw if s[1] == T.KEEPALIVE and not decode_keepalive(s[HEADER_LENGTH:]).pong])
+
+
+def dead(ends: Ends, line: Line) -> None:
+    """From now on the network under it swallows everything."""
+    line.change_up = line.change_down = lambda _segment: None
+
+
+def test_an_idle_connection_is_kept_alive_and_never_suspected() -> None:
+    ends, one, _other = two_lines()
+    before = questions(one)
+    ends.advance(10 * KEEPALIVE_INTERVAL, step=1.0)
+    assert 9 <= questions(one) - before <= 11
+    assert set(ends.client.states().values()) == {"active"}
+    assert not [e for e in ends.client.events if isinstance(e, ConnectionChanged) and e.state.value == "suspect"]
+
+
+def test_a_short_idle_timeout_makes_keepalives_come_sooner_and_the_loss_too() -> None:
+    settings = replace(CLEAR, idle_timeouts=(("tcp", 3.0),))
+    ends = Ends(settings, settings)
+    line = ends.connect()
+    ends.pump()
+    ends.advance(9.0)
+    assert questions(line) + questions(line, down=True) >= 8
+    assert ends.client.states()[line.id] == "active"
+    dead(ends, line)
+    ends.advance(3.5)
+    (reason,) = [c.reason for c in ends.client.session.connections.values()]
+    assert reason.cause in (Cause.IDLE_TIMEOUT, Cause.NO_PROGRESS)
+    assert not ends.client.session.connections[line.id].alive
+
+
+@pytest.mark.parametrize(("others", "patience"), [(1, DEAD_AFTER), (0, DEAD_AFTER_LAST)])
+def test_a_suspect_connection_is_given_up_later_when_it_is_the_last(others: int, patience: float) -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    for _ in range(others):
+        ends.connect()
+    ends.pump()
+    dead(ends, line)
+    ends.client.session.ping(line.id, now=ends.now)
+    ends.client.session.suspect(line.id, Reason(Cause.NETWORK_GONE, "carrier lost"), now=ends.now)
+    ends.pump()
+    ends.advance(patience - 0.2)
+    assert ends.client.states()[line.id] == "suspect"
+    ends.advance(0.4)
+    assert ends.client.session.connections[line.id].reason.cause is Cause.NO_PROGRESS
+    assert ends.client.states()[line.id] == "lost"
+
+
+def test_a_suspect_connection_is_asked_ever_less_often() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    dead(ends, line)
+    ends.client.session.suspect(line.id, Reason(Cause.NETWORK_GONE, "carrier lost"), now=ends.now)
+    asked = []
+    for _ in range(8):
+        before = questions(line)
+        ends.advance(1.0, step=0.01)
+        asked.append(questions(line) - before)
+    assert asked[0] > asked[-1] == 1
+    assert asked == sorted(asked, reverse=True)
+
+
+@pytest.mark.parametrize("sign", ["a word of the peer", "progress of the transport"])
+def test_a_sign_of_life_brings_a_suspect_connection_back(sign: str) -> None:
+    ends, line, other = two_lines()
+    ends.client.session.set_role(other.id, Role.BACKUP, now=ends.now)
+    line.hold_up = other.hold_up = True
+    ends.write(ends.client, bytes(1000))
+    ends.client.session.suspect(line.id, Reason(Cause.NO_PROGRESS, "silence"), now=ends.now)
+    if sign == "a word of the peer":
+        line.answer(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(5))))
+        ends.pump()
+    else:
+        ends.client.session.sample(line.id, TransportSample(rtt=0.02, bytes_acked=1, unacked=5), now=ends.now)
+    assert ends.client.states()[line.id] == "active"
+    assert ends.client.session.connections[line.id].reason.cause is Cause.RECOVERED
+
+
+def test_a_server_that_never_answers_the_handshake_is_left_in_time() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    dead(ends, line)
+    line.hold_up = True
+    ends.advance(CLEAR.handshake_timeout + 0.2)
+    connection = ends.client.session.connections[line.id]
+    assert connection.reason.cause is Cause.HANDSHAKE_TIMEOUT
+    assert "does not speak MULTI" in connection.reason
+
+
+# --- draining  ---
+
+
+def test_a_drained_connection_closes_once_everything_it_carried_is_acknowledged() -> None:
+    ends, line, other = two_lines()
+    line.hold_down = other.hold_down = True
+    ends.client.session.set_role(other.id, Role.BACKUP, now=ends.now)
+    ends.write(ends.client, bytes(50_000))
+    assert ends.client.session.connections[line.id].in_flight
+    ends.client.session.drain(line.id, now=ends.now)
+    ends.pump()
+    assert ends.client.states()[line.id] == "draining"
+    line.hold_down = other.hold_down = False
+    ends.advance(0.2)
+    assert ends.client.states()[line.id] == "closed"
+    assert ends.client.session.connections[line.id].reason.cause is Cause.DRAINED
+    assert ends.client.session.sender.reinjected_bytes == 0, "a planned change costs nothing"
+    assert len(ends.server.got()) == 50_000
+
+
+def test_nothing_breaks_before_it_is_made() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    ends.client.session.drain(line.id, now=ends.now)
+    ends.advance(1.0)
+    assert ends.client.states()[line.id] == "draining"
+    ends.write(ends.client, b"still carried")
+    assert ends.server.got() == b"still carried"
+    ends.connect()
+    ends.advance(0.5)
+    assert ends.client.states()[line.id] == "closed"
+
+
+def test_a_draining_connection_that_makes_no_progress_is_given_up_at_once() -> None:
+    ends, line, other = two_lines()
+    ends.client.session.set_role(other.id, Role.BACKUP, now=ends.now)
+    dead(ends, line)
+    ends.write(ends.client, bytes(50_000))
+    ends.client.session.drain(line.id, now=ends.now)
+    ends.advance(1.0)
+    assert ends.client.states()[line.id] == "lost"
+    assert len(ends.server.got()) == 50_000, "what it carried went over the other"
+
+
+# --- windows  ---
+
+
+def test_a_window_whose_acknowledgement_was_lost_is_asked_for() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    ends.server.reading = False
+    size = CLEAR.initial_window
+    ends.write(ends.client, bytes(size + 1000))
+    ends.advance(0.1)
+    assert ends.client.session.sender.blocked_by_window
+    line.change_down = lambda segment: None if segment[1] == T.ACK else segment
+    assert len(ends.server.session.read(STREAM_ZERO, -1, now=ends.now)) == size
+    ends.advance(0.1)
+    line.change_down = None
+    assert ends.server.session.streams.readable(STREAM_ZERO) == 0, "the word of the new window is lost"
+    ends.advance(2 * MIN_PROBE)
+    assert ends.server.session.streams.readable(STREAM_ZERO) == 1000
+
+
+def test_an_application_that_does_not_read_is_asked_ever_less_often() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    ends.server.reading = False
+    ends.write(ends.client, bytes(2 * CLEAR.initial_window))
+    before = questions(line)
+    ends.advance(60.0)
+    assert 60 / MAX_PROBE <= questions(line) - before <= 3 * 60 / MAX_PROBE

@@ -15,7 +15,6 @@ from multi.errors import LocalProtocolError, RemoteProtocolError
 from multi.protocol.handshake import Accept, Challenge, ConnectionTerms, Hello, Join, Refuse, decode_proof
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
-    MAX_NAME,
     MAX_OFFSET,
     MAX_PARAMETER_NAME,
     MAX_PARAMETERS,
@@ -44,6 +43,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import MAX_CONTROL_PAYLOAD
+from multi.schedulers.base import MAX_NAME
 from multi.types import Role, StreamId
 
 offsets = st.integers(0, MAX_OFFSET)

@@ -56,7 +56,7 @@ from multi.types import Role, SessionId, StreamId
 SESSION = SessionId(bytes(range(0x10, 0x20)))
 DOCUMENT = Path(__file__).parents[3] / "docs" / "wire-format.md"
 
-Decoded = tuple[int, bytes, int, int, bytes]
+Decoded = tuple[int, bytes, int, StreamId, bytes]
 
 _TERMS = ConnectionTerms(sealed=True, role=Role.BACKUP, weight=2.0, max_rate=1e6)
 _NONCE, _KEY, _PROOF, _TICKET = b"\xa0" * 32, b"\xb0" * 32, b"\xc0" * 32, b"\xd0" * 32
@@ -116,7 +116,8 @@ def documented_examples() -> dict[str, bytes]:
 
 def decode(*pieces: bytes) -> tuple[list[Decoded], str]:
     """Feed `pieces`; return what was yielded and the error, if any."""
-    decoder, found = SegmentDecoder(), []
+    decoder = SegmentDecoder()
+    found: list[Decoded] = []
     try:
         for piece in pieces:
             for segment in decoder.feed(memoryview(piece)):
@@ -240,7 +241,7 @@ def test_payloads_of_whole_segments_borrow_the_receive_buffer_and_others_are_own
     assert not list(decoder.feed(memoryview(raw[:35])))
     (split,) = decoder.feed(memoryview(raw[35:]))
     assert split.owned
-    assert split.payload == b"payload"
+    assert bytes(split.payload) == b"payload"
 
 
 def test_an_unfinished_segment_is_all_the_decoder_keeps() -> None:

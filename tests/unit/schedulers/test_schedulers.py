@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,18 +19,7 @@ from multi.schedulers import create_scheduler, register_scheduler, scheduler_nam
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.types import STREAM_ZERO, ConnectionId, Role
 
-SHIPPED = [
-    "adaptive",
-    "BLEST",
-    "cost",
-    "ECF",
-    "lowest_latency",
-    "redundant",
-    "RR",
-    "top_latency",
-    "top_throughput",
-    "WRR",
-]
+SHIPPED = [n for n in scheduler_names() if type(create_scheduler(n, {})).__module__.startswith("multi.schedulers.")]
 SEGMENT = 16_000
 POLL = 0.005  # the session asks a waiting scheduler at least this often
 
@@ -78,8 +68,11 @@ def chosen(scheduler: Scheduler, views: Sequence[ConnectionView], asked: SendReq
 # Every scheduler
 
 
-def test_each_scheduler_of_the_configuration_exists() -> None:
-    assert set(SHIPPED) <= set(scheduler_names())
+def test_every_scheduler_of_the_package_can_be_named_in_a_configuration_and_the_manual_lists_it() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text("utf-8")
+    for name in SHIPPED:
+        assert multi.Config(listen={}, multi_config={"scheduler": name}).multi_config.scheduler.name == name
+        assert f"`{name}`" in manual
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -181,6 +174,28 @@ def test_a_connection_with_credit_is_used_within_bounded_time(
         if moves:
             views = [replace(v, in_flight=v.in_flight + (v.credit == 0)) for v in views]
         assert now <= 2.0 + 2 * step
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_connections_that_are_gone_are_forgotten(name: str) -> None:
+    """Ids are never used again: a session that changes networks for years must not keep what it knew of each."""
+    scheduler = create_scheduler(name, {})
+
+    def serve(connections: range) -> None:
+        for number in connections:
+            now = 10.0 * number
+            blocked = view(number, credit=0, in_flight=50_000, not_sent=20_000, rtt=0.010, rate=1e7)
+            others = [view(number + 1, rtt=0.5, rate=20_000.0), view(number + 2, rtt=0.4, rate=30_000.0)]
+            for reinjection in (False, True):
+                scheduler.select(request(now=now, reinjection=reinjection), [blocked, *others])
+                scheduler.select(request(now=now + 1, reinjection=reinjection), others)
+
+    serve(range(0, 600, 3))
+    tracemalloc.start()
+    serve(range(600, 6_600, 3))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 20_000
 
 
 # RR and WRR

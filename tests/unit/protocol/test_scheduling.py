@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from multi.errors import LocalProtocolError
-from multi.protocol.payloads import Policy
-from multi.protocol.session import SchedulerMaker, SessionCore
+from multi.events import Warned
+from multi.protocol.payloads import DEFAULT_SCHEDULER, Policy
+from multi.protocol.scheduling import SchedulerMaker
+from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.schedulers import create_scheduler, register_scheduler
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.types import SessionId, Side
+
+from .wiring import CLEAR, Ends
 
 
 def server() -> tuple[SessionCore, list[str]]:
@@ -103,3 +107,51 @@ def test_what_no_server_could_be_told_changes_nothing() -> None:
     with pytest.raises(LocalProtocolError, match="parameters"):
         client.set_scheduler(many, now=0.0)
     assert client.policy.scheduler == "adaptive"
+
+
+class Broken:
+    """A scheduler of an application that fails."""
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        raise KeyError("a bug of the application")
+
+
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_a_scheduler_that_fails_gives_way_to_the_default_and_the_application_hears_where(side: str) -> None:
+    ends = Ends(CLEAR, CLEAR)
+    ends.connect()
+    ends.pump()
+    node, other = (ends.client, ends.server) if side == "client" else (ends.server, ends.client)
+    node.session.set_scheduler(Policy("Broken"), Broken(), now=0.0)
+    ends.write(node, b"arrives all the same")
+    assert other.got() == b"arrives all the same"
+    assert node.session.policy.scheduler == DEFAULT_SCHEDULER
+    (warning,) = [event.message for event in node.events if isinstance(event, Warned)]
+    assert "Broken failed: KeyError" in warning
+    assert __file__ in warning
+    told = [event.message for event in other.events if isinstance(event, Warned)]
+    assert told == ([f"the server schedules with {DEFAULT_SCHEDULER}, not as asked"] if side == "server" else [])
+
+
+def test_a_default_scheduler_that_fails_is_a_bug_and_no_reason_to_try_it_again() -> None:
+    def make(name: str, parameters: Mapping[str, float]) -> Scheduler:
+        return Broken()
+
+    session = SessionCore(
+        Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=make, now=0.0
+    )
+    with pytest.raises(KeyError, match="a bug of the application"):
+        session.scheduling.failed(KeyError("a bug of the application"))
+
+
+def test_a_server_with_a_scheduler_of_its_own_does_not_follow() -> None:
+    session = SessionCore(
+        Side.SERVER,
+        SessionId(bytes(16)),
+        SessionSettings(policy=Policy("RR"), follow_peer_policy=False),
+        entropy=bytes,
+        make_scheduler=create_scheduler,
+        now=0.0,
+    )
+    session.peer_policy(Policy("BLEST"))
+    assert session.policy.scheduler == "RR"

@@ -1,0 +1,293 @@
+"""What one connection may send now, how fast it is thought to be, and how long it may be silent."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.errors import LocalProtocolError, RemoteProtocolError
+from multi.protocol.connection import (
+    BUCKET_SECONDS,
+    FAST_SEGMENT,
+    FASTEST_SEGMENT,
+    SLOW_SEGMENT,
+    SUSPECT_SLACK,
+    UNKNOWN_RTT,
+    Connection,
+)
+from multi.protocol.sealing import Cipher
+from multi.protocol.segment import SegmentType
+from multi.protocol.state import Step
+from multi.reasons import Cause, Reason
+from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
+
+ID = SessionId(bytes(range(16)))
+LATER = Reason(Cause.CONNECTED, "as it comes")
+MBYTE = 1_000_000.0  # bytes per second
+
+
+def connection(now: float = 0.0, *, max_rate: float = 0.0, rtt: float = 0.0, lanes: int = 1) -> Connection:
+    return Connection(ConnectionId(0), ID, ConnectionFacts("tcp", lanes=lanes, max_rate=max_rate, rtt=rtt), now)
+
+
+def ready(max_rate: float = 0.0) -> Connection:
+    """A connection whose transport takes a megabyte."""
+    made = connection(max_rate=max_rate)
+    made.channel_credit = 1 << 20
+    made.refresh_credit(0.0)
+    return made
+
+
+def carry(made: Connection, size: int, now: float = 0.0) -> None:
+    """Bytes of stream 0 are given to it."""
+    made.send_data((bytes(size),), size, 0, StreamId(0), now)
+
+
+def sample(
+    acked: int = 0, *, rate: float = 0.0, rtt: float = 0.0, unacked: int = 0, not_sent: int = 0, limited: bool = False
+) -> TransportSample:
+    return TransportSample(
+        rtt=rtt,
+        rtt_variation=rtt / 8,
+        min_rtt=rtt,
+        rate=rate,
+        bytes_acked=acked,
+        unacked=unacked,
+        not_sent=not_sent,
+        app_limited=limited,
+    )
+
+
+# --- what it may send  ---
+
+
+def test_credit_is_what_the_transport_takes_and_shrinks_with_what_is_sent() -> None:
+    made = ready()
+    carry(made, 1000)
+    assert made.credit == (1 << 20) - 1000
+    assert made.bytes_sent == 1000
+    carry(made, 1 << 20)
+    assert made.credit == 0
+
+
+def test_a_capped_connection_sends_its_rate_and_no_more() -> None:
+    made, sent = ready(max_rate=MBYTE), 0
+    for step in range(1, 1001):
+        made.channel_credit = 1 << 20
+        made.refresh_credit(step / 1000)
+        size = min(made.credit, 4096)
+        carry(made, size)
+        sent += size
+    assert sent == pytest.approx(MBYTE, rel=0.03)
+
+
+def test_a_capped_connection_saves_up_no_more_than_its_bucket_holds() -> None:
+    made = ready(max_rate=10 * MBYTE)
+    made.refresh_credit(100.0)
+    assert made.credit == 10 * MBYTE * BUCKET_SECONDS
+
+
+def test_only_a_cap_that_is_the_obstacle_sets_a_time_to_go_on() -> None:
+    free, capped, blocked = ready(), ready(max_rate=MBYTE), ready(max_rate=MBYTE)
+    assert free.tokens_ready_at() is None
+    assert capped.tokens_ready_at() is None, "it may send now"
+    carry(capped, capped.credit)
+    at = capped.tokens_ready_at()
+    assert at is not None
+    capped.refresh_credit(at)
+    assert capped.credit > 0
+    carry(blocked, blocked.credit)
+    blocked.channel_credit = 0
+    assert blocked.tokens_ready_at() is None, "the transport takes nothing anyway"
+
+
+def test_a_cap_that_is_lifted_lets_everything_go_and_one_that_is_set_bounds_the_known_rate() -> None:
+    made = ready()
+    made.take_sample(sample(rate=50 * MBYTE), 0.0)
+    made.set_max_rate(MBYTE)
+    assert made.rate == MBYTE
+    made.take_sample(sample(rate=50 * MBYTE), 0.1)
+    assert made.rate == MBYTE, "the network may be faster, this connection is not"
+    made.set_max_rate(0.0)
+    made.refresh_credit(0.1)
+    assert made.credit == 1 << 20
+
+
+def test_what_may_leave_before_the_peer_is_heard_bounds_credit() -> None:
+    made = ready()
+    made.allowance = 5000
+    made.refresh_credit(0.0)
+    assert made.credit == 5000
+    carry(made, 4000)
+    made.refresh_credit(0.0)
+    assert made.credit == 1000
+
+
+def test_segments_grow_with_the_rate() -> None:
+    made = connection()
+    sizes = []
+    for rate in (0.0, 10 * MBYTE, 30 * MBYTE, 300 * MBYTE):
+        made.take_sample(sample(rate=rate), 0.0)
+        sizes.append(made.segment_size)
+    assert sizes == [SLOW_SEGMENT, SLOW_SEGMENT, FAST_SEGMENT, FASTEST_SEGMENT]
+
+
+# --- what is measured  ---
+
+
+def test_a_lower_rate_counts_only_if_there_was_enough_to_send() -> None:
+    made = connection()
+    made.take_sample(sample(rate=10 * MBYTE), 0.0)
+    made.take_sample(sample(rate=MBYTE, limited=True), 0.1)
+    assert made.rate == 10 * MBYTE
+    made.take_sample(sample(rate=20 * MBYTE, limited=True), 0.2)
+    assert made.rate == 20 * MBYTE
+    made.take_sample(sample(rate=MBYTE), 0.3)
+    assert made.rate == MBYTE
+
+
+def test_the_smallest_round_trip_is_remembered() -> None:
+    made = connection()
+    for rtt in (0.080, 0.020, 0.060):
+        made.take_sample(sample(rtt=rtt), 0.0)
+    assert (made.rtt, made.min_rtt) == (0.060, 0.020)
+
+
+def test_answers_to_questions_give_the_round_trip_of_a_transport_that_does_not_tell() -> None:
+    made = connection()
+    made.take_rtt(0.100)
+    assert (made.rtt, made.rtt_variation) == (0.100, 0.050)
+    for _ in range(100):
+        made.take_rtt(0.020)
+    assert made.rtt == pytest.approx(0.020, abs=0.001)
+    assert made.min_rtt == 0.020
+
+
+def test_a_transport_that_tells_knows_better_than_answers_to_questions() -> None:
+    made = connection()
+    made.take_sample(sample(rtt=0.030), 0.0)
+    made.take_rtt(0.500)
+    assert made.rtt == 0.030
+    made.take_rtt(0.010)
+    assert (made.rtt, made.min_rtt) == (0.030, 0.010)
+
+
+def test_the_sessions_own_acknowledgements_give_a_rate_where_the_transport_tells_none() -> None:
+    made = connection()
+    carry(made, 1_000_000, 0.0)
+    for step in range(1, 11):
+        made.delivered(100_000, step / 10)
+    assert made.rate == pytest.approx(MBYTE, rel=0.05)
+
+
+def test_the_sessions_own_rate_gives_way_to_the_transports() -> None:
+    made = connection()
+    made.take_sample(sample(rate=5 * MBYTE), 0.0)
+    carry(made, 1_000_000, 0.0)
+    made.delivered(500_000, 0.5)
+    assert made.rate == 5 * MBYTE
+
+
+def test_what_the_kernel_holds_unsent_is_guessed_between_samples() -> None:
+    made = connection()
+    made.take_sample(sample(rate=MBYTE, not_sent=100_000), 0.0)
+    made.estimate_not_sent(0.050)
+    assert made.not_sent == 50_000
+    made.estimate_not_sent(1.0)
+    assert made.not_sent == 0
+
+
+# --- how long it may be silent  ---
+
+
+def test_silence_is_suspicious_after_a_round_trip_its_variation_and_some_slack() -> None:
+    made = connection()
+    assert made.suspect_after == UNKNOWN_RTT + SUSPECT_SLACK
+    made.take_sample(sample(rtt=0.080), 0.0)
+    assert made.suspect_after == pytest.approx(0.080 + 4 * 0.010 + SUSPECT_SLACK)
+
+
+def test_nothing_is_expected_of_a_connection_that_carries_nothing() -> None:
+    made = connection()
+    assert made.suspect_at() is None
+    made.carries_control(3, 0.0)
+    assert made.suspect_at() is not None
+
+
+def test_silence_counts_from_when_the_first_byte_was_sent_after_idling() -> None:
+    made = connection()
+    carry(made, 1000, 60.0)
+    assert made.suspect_at() == 60.0 + made.suspect_after
+
+
+def test_progress_of_the_transport_puts_suspicion_off() -> None:
+    made = connection(rtt=0.1)
+    carry(made, 100_000, 0.0)
+    assert made.take_sample(sample(1, rtt=0.1, unacked=99_999), 0.1)
+    assert not made.take_sample(sample(1, rtt=0.1, unacked=99_999), 0.2), "nothing more has arrived"
+    assert made.suspect_at() == pytest.approx(0.1 + made.suspect_after)
+
+
+def test_a_transport_that_goes_on_acknowledging_for_a_silent_session_is_suspect_in_the_end() -> None:
+    made = connection(rtt=0.1)
+    carry(made, 100_000, 0.0)
+    now = 0.0
+    while not made.suspect_at() or now < (made.suspect_at() or 0.0):
+        now += 0.05
+        made.take_sample(sample(int(now * 1000), rate=MBYTE, rtt=0.1, unacked=1), now)
+        assert now < 5.0
+    assert now > made.suspect_after
+    assert not made.in_time(now)
+
+
+def test_being_heard_starts_the_silence_anew() -> None:
+    made = connection(rtt=0.1)
+    carry(made, 1000, 0.0)
+    made.heard(7.0)
+    assert made.suspect_at() == 7.0 + made.suspect_after
+
+
+# --- states and keys  ---
+
+
+def test_a_connection_that_has_ended_stays_ended_and_says_why() -> None:
+    made = connection()
+    made.step(Step.LOSE, LATER)
+    assert not made.alive
+    assert (made.state, made.reason) == (ConnectionState.LOST, LATER)
+    with pytest.raises(LocalProtocolError):
+        made.step(Step.PROVED, LATER)
+
+
+def test_bytes_given_to_a_suspect_connection_are_not_expected_to_arrive() -> None:
+    made = connection()
+    made.step(Step.PROVED, LATER)
+    assert made.delivers
+    made.step(Step.SILENT, LATER)
+    assert made.alive
+    assert not made.delivers
+
+
+@pytest.mark.parametrize("payload", [b"", b"a payload"])
+def test_what_one_end_seals_only_the_other_opens_and_only_once(payload: bytes) -> None:
+    ours, theirs = connection(lanes=2), connection(lanes=2)
+    ours.protect(b"o" * 32, b"t" * 32, Cipher.AES_128_GCM)
+    theirs.protect(b"t" * 32, b"o" * 32, Cipher.AES_128_GCM)
+    assert theirs.openers is not None
+    for lane, opener in enumerate(theirs.openers):
+        ours.send(SegmentType.DATA, (payload,) if payload else (), len(payload), stream=StreamId(2), lane=lane)
+        raw = b"".join(ours.output[lane])
+        assert not payload or payload not in raw
+        (segment,) = theirs.decoders[lane].feed(memoryview(raw))
+        assert opener.open(segment.header, segment.payload) == payload
+        (again,) = theirs.decoders[lane].feed(memoryview(raw))
+        with pytest.raises(RemoteProtocolError):
+            opener.open(again.header, again.payload)
+
+
+def test_unprotected_segments_are_sent_as_they_are() -> None:
+    made = connection()
+    made.protect_outgoing(b"o" * 32, Cipher.CHACHA20_POLY1305)
+    made.unprotect()
+    assert not made.opens
+    made.send(SegmentType.DATA, (b"in clear",), 8)
+    assert b"in clear" in b"".join(made.output[0])

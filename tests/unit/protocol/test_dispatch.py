@@ -1,0 +1,219 @@
+"""What arrives is handed on once, in its order, to what it concerns, however connections overtake each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.events import AddressesAnnounced, RoleChanged
+from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.payloads import (
+    Ack,
+    Keepalive,
+    Policy,
+    decode_ack,
+    encode_ack,
+    encode_addresses,
+    encode_keepalive,
+    encode_policy,
+    encode_role,
+)
+from multi.protocol.segment import HEADER_LENGTH, SegmentType
+from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.types import Role
+
+from .test_hostile_peer import two_lines, unplug
+from .wiring import CLEAR, PLAIN, QUIC, Ends, Line
+
+T = SegmentType
+
+
+def connected(settings: SessionSettings = CLEAR) -> tuple[Ends, Line]:
+    ends = Ends(settings, settings)
+    line = ends.connect()
+    ends.pump()
+    return ends, line
+
+
+def next_control(ends: Ends, count: int = 0) -> int:
+    """Number of the control segment that the server expects next, and `count` behind it."""
+    return ends.server.session.receiver.control.cumulative + count
+
+
+# --- before the handshake is far enough  ---
+
+
+def test_data_that_overtakes_the_handshake_on_another_lane_is_kept_until_it_is_done() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(QUIC)
+    ends.pump()
+    joining = ends.connect(QUIC)
+    joining.hold_up = True
+    ends.pump()
+    joining.hold_up = False
+    control = [item for item in joining.up if item[0] == 0]
+    joining.up.clear()
+    joining.up.append(control.pop(0))  # JOIN alone: the server knows the connection, and nothing is proved
+    line.hold_up = True
+    ends.pump()
+    ends.write(ends.client, b"over both")
+    ends.pump()
+    joining.up.extend(control)
+    line.hold_up = False
+    ends.pump()
+    assert ends.server.got() == b"over both"
+
+
+def test_early_data_at_its_limit_is_held_even_in_small_pieces() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(PLAIN)
+    line.hold_up = True
+    for offset in range(0, EARLY_DATA_LIMIT, 1024):
+        ends.write(ends.client, bytes([offset // 1024]) * 1024)
+    line.hold_up = False
+    ends.pump()
+    assert len(ends.server.got()) == EARLY_DATA_LIMIT
+    assert ends.server.states()[line.id] == "active"
+
+
+def test_a_client_takes_nothing_but_the_answer_to_its_handshake() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    line.hold_up = True
+    line.answer(ends.segment(T.DATA, b"too early"))
+    ends.pump()
+    assert "a segment before the handshake was done" in ends.client.ended[line.id]
+    assert not ends.client.got()
+
+
+def test_a_handshake_belongs_on_the_first_lane() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(QUIC)
+    ends.pump()
+    line.inject(ends.segment(T.CONFIRM, bytes(32)), lane=1)
+    ends.pump()
+    assert ends.server.ended[line.id] == "a handshake segment outside lane 0"
+
+
+def test_what_is_held_for_a_peer_that_proves_nothing_is_bounded() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect(QUIC)
+    line.hold_down = True
+    ends.pump()
+    stranger = ends.stranger(QUIC)
+    stranger.inject(line.sent_up[0])  # the HELLO of somebody else: what follows is held until CONFIRM
+    held = 0
+    while stranger.id not in ends.server.ended:
+        stranger.inject(ends.segment(T.DATA, bytes(8192)), lane=1)
+        ends.pump()
+        held += 8192
+        assert held <= 2 * HELD_LIMIT
+    assert "too many bytes before the handshake" in ends.server.ended[stranger.id]
+
+
+# --- questions  ---
+
+
+def test_a_question_is_answered_where_it_was_asked() -> None:
+    ends, bad, good = two_lines()
+    unplug(bad, good)
+    for line in (bad, good):
+        line.sent_down.clear()
+    bad.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(77))))
+    ends.pump()
+    assert bad.sent_down == [ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(77, pong=True)))]
+    assert good.sent_down == []
+
+
+def test_a_question_for_the_window_is_answered_with_it() -> None:
+    ends, line = connected()
+    line.client = None
+    line.sent_down.clear()
+    line.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(1, wants_ack=True))))
+    ends.pump()
+    (ack,) = [decode_ack(segment[HEADER_LENGTH:]) for segment in line.sent_down if segment[1] == T.ACK]
+    assert ack.session_window >= CLEAR.initial_window
+    assert [entry.stream for entry in ack.streams] == [0]
+
+
+def test_only_the_answer_to_the_last_question_measures_the_round_trip() -> None:
+    ends, line = connected()
+    connection = ends.server.session.connections[line.id]
+    ends.advance(1.0)
+    line.hold_up = True
+    ends.server.session.ping(line.id, now=ends.now)
+    ends.pump()
+    ends.advance(0.100)
+    line.hold_up = False
+    line.up.appendleft((0, ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(999, pong=True)))))
+    ends.pump()
+    assert connection.rtt == pytest.approx(0.100)
+
+
+# --- control: the newest counts  ---
+
+
+def test_a_role_said_earlier_and_come_later_changes_nothing() -> None:
+    ends, line, other = two_lines()
+    number = ends.server.session.connections[line.id].number
+    first = next_control(ends)
+    line.inject(ends.segment(T.ROLE, encode_role(number, Role.BACKUP), sequence=first + 1))
+    ends.pump()
+    other.inject(ends.segment(T.ROLE, encode_role(number, Role.ACTIVE), sequence=first))
+    ends.pump()
+    assert ends.server.session.connections[line.id].role is Role.BACKUP
+    assert [e.role for e in ends.server.events if isinstance(e, RoleChanged)] == [Role.BACKUP]
+
+
+def test_a_policy_said_earlier_and_come_later_changes_nothing() -> None:
+    ends, line = connected()
+    first = next_control(ends)
+    line.inject(ends.segment(T.POLICY, encode_policy(Policy("RR")), sequence=first + 1))
+    line.inject(ends.segment(T.POLICY, encode_policy(Policy("BLEST")), sequence=first))
+    ends.pump()
+    assert ends.server.session.policy.scheduler == "RR"
+
+
+def test_a_control_segment_that_comes_twice_acts_once_and_is_acknowledged_twice() -> None:
+    ends, line, other = two_lines()
+    unplug(line, other)
+    number, first = ends.server.session.connections[line.id].number, next_control(ends)
+    role = ends.segment(T.ROLE, encode_role(number, Role.BACKUP), sequence=first)
+    line.inject(role)
+    ends.pump()
+    other.sent_down.clear()
+    other.inject(role)
+    ends.pump()
+    assert len([e for e in ends.server.events if isinstance(e, RoleChanged)]) == 1
+    acks = [decode_ack(segment[HEADER_LENGTH:]) for segment in other.sent_down if segment[1] == T.ACK]
+    assert [ack.control_cumulative for ack in acks] == [first + 1]
+
+
+def test_a_client_hears_the_servers_addresses_and_the_newest_count() -> None:
+    ends, line = connected()
+    first = ends.client.session.receiver.control.cumulative
+    newer, older = [("192.0.2.2", 7788)], [("192.0.2.1", 7788)]
+    line.answer(ends.segment(T.ADDRESS, encode_addresses(newer), sequence=first + 1))
+    line.answer(ends.segment(T.ADDRESS, encode_addresses(older), sequence=first))
+    ends.pump()
+    heard = [event for event in ends.client.events if isinstance(event, AddressesAnnounced)]
+    assert heard == [AddressesAnnounced((("192.0.2.2", 7788),))]
+
+
+def test_a_client_announces_no_addresses() -> None:
+    ends, line = connected()
+    line.inject(ends.segment(T.ADDRESS, encode_addresses([("192.0.2.1", 7788)]), sequence=next_control(ends)))
+    ends.pump()
+    assert ends.server.ended[line.id] == "only a server announces addresses"
+
+
+def test_an_acknowledgement_that_took_longer_than_a_newer_one_takes_nothing_back() -> None:
+    ends, line = connected()
+    ends.server.reading = False
+    ends.write(ends.client, bytes(1000))
+    ends.advance(0.05)
+    sender = ends.client.session.sender
+    window = sender.window
+    line.answer(ends.segment(T.ACK, encode_ack(Ack(1, 0, ()))))
+    ends.pump()
+    assert sender.window == window
+    assert not sender.unacked

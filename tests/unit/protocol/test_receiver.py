@@ -1,0 +1,230 @@
+"""The session's window, and when and what it acknowledges."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.errors import RemoteProtocolError
+from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, decode_ack
+from multi.protocol.receive_stream import ReceiveStream
+from multi.protocol.receiver import ACK_BYTES, ACK_DELAY, Receiver
+from multi.protocol.settings import SessionSettings
+from multi.types import StreamId
+
+WINDOW = SessionSettings().initial_window
+RTT = 0.05
+
+
+class End:
+    """A receiver with stream 0, and a peer that sends to it."""
+
+    def __init__(self, settings: SessionSettings | None = None) -> None:
+        self.receiver = Receiver(settings or SessionSettings(), 0.0)
+        self.stream = self.receiver.add(StreamId(0), 0.0)
+
+    def arrive(self, start: int, end: int, stream: ReceiveStream | None = None, now: float = 0.0) -> bool:
+        return self.receiver.data(stream or self.stream, start, memoryview(bytes(end - start)), False, now)
+
+    def read(self, limit: int = -1, now: float = 0.0) -> int:
+        return len(self.receiver.read(self.stream, limit, now, RTT))
+
+    def ack(self) -> Ack:
+        return decode_ack(self.receiver.ack_payload())
+
+    def said(self) -> StreamAck:
+        """What the next ACK says of stream 0."""
+        (found,) = self.ack().streams
+        return found
+
+
+# --- when  ---
+
+
+def test_bytes_in_order_are_acknowledged_after_a_moment() -> None:
+    end = End()
+    assert end.receiver.ack_due is None
+    assert end.arrive(0, 1000, now=1.0)
+    assert end.receiver.ack_due == 1.0 + ACK_DELAY
+    assert not end.receiver.ack_now
+    end.arrive(1000, 2000, now=1.005)
+    assert end.receiver.ack_due == 1.0 + ACK_DELAY, "a stream of segments does not put it off"
+
+
+def test_many_bytes_are_acknowledged_at_once() -> None:
+    end = End(SessionSettings(initial_window=1 << 20))
+    arrived = 0
+    while not end.receiver.ack_now:
+        end.arrive(arrived, arrived + 16_384)
+        arrived += 16_384
+        assert arrived <= 2 * ACK_BYTES
+    assert arrived >= ACK_BYTES
+
+
+def test_a_gap_is_told_of_soon_and_a_repeat_at_once() -> None:
+    gap = End()
+    gap.arrive(1000, 2000)
+    gap.arrive(3000, 4000)
+    assert gap.receiver.ack_now
+    again = End()
+    again.arrive(0, 1000)
+    again.ack()
+    assert not again.arrive(0, 1000)
+    assert again.receiver.ack_now
+
+
+def test_the_end_of_a_stream_is_acknowledged_at_once() -> None:
+    end = End()
+    end.receiver.finish(end.stream, 1000)
+    end.arrive(0, 1000)
+    assert end.receiver.ack_now
+
+
+def test_control_is_acknowledged_at_once_where_it_is_urgent() -> None:
+    urgent, patient = End(), End()
+    urgent.receiver.control_arrived(1.0, urgent=True)
+    assert urgent.receiver.ack_now
+    patient.receiver.control_arrived(1.0, urgent=False)
+    assert not patient.receiver.ack_now
+    assert patient.receiver.ack_due == 1.0 + ACK_DELAY
+
+
+def test_what_was_said_is_not_due_any_more() -> None:
+    end = End()
+    end.arrive(1000, 2000)
+    end.arrive(3000, 4000)
+    end.ack()
+    assert (end.receiver.ack_now, end.receiver.ack_due) == (False, None)
+    assert end.ack().streams == ()
+
+
+# --- what  ---
+
+
+def test_an_acknowledgement_says_what_has_come_and_what_may_come() -> None:
+    end = End()
+    end.arrive(0, 1000)
+    end.arrive(2000, 3000)
+    assert end.said() == StreamAck(StreamId(0), 1000, WINDOW, ((2000, 3000),))
+
+
+def test_after_a_connection_died_everything_is_said_again() -> None:
+    end = End()
+    end.arrive(0, 1000)
+    before = end.said()
+    end.receiver.everything_dirty()
+    assert end.receiver.ack_now
+    assert end.said() == before
+    end.receiver.say_again([StreamId(0), StreamId(77)])
+    assert end.said() == before
+
+
+def test_a_stream_that_has_ended_is_still_acknowledged_and_so_are_its_repeats() -> None:
+    end = End()
+    other = end.receiver.add(StreamId(2), 0.0)
+    end.arrive(0, 500, other)
+    end.receiver.forget(other)
+    assert end.ack().streams == (StreamAck(StreamId(2), 500, 500),)
+    end.receiver.repeat(StreamId(2), 300)
+    end.receiver.repeat(StreamId(2), 500)
+    end.receiver.repeat(StreamId(2), 400)
+    assert end.ack().streams == (StreamAck(StreamId(2), 500, 500),)
+
+
+def test_an_acknowledgement_never_grows_beyond_its_bound_and_the_rest_follows() -> None:
+    end, acknowledged = End(SessionSettings(initial_window=1 << 20)), set[int]()
+    for number in range(100):
+        stream = end.receiver.add(StreamId(2 * number + 2), 0.0)
+        for island in range(30):
+            end.arrive(2 * island + 1, 2 * island + 2, stream)
+    end.receiver.say_again([StreamId(2 * number + 2) for number in range(100)])
+    for _ in range(200):
+        payload = end.receiver.ack_payload()
+        assert len(payload) <= MAX_ACK_PAYLOAD
+        acknowledged |= {entry.stream for entry in decode_ack(payload).streams}
+        if not end.receiver.ack_now:
+            break
+    assert acknowledged == {2 * number + 2 for number in range(100)}
+
+
+# --- windows  ---
+
+
+def test_reading_opens_the_windows_again() -> None:
+    end = End()
+    end.arrive(0, WINDOW)
+    ack = end.ack()
+    assert (ack.session_window, ack.streams[0].window) == (WINDOW, WINDOW)
+    assert end.read() == WINDOW
+    assert end.receiver.ack_now
+    ack = end.ack()
+    assert ack.session_window >= 2 * WINDOW
+    assert ack.streams[0].window >= 2 * WINDOW
+
+
+def test_an_application_that_does_not_read_gives_no_window() -> None:
+    end = End()
+    end.arrive(0, WINDOW)
+    assert end.said().window == WINDOW
+    end.receiver.everything_dirty()
+    assert end.said().window == WINDOW
+
+
+def test_all_streams_together_may_bring_no_more_than_the_session_window() -> None:
+    end = End(SessionSettings(initial_window=WINDOW))
+    other = end.receiver.add(StreamId(2), 0.0)
+    end.arrive(0, WINDOW - 100)
+    with pytest.raises(RemoteProtocolError, match="session window ends at"):
+        end.arrive(0, 101, other)
+    assert end.receiver.charged == WINDOW - 100, "what was refused does not count"
+    end.arrive(0, 100, other)
+
+
+def test_the_end_of_a_stream_counts_against_the_session_window_too() -> None:
+    end = End()
+    other = end.receiver.add(StreamId(2), 0.0)
+    end.arrive(0, WINDOW - 100)
+    with pytest.raises(RemoteProtocolError, match="session window ends at"):
+        end.receiver.finish(other, 101)
+    with pytest.raises(RemoteProtocolError, match="session window ends at"):
+        end.receiver.reset(other, 101, 7, 0.0)
+    end.receiver.finish(other, 100)
+    assert end.receiver.charged == WINDOW
+
+
+@pytest.mark.parametrize("how", ["discarded", "reset"])
+def test_what_nobody_will_read_gives_its_window_back(how: str) -> None:
+    end = End()
+    end.arrive(0, 30_000)
+    if how == "discarded":
+        end.receiver.discard(end.stream, 0.0)
+        end.arrive(30_000, 40_000)
+    else:
+        end.receiver.reset(end.stream, 40_000, 7, 0.0)
+    assert end.receiver.charged == end.receiver.consumed == 40_000
+    assert end.ack().session_window >= 40_000 + WINDOW
+
+
+def test_the_session_window_grows_only_as_far_as_the_server_has_memory() -> None:
+    asked: list[int] = []
+
+    def refuse(size: int) -> bool:
+        asked.append(size)
+        return False
+
+    end = End()
+    end.receiver.ask_to_grow(refuse)
+    offset = 0
+    for _ in range(20):
+        end.arrive(offset, offset + WINDOW // 2)
+        offset += WINDOW // 2
+        end.read()
+        end.ack()
+    assert end.receiver.window.size == WINDOW
+    assert asked
+    end.receiver.ask_to_grow(lambda _size: True)
+    for _ in range(20):
+        end.arrive(offset, offset + WINDOW // 2)
+        offset += WINDOW // 2
+        end.read()
+        end.ack()
+    assert end.receiver.window.size > WINDOW

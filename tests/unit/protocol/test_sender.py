@@ -1,0 +1,468 @@
+"""Which bytes a session sends next, and which again: order, windows, rescue and opportunistic copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from multi.protocol.connection import SLOW_SEGMENT, Connection
+from multi.protocol.payloads import StreamAck
+from multi.protocol.segment import SegmentDecoder
+from multi.protocol.send_stream import SendStream
+from multi.protocol.sender import HOLD_CHECK, MAX_COPIES, REINJECT_ALLOWANCE, REINJECT_BUDGET, Sender
+from multi.protocol.state import Step
+from multi.reasons import Cause, Reason
+from multi.schedulers import create_scheduler
+from multi.schedulers.base import WAIT, ConnectionView, Scheduler, SendRequest
+from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
+
+AS_IT_COMES = Reason(Cause.CONNECTED, "as it comes")
+PLENTY = 1 << 30  # bytes of window
+MBYTE = 1_000_000.0
+
+Sent = tuple[int, int, int]
+"""(stream, first offset, offset behind the last)."""
+
+
+class Chooses:
+    """A scheduler that does what a test wants, and remembers what it was asked."""
+
+    def __init__(self, choose: Callable[[Sequence[ConnectionView]], Sequence[ConnectionView]]) -> None:
+        self._choose = choose
+        self.requests: list[SendRequest] = []
+
+    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        self.requests.append(request)
+        return self._choose(connections)
+
+
+def numbered(*wanted: int) -> Chooses:
+    return Chooses(lambda connections: [c for c in connections if c.id in wanted])
+
+
+class Bench:
+    """A sender with connections of its own, on which nothing arrives unless the test says so."""
+
+    def __init__(
+        self,
+        *rates_and_delays: tuple[float, float],
+        scheduler: Scheduler | None = None,
+        reinject: str = "full",
+        window: int = PLENTY,
+    ) -> None:
+        self.now = 0.0
+        self.connections: dict[ConnectionId, Connection] = {}
+        self.failures: list[Exception] = []
+        self.sender = Sender(
+            self.connections, scheduler or create_scheduler("lowest_latency", {}), reinject, window, self.replace
+        )
+        self.sender.early_limit = None
+        for rate, rtt in rates_and_delays or ((MBYTE, 0.020),):
+            self.connect(rate, rtt)
+        self.stream()
+
+    def replace(self, error: Exception) -> None:
+        self.failures.append(error)
+        self.sender.scheduler = create_scheduler("lowest_latency", {})
+
+    def connect(self, rate: float, rtt: float, *, proved: bool = True) -> Connection:
+        made = Connection(ConnectionId(len(self.connections)), SessionId(bytes(16)), ConnectionFacts("tcp"), self.now)
+        self.connections[made.id] = made
+        made.step(Step.PROVED if proved else Step.MAY_SEND, AS_IT_COMES)
+        made.take_sample(TransportSample(rtt=rtt, rtt_variation=rtt / 10, min_rtt=rtt, rate=rate), self.now)
+        self.credit(made.id, PLENTY)
+        return made
+
+    def credit(self, connection: int, size: int) -> None:
+        found = self.connections[ConnectionId(connection)]
+        found.channel_credit = size
+        found.refresh_credit(self.now)
+
+    def stream(self, priority: int = 3, window: int = PLENTY) -> SendStream:
+        stream = StreamId(2 * len(self.sender.streams))
+        made = self.sender.streams[stream] = SendStream(stream, window, priority)
+        return made
+
+    def write(self, size: int, stream: int = 0) -> None:
+        self.sender.streams[StreamId(stream)].write(bytes(size))
+
+    def fill(self, *, also_unproved: bool = False) -> dict[int, list[Sent]]:
+        """Let the sender send; return what each connection was given, in order."""
+        usable = [c for c in self.connections.values() if c.state is ConnectionState.ACTIVE or also_unproved]
+        self.sender.fill(usable, self.now)
+        given: dict[int, list[Sent]] = {}
+        for connection in self.connections.values():
+            raw, connection.output[0] = b"".join(connection.output[0]), []
+            for segment in SegmentDecoder().feed(memoryview(raw)):
+                end = segment.sequence + len(segment.payload)
+                given.setdefault(connection.id, []).append((segment.stream, segment.sequence, end))
+        return given
+
+    def acknowledge(self, cumulative: int, *ranges: tuple[int, int], stream: int = 0) -> None:
+        self.sender.acknowledge(StreamAck(StreamId(stream), cumulative, PLENTY, ranges), self.now)
+
+    def suspect(self, connection: int) -> None:
+        found = self.connections[ConnectionId(connection)]
+        found.step(Step.SILENT, AS_IT_COMES)
+        self.sender.lose(found)
+
+    def lose(self, connection: int) -> None:
+        found = self.connections[ConnectionId(connection)]
+        found.step(Step.LOSE, AS_IT_COMES)
+        self.sender.lose(found)
+        self.sender.detach(found)
+
+
+def covered(given: list[Sent]) -> int:
+    return sum(end - start for _, start, end in given)
+
+
+# --- new bytes  ---
+
+
+def test_everything_written_is_sent_once_in_order() -> None:
+    bench = Bench()
+    bench.write(100_000)
+    (given,) = bench.fill().values()
+    assert given[0][1] == 0
+    assert all(before[2] == after[1] for before, after in pairwise(given))
+    assert given[-1][2] == 100_000
+    assert bench.fill() == {}
+    assert bench.connections[ConnectionId(0)].in_flight == 100_000
+    assert (bench.sender.used, bench.sender.reinjected_bytes) == (100_000, 0)
+
+
+def test_no_byte_goes_beyond_the_session_window() -> None:
+    bench = Bench(window=10_000)
+    bench.write(50_000)
+    assert covered(bench.fill()[0]) == 10_000
+    assert bench.sender.blocked_by_window
+    bench.sender.widen(30_000, bench.now)
+    assert covered(bench.fill()[0]) == 20_000
+
+
+def test_no_byte_goes_beyond_a_streams_window() -> None:
+    bench = Bench()
+    narrow = bench.stream(window=5_000)
+    bench.write(20_000, stream=narrow.id)
+    assert bench.fill() == {0: [(narrow.id, 0, 5_000)]}
+    assert bench.sender.blocked_by_window
+    assert bench.sender.acknowledge(StreamAck(narrow.id, 5_000, 12_000), bench.now)
+    assert bench.fill() == {0: [(narrow.id, 5_000, 12_000)]}
+
+
+def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
+    bench = Bench(window=10_000)
+    bench.write(50_000)
+    bench.fill()
+    for window in range(10_001, 10_500):
+        bench.sender.widen(window, bench.now)
+        assert bench.fill() == {}
+    bench.sender.widen(20_000, bench.now)
+    assert covered(bench.fill()[0]) == 10_000
+
+
+def test_before_the_peer_has_answered_only_so_much_is_sent() -> None:
+    bench = Bench()
+    bench.sender.early_limit = 4_000
+    bench.write(50_000)
+    assert covered(bench.fill()[0]) == 4_000
+    bench.sender.early_limit = None
+    assert covered(bench.fill()[0]) == 46_000
+
+
+def test_nothing_is_sent_without_credit_and_the_last_segment_may_exceed_it() -> None:
+    bench = Bench()
+    bench.write(50_000)
+    bench.credit(0, 0)
+    assert bench.fill() == {}
+    bench.credit(0, 1)
+    assert covered(bench.fill()[0]) == SLOW_SEGMENT
+
+
+def test_an_urgent_stream_goes_first_and_equals_take_turns() -> None:
+    bench = Bench()
+    one, other, urgent = bench.stream(priority=3), bench.stream(priority=3), bench.stream(priority=0)
+    for stream in (one, other, urgent):
+        bench.write(3 * SLOW_SEGMENT, stream=stream.id)
+    order = [stream for stream, _, _ in bench.fill()[0]]
+    assert order == [urgent.id] * 3 + [one.id, other.id] * 3
+
+
+def test_a_stream_that_is_blocked_holds_up_no_other() -> None:
+    bench = Bench()
+    blocked, free = bench.stream(priority=0, window=0), bench.stream(priority=7)
+    bench.write(10_000, stream=blocked.id)
+    bench.write(10_000, stream=free.id)
+    assert bench.fill() == {0: [(free.id, 0, 10_000)]}
+
+
+# --- the scheduler  ---
+
+
+def test_a_scheduler_may_choose_several_connections_for_the_same_bytes() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0, 1))
+    bench.write(1_000)
+    assert bench.fill() == {0: [(0, 0, 1_000)], 1: [(0, 0, 1_000)]}
+    assert bench.sender.used == 1_000
+    bench.acknowledge(1_000)
+    assert [c.in_flight for c in bench.connections.values()] == [0, 0]
+
+
+def test_a_scheduler_that_waits_is_asked_again_soon() -> None:
+    waits = Chooses(lambda _connections: WAIT)
+    bench = Bench(scheduler=waits)
+    bench.write(1_000)
+    assert bench.fill() == {}
+    assert bench.sender.hold_until == HOLD_CHECK
+    bench.sender.scheduler = numbered(0)
+    assert covered(bench.fill()[0]) == 1_000
+    assert bench.sender.hold_until is None
+
+
+def test_a_scheduler_that_fails_is_replaced_and_nothing_is_lost() -> None:
+    def broken(_connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        raise ZeroDivisionError
+
+    bench = Bench(scheduler=Chooses(broken))
+    bench.write(1_000)
+    assert bench.fill() == {0: [(0, 0, 1_000)]}
+    assert [type(error) for error in bench.failures] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize("answer", [None, 7, [object()]])
+def test_a_scheduler_that_answers_nonsense_sends_nothing_wrong(answer: Any) -> None:
+    bench = Bench(scheduler=Chooses(lambda _connections: answer))
+    bench.write(1_000)
+    given = bench.fill()
+    assert given == ({} if isinstance(answer, list) else {0: [(0, 0, 1_000)]})
+
+
+def test_a_scheduler_hears_how_much_waits_and_a_writer_that_is_held_back_counts_as_having_more() -> None:
+    asked = numbered(0)
+    bench = Bench(scheduler=asked)
+    bench.write(50_000)
+    bench.fill()
+    assert [r.backlog for r in asked.requests] == [50_000 - n * SLOW_SEGMENT for n in range(4)]
+    asked.requests.clear()
+    bench.sender.held_back = True
+    bench.write(1_000)
+    bench.fill()
+    assert asked.requests[0].backlog == 50_000
+
+
+def test_a_window_that_has_just_grown_can_be_expected_to_grow_on() -> None:
+    asked = numbered(0)
+    bench = Bench(scheduler=asked, window=1_000)
+    bench.now = 100.0
+    for window, later in ((1_000, 0.0), (1_000, 30.0), (500_000, 0.0), (500_000, 30.0)):
+        bench.now += later
+        bench.sender.widen(bench.sender.used + window, bench.now)
+        bench.write(100)
+        bench.fill()
+        bench.now += 1.5
+        bench.write(100)
+        bench.sender.streams[StreamId(0)].acknowledge(bench.sender.used, ())
+    grows = [request.window_grows for request in asked.requests]
+    assert grows[0]
+    assert grows[2]
+
+
+# --- rescue  ---
+
+
+def test_what_a_lost_connection_carried_goes_to_another_before_anything_new() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0))
+    bench.write(10_000)
+    bench.fill()
+    bench.write(10_000)
+    bench.sender.scheduler = numbered(1)
+    bench.lose(0)
+    assert bench.fill() == {1: [(0, 0, 10_000), (0, 10_000, 20_000)]}
+    assert bench.sender.reinjected_bytes == 10_000
+    assert bench.connections[ConnectionId(1)].in_flight == 20_000
+
+
+def test_only_what_was_not_acknowledged_is_sent_again() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0))
+    bench.write(4 * SLOW_SEGMENT)
+    bench.fill()
+    bench.acknowledge(SLOW_SEGMENT, (2 * SLOW_SEGMENT, 3 * SLOW_SEGMENT))
+    bench.lose(0)
+    again = bench.fill()[1]
+    assert again == [(0, SLOW_SEGMENT, 2 * SLOW_SEGMENT), (0, 3 * SLOW_SEGMENT, 4 * SLOW_SEGMENT)]
+
+
+def test_what_a_suspect_connection_carries_is_sent_again_elsewhere_and_never_on_itself() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0))
+    bench.write(10_000)
+    bench.fill()
+    bench.sender.scheduler = numbered(0, 1)
+    bench.suspect(0)
+    assert bench.fill() == {1: [(0, 0, 10_000)]}
+    assert bench.fill() == {}, "once is enough"
+
+
+def test_a_copy_that_another_connection_carries_need_not_be_rescued() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0, 1))
+    bench.write(10_000)
+    bench.fill()
+    bench.suspect(0)
+    assert bench.fill() == {}
+    bench.suspect(1)
+    assert bench.fill() == {2: [(0, 0, 10_000)]}
+
+
+def test_with_no_other_connection_it_waits_for_one() -> None:
+    bench = Bench()
+    bench.write(10_000)
+    bench.fill()
+    bench.suspect(0)
+    assert bench.fill() == {}
+    assert bench.sender.waiting
+    bench.connect(MBYTE, 0.05)
+    assert bench.fill() == {1: [(0, 0, 10_000)]}
+    assert not bench.sender.waiting
+
+
+def test_a_connection_that_recovers_in_time_spares_the_copies() -> None:
+    bench = Bench()
+    bench.write(10_000)
+    bench.fill()
+    bench.suspect(0)
+    bench.connections[ConnectionId(0)].step(Step.HEARD, AS_IT_COMES)
+    bench.sender.recover(bench.connections[ConnectionId(0)])
+    bench.connect(MBYTE, 0.05)
+    assert bench.fill() == {}
+
+
+def test_a_rescue_waits_for_no_better_connection() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0))
+    bench.write(10_000)
+    bench.fill()
+    bench.sender.scheduler = Chooses(lambda _connections: WAIT)
+    bench.lose(0)
+    assert bench.fill() == {1: [(0, 0, 10_000)]}
+    assert bench.sender.hold_until is None
+
+
+def test_nothing_new_overtakes_a_rescue_that_waits_for_credit() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0))
+    bench.write(10_000)
+    bench.fill()
+    bench.lose(0)
+    bench.write(10_000)
+    bench.credit(1, 0)
+    assert bench.fill() == {}
+    bench.sender.scheduler = numbered(1)
+    bench.credit(1, PLENTY)
+    assert bench.fill()[1][0] == (0, 0, 10_000)
+
+
+def test_without_reinjection_only_what_is_surely_lost_is_sent_again() -> None:
+    bench = Bench((MBYTE, 0.02), (MBYTE, 0.02), scheduler=numbered(0), reinject="off")
+    bench.write(10_000)
+    bench.fill()
+    bench.sender.scheduler = numbered(1)
+    bench.suspect(0)
+    assert bench.fill() == {}
+    bench.lose(0)
+    assert bench.fill() == {1: [(0, 0, 10_000)]}
+
+
+def test_a_stream_that_was_reset_leaves_nothing_under_way() -> None:
+    bench = Bench()
+    bench.write(10_000)
+    bench.fill()
+    bench.write(5_000)
+    bench.sender.forget(bench.sender.streams[StreamId(0)], bench.now)
+    assert not bench.sender.unacked
+    assert bench.connections[ConnectionId(0)].in_flight == 0
+    assert bench.fill() == {}
+
+
+# --- opportunistic copies  ---
+
+
+def late(reinject: str = "full", copies: int = 1) -> Bench:
+    """Bytes lie on a path that takes seconds for them, while a fast one has nothing to do."""
+    bench = Bench((20_000.0, 0.5), *[(10 * MBYTE, 0.010)] * copies, scheduler=numbered(0), reinject=reinject)
+    bench.write(40_000)
+    bench.fill()
+    bench.now = 0.6
+    return bench
+
+
+def test_bytes_that_are_late_are_copied_to_a_connection_that_delivers_them_clearly_earlier() -> None:
+    bench = late()
+    copied = bench.fill()
+    assert list(copied) == [1]
+    assert covered(copied[1]) == 40_000
+    assert bench.sender.reinjected_bytes == 40_000
+    assert bench.fill() == {}, "once is enough"
+
+
+def test_bytes_that_have_only_just_left_are_not_copied() -> None:
+    bench = late()
+    bench.now = 0.005
+    assert bench.fill() == {}
+
+
+def test_a_connection_whose_peer_has_not_proved_itself_gets_no_copies() -> None:
+    bench = late(copies=0)
+    bench.connect(10 * MBYTE, 0.010, proved=False)
+    assert bench.fill(also_unproved=True) == {}
+    bench.connections[ConnectionId(1)].step(Step.PROVED, AS_IT_COMES)
+    assert covered(bench.fill()[1]) == 40_000
+
+
+def test_nothing_is_copied_to_a_connection_that_would_deliver_no_earlier() -> None:
+    bench = Bench((MBYTE, 0.020), (MBYTE, 0.500), scheduler=numbered(0))
+    bench.write(40_000)
+    bench.fill()
+    bench.now = 0.040
+    assert bench.fill() == {}
+
+
+@pytest.mark.parametrize("reinject", ["rescue", "off"])
+def test_copies_are_made_only_where_they_were_asked_for(reinject: str) -> None:
+    assert late(reinject).fill() == {}
+
+
+def test_no_range_is_carried_by_more_than_a_few_connections() -> None:
+    bench = late(copies=2 * MAX_COPIES)
+    carriers: dict[int, set[int]] = {offset: {0} for offset in range(0, 40_000, 1_000)}
+    for _ in range(20):
+        bench.now += 1.0
+        for connection, given in bench.fill().items():
+            for _, start, end in given:
+                for offset in carriers.keys() & range(start, end):
+                    carriers[offset].add(connection)
+    assert max(len(found) for found in carriers.values()) == MAX_COPIES
+
+
+def test_copies_cost_no_more_than_their_share() -> None:
+    bench = Bench((MBYTE, 0.5), (100 * MBYTE, 0.010), scheduler=numbered(0))
+    bench.write(8 << 20)
+    bench.fill()
+    for _ in range(200):
+        bench.now += 0.1
+        bench.fill()
+    used, copied = bench.sender.used, bench.sender.reinjected_bytes
+    assert copied > REINJECT_ALLOWANCE / 2
+    assert copied <= REINJECT_ALLOWANCE + REINJECT_BUDGET * used
+
+
+def test_before_the_window_is_full_its_head_is_copied_though_there_is_more_to_send() -> None:
+    bench = Bench((20_000.0, 0.5), (10 * MBYTE, 0.010), scheduler=numbered(0), window=100_000)
+    bench.write(60_000)
+    bench.fill()
+    bench.write(1_000_000)
+    bench.sender.scheduler = numbered(1)
+    bench.now = 2.0
+    first = bench.fill()[1]
+    assert first[0][1] == 0, "the head of the window before new bytes"
+    assert any(start >= 60_000 for _, start, _ in first)

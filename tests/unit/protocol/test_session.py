@@ -1,0 +1,417 @@
+"""A session's life: opening, losing all connections, coming back, closing and being ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from multi.errors import LocalProtocolError
+from multi.events import (
+    CloseConnection,
+    ConnectionChanged,
+    NetworkChanged,
+    SendBytes,
+    SessionClosed,
+    SessionConfirmed,
+    SessionDetached,
+    SessionEnded,
+    SessionResumed,
+)
+from multi.protocol.segment import SegmentType
+from multi.protocol.session import REFUSALS, SessionCore
+from multi.protocol.settings import SessionSettings
+from multi.protocol.state import SessionState
+from multi.reasons import Cause, Reason
+from multi.schedulers import create_scheduler
+from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, Role, SessionId, Side, TransportSample
+
+from .test_hostile_peer import two_lines
+from .wiring import CLEAR, PLAIN, QUIC, TLS, Ends, Line, Node
+
+T = SegmentType
+GONE = Reason(Cause.TRANSPORT, "connection reset by peer")
+NOBODY = ConnectionId(99)
+
+
+def joined(settings: SessionSettings = CLEAR, facts: ConnectionFacts = PLAIN) -> tuple[Ends, Line]:
+    ends = Ends(settings, settings)
+    line = ends.connect(facts)
+    ends.pump()
+    return ends, line
+
+
+def happened(node: Node) -> list[str]:
+    """What became of the session, in order."""
+    kinds = (SessionConfirmed, SessionDetached, SessionResumed, SessionEnded)
+    return [type(event).__name__ for event in node.events if isinstance(event, kinds)]
+
+
+def cause(node: Node) -> Cause | None:
+    """Why the session has ended; None while it lives."""
+    return None if node.closed is None else node.closed.reason.cause
+
+
+def swallow(*lines: Line) -> None:
+    """The networks take everything and deliver nothing."""
+    for line in lines:
+        line.change_up = line.change_down = lambda _segment: None
+
+
+# --- opening  ---
+
+
+def test_the_application_may_send_before_the_peer_has_proved_itself_where_it_is_safe() -> None:
+    for settings, facts, early in ((CLEAR, PLAIN, True), (SessionSettings(), PLAIN, False), (None, QUIC, True)):
+        ends = Ends(settings, settings)
+        line = ends.connect(facts)
+        line.hold_up = True
+        ends.pump()
+        assert ends.client.opened == early
+        assert not ends.client.session.confirmed
+        line.hold_up = False
+        ends.pump()
+        assert ends.client.opened
+        assert ends.client.session.confirmed
+        assert happened(ends.client) == happened(ends.server) == ["SessionConfirmed"]
+
+
+def test_a_client_that_never_confirms_leaves_nothing_behind() -> None:
+    ends = Ends()
+    line = ends.connect()
+    line.hold_down = True
+    ends.pump()
+    ends.lose(line)
+    ends.advance(SessionSettings().handshake_timeout + 0.1)
+    assert cause(ends.server) is Cause.NEVER_CONFIRMED
+
+
+def test_what_ends_before_it_was_opened_ends_at_once() -> None:
+    ends = Ends()
+    ends.client.session.close(now=0.0)
+    ends.pump()
+    assert cause(ends.client) is Cause.CLOSED
+
+
+# --- losing connections  ---
+
+
+def test_a_session_outlives_all_its_connections_and_goes_on_where_it_was() -> None:
+    ends, line = joined()
+    line.hold_up = True
+    ends.write(ends.client, b"lost with its connection, ")
+    ends.lose(line)
+    assert ends.client.session.state is SessionState.DETACHED
+    ends.write(ends.client, b"written while there was none")
+    ends.advance(5.0)
+    ends.connect()
+    ends.pump()
+    assert ends.server.got() == b"lost with its connection, written while there was none"
+    assert happened(ends.client) == ["SessionConfirmed", "SessionDetached", "SessionResumed"]
+    (resumed,) = [event for event in ends.client.events if isinstance(event, SessionResumed)]
+    assert resumed.after == pytest.approx(5.0)
+
+
+def test_a_session_without_connections_is_lost_after_its_patience() -> None:
+    ends, line = joined(replace(CLEAR, resume_timeout=3.0))
+    ends.lose(line)
+    ends.advance(2.9)
+    assert cause(ends.client) is None
+    ends.advance(0.2)
+    assert cause(ends.client) is cause(ends.server) is Cause.RESUME_TIMEOUT
+
+
+def test_a_session_that_closes_while_it_has_no_connection_cannot_know_that_all_has_arrived() -> None:
+    ends, line = joined(replace(CLEAR, resume_timeout=3.0))
+    ends.write(ends.client, b"all of it")
+    ends.advance(0.1)
+    ends.lose(line)
+    ends.client.session.close(now=ends.now)
+    ends.advance(3.1)
+    assert cause(ends.client) is Cause.RESUME_TIMEOUT
+
+
+@pytest.mark.parametrize(("facts", "refusals"), [(TLS, 1), (PLAIN, REFUSALS)])
+def test_a_server_that_has_forgotten_the_session_ends_it_sooner_when_it_is_known_to_be_the_server(
+    facts: ConnectionFacts, refusals: int
+) -> None:
+    ends, line = joined(SessionSettings(), facts)
+    ends.lose(line)
+    ends.table = ends.new_table()
+    for _ in range(refusals - 1):
+        ends.connect(facts)
+        ends.pump()
+        assert cause(ends.client) is None
+    ends.connect(facts)
+    ends.pump()
+    assert cause(ends.client) is Cause.SESSION_GONE
+
+
+def test_a_connection_that_ends_tells_why_and_its_record_can_be_dropped() -> None:
+    ends, line, _ = two_lines()
+    session = ends.client.session
+    session.forget_connection(line.id)
+    assert line.id in session.connections, "it lives"
+    session.connection_lost(line.id, GONE, now=0.0)
+    ends.pump()
+    changes = [e for e in ends.client.events if isinstance(e, ConnectionChanged) and e.connection == line.id]
+    assert (changes[-1].state.value, changes[-1].reason) == ("lost", GONE)
+    session.forget_connection(line.id)
+    assert line.id not in session.connections
+
+
+def test_what_comes_for_a_connection_that_has_ended_is_ignored() -> None:
+    ends, line, _ = two_lines()
+    session = ends.client.session
+    session.connection_lost(line.id, GONE, now=0.0)
+    ends.pump()
+    for connection in (line.id, NOBODY):
+        session.receive(connection, memoryview(b"whatever"), now=0.0)
+        session.connection_lost(connection, GONE, now=0.0)
+        session.set_credit(connection, 5, now=0.0)
+        session.sample(connection, TransportSample(), now=0.0)
+        session.suspect(connection, GONE, now=0.0)
+    assert session.effects() == []
+
+
+@pytest.mark.parametrize("proved", [True, False])
+def test_a_peer_that_hangs_up_is_told_apart_from_one_that_never_spoke(proved: bool) -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    line.hold_up = not proved
+    ends.pump()
+    ends.client.session.connection_lost(line.id, None, now=0.0)
+    reason = ends.client.session.connections[line.id].reason
+    assert reason.cause is Cause.PEER_CLOSED
+    assert ("during the handshake" in reason) == (not proved)
+
+
+@pytest.mark.parametrize("name", ["drain", "give_up", "ping", "set_role"])
+def test_wishes_about_a_connection_that_does_not_exist_are_refused(name: str) -> None:
+    ends, _ = joined()
+    session = ends.client.session
+    wishes = {
+        "drain": lambda: session.drain(NOBODY, now=0.0),
+        "give_up": lambda: session.give_up(NOBODY, GONE, now=0.0),
+        "ping": lambda: session.ping(NOBODY, now=0.0),
+        "set_role": lambda: session.set_role(NOBODY, Role.BACKUP, now=0.0),
+    }
+    with pytest.raises(LocalProtocolError, match="there is no connection 99"):
+        wishes[name]()
+
+
+def test_the_last_usable_connection_cannot_be_removed_and_another_can() -> None:
+    ends, line = joined()
+    with pytest.raises(LocalProtocolError, match="last usable"):
+        ends.client.session.remove_connection(line.id, now=0.0)
+    ends.connect()
+    ends.pump()
+    ends.client.session.remove_connection(line.id, now=0.0)
+    ends.advance(0.5)
+    assert ends.client.states()[line.id] == "closed"
+
+
+def test_a_connection_that_has_not_proved_itself_is_not_drained_but_dropped() -> None:
+    ends, _ = joined()
+    late = ends.connect()
+    late.hold_down = True
+    ends.pump()
+    ends.client.session.drain(late.id, now=0.0)
+    assert ends.client.states()[late.id] == "lost"
+    assert ends.client.session.connections[late.id].reason.cause is Cause.REMOVED
+
+
+def test_connections_of_strangers_make_room_for_those_of_the_client() -> None:
+    ends, _ = joined(replace(CLEAR, max_connections=3))
+    strangers = [ends.stranger() for _ in range(4)]
+    hello = ends.lines[0].sent_up[0]
+    for stranger in strangers:
+        stranger.inject(hello[:40])
+    ends.pump()
+    second = ends.connect()
+    ends.pump()
+    assert ends.server.states()[second.id] == "active"
+    assert len([c for c in ends.server.session.connections.values() if c.alive]) <= 3
+
+
+# --- networks  ---
+
+
+def test_a_network_that_goes_away_makes_what_runs_over_it_suspect_and_says_so() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    wifi, wired = ends.connect(replace(PLAIN, interface="wlan0")), ends.connect(replace(PLAIN, interface="eth0"))
+    ends.pump()
+    ends.client.session.network_changed("wlan0", False, now=0.0, reason="no carrier")
+    assert ends.client.states() == {wifi.id: "suspect", wired.id: "active"}
+    ends.pump()
+    assert NetworkChanged("wlan0", False, "no carrier") in ends.client.events
+
+
+def test_an_address_that_is_removed_ends_what_was_bound_to_it_and_nothing_else() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    facts = replace(PLAIN, interface="wlan0")
+    bound = ends.connect(replace(facts, local="192.0.2.1:40000"))
+    other = ends.connect(replace(facts, local="192.0.2.2:40000"))
+    spread = ends.connect(replace(facts, local="192.0.2.1:40001", more_interfaces=("eth0",)))
+    ends.pump()
+    ends.client.session.network_changed("wlan0", False, now=0.0, address="192.0.2.1")
+    assert ends.client.states() == {bound.id: "lost", other.id: "active", spread.id: "active"}
+    assert ends.client.session.connections[bound.id].reason.cause is Cause.ADDRESS_GONE
+
+
+def test_after_sleep_nothing_is_known_of_any_connection() -> None:
+    ends, line, other = two_lines()
+    ends.client.session.slept(3600.0, now=0.0)
+    assert ends.client.states() == {line.id: "suspect", other.id: "suspect"}
+    ends.advance(1.0)
+    assert ends.client.states() == {line.id: "active", other.id: "active"}
+
+
+def test_only_a_client_decides_which_connections_exist() -> None:
+    ends, _ = joined()
+    with pytest.raises(LocalProtocolError, match="only the client"):
+        ends.server.session.add_candidates([], now=0.0)
+
+
+# --- closing  ---
+
+
+def test_closing_delivers_everything_first() -> None:
+    ends, line = joined()
+    line.hold_up = True
+    ends.write(ends.client, bytes(40_000))
+    ends.client.session.close(now=0.0)
+    ends.client.session.close(now=0.0)
+    ends.pump()
+    assert cause(ends.client) is None
+    line.hold_up = False
+    ends.pump()
+    ends.server.session.close(now=0.0)
+    ends.pump()
+    assert len(ends.server.got()) == 40_000
+    assert cause(ends.client) is cause(ends.server) is Cause.CLOSED
+
+
+def test_closing_ends_both_directions_once_this_side_has_been_heard() -> None:
+    ends, _ = joined()
+    ends.client.session.close(now=0.0)
+    ends.pump()
+    assert cause(ends.client) is cause(ends.server) is Cause.CLOSED
+
+
+def test_both_may_close_at_once() -> None:
+    ends, line = joined()
+    line.hold_up = line.hold_down = True
+    for node in (ends.client, ends.server):
+        ends.write(node, bytes(1000))
+        node.session.close(now=0.0)
+    ends.pump()
+    line.hold_up = line.hold_down = False
+    ends.pump()
+    assert cause(ends.client) is cause(ends.server) is Cause.CLOSED
+
+
+def test_a_peer_that_does_not_answer_close_is_not_waited_for_for_ever() -> None:
+    ends, line = joined()
+    ends.client.session.close(now=0.0)
+    ends.pump()
+    swallow(line)
+    ends.advance(15.0)
+    assert cause(ends.client) is Cause.CLOSED
+
+
+def test_a_peer_that_closes_early_is_told_from_one_that_has_read_everything() -> None:
+    ends, line = joined()
+    line.change_up = lambda segment: None if segment[1] == T.DATA else segment
+    ends.write(ends.client, b"12345")
+    ends.server.session.close(now=0.0)
+    ends.pump()
+    assert ends.client.closed is not None
+    assert ends.client.closed.reason.cause is Cause.PEER_CLOSED
+    assert "before 5 bytes were acknowledged" in ends.client.closed.reason
+    assert cause(ends.server) is Cause.CLOSED
+
+
+def test_aborting_ends_both_sides_at_once_with_the_reason() -> None:
+    ends, _ = joined()
+    ends.client.session.abort(Reason(Cause.APPLICATION, "a bug"), now=0.0)
+    ends.client.session.abort(now=0.0)
+    ends.pump()
+    assert cause(ends.client) is Cause.APPLICATION
+    assert ends.server.closed is not None
+    assert ends.server.closed.reason.cause is Cause.PEER_ABORTED
+    assert "a bug" in ends.server.closed.reason
+
+
+def test_the_last_effect_of_a_session_says_that_it_is_over_and_nothing_follows() -> None:
+    ends, line = joined()
+    session = ends.client.session
+    session.abort(now=0.0)
+    effects = session.effects()
+    assert isinstance(effects[-1], SessionClosed)
+    assert any(isinstance(effect, CloseConnection) for effect in effects)
+    assert any(isinstance(effect, SendBytes) for effect in effects), "the peer is told"
+    assert session.next_timer() is None
+    session.close(now=1.0)
+    session.handle_timer(now=2.0)
+    session.announce([("192.0.2.1", 7788)], now=2.0)
+    session.network_changed("", True, now=2.0)
+    session.signal_changed("wlan0", True, -80.0, now=2.0)
+    session.slept(5.0, now=2.0)
+    session.update_candidates([], reason=lambda _entry: "", expecting=False, now=2.0)
+    session.connection_lost(line.id, GONE, now=2.0)
+    assert session.effects() == []
+    session.connection_opened(ConnectionId(7), PLAIN, now=3.0)
+    assert [type(effect) for effect in session.effects()] == [CloseConnection]
+
+
+# --- timers  ---
+
+
+def test_a_timer_is_never_in_the_past_and_an_idle_session_is_left_in_peace() -> None:
+    ends, _ = joined()
+    ends.advance(1.0)
+    woken = 0
+    while (due := ends.client.session.next_timer()) is not None and due < 61.0:
+        assert due > ends.client.session.now
+        woken += 1
+        ends.now = due
+        for node in (ends.client, ends.server):
+            node.session.handle_timer(now=due)
+        ends.pump()
+    assert woken < 20
+
+
+def test_a_new_session_has_nothing_to_do() -> None:
+    session = SessionCore(
+        Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=create_scheduler, now=5.0
+    )
+    assert session.effects() == []
+    assert session.next_timer() is None
+    assert session.at_rest
+    assert not session.wants_samples
+
+
+def test_samples_are_wanted_while_something_is_on_its_way() -> None:
+    ends, line = joined()
+    ends.advance(1.0)
+    session = ends.client.session
+    session.sample(line.id, TransportSample(), now=ends.now)
+    assert session.at_rest
+    assert not session.wants_samples
+    line.hold_up = True
+    before = session.carried
+    ends.write(ends.client, bytes(1000))
+    assert session.wants_samples
+    assert not session.at_rest
+    assert session.carried == before + 1000
+
+
+def test_bytes_that_only_come_cost_no_effects_but_their_news() -> None:
+    ends, line = joined()
+    ends.advance(1.0)
+    ends.server.reading = False
+    ends.server.session.receive(line.id, memoryview(ends.segment(T.DATA, b"x" * 100)), now=ends.now)
+    kinds = {type(effect).__name__ for effect in ends.server.session.effects()}
+    assert kinds == {"StreamReadable"}
+    assert ends.server.session.streams.readable(STREAM_ZERO) == 100
