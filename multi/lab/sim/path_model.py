@@ -12,11 +12,10 @@ not reordered, and what arrives within `TICK` is handed over together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
 from multi.lab.sim.congestion import CONGESTION, SEGMENT, Acknowledged, Congestion
+from multi.lab.sim.link import Medium
 from multi.types import TransportSample
 
 HEADER = 52  # bytes of IPv4 and TCP with timestamps
@@ -65,29 +64,13 @@ class _Packet:
     application_limited: bool = False
 
 
-class PathDirection:
-    """One direction of one connection over a path; the counterpart of `link.Direction`."""
+@dataclass(eq=False)
+class PathDirection(Medium[PathSpec]):
+    """One direction of one connection over a path; stalled, it loses everything that is sent."""
 
-    def __init__(
-        self,
-        spec: PathSpec,
-        clock: Callable[[], float],
-        schedule: Callable[[float, Callable[[], None]], None],
-        deliver: Callable[[bytes, int], None],
-        random: Random,
-    ) -> None:
-        self.spec = spec
-        self.stalled = False
-        """Everything that is sent is lost, and nobody is told."""
-        self.cut = False
-        self.on_writable: Callable[[], None] | None = None
-        """Called when a full send buffer takes bytes again."""
+    def __post_init__(self) -> None:
         self.lost_packets = self.sent_packets = 0
-        self._clock = clock
-        self._schedule = schedule
-        self._deliver = deliver
-        self._random = random
-        self._congestion: Congestion = CONGESTION[spec.congestion]()
+        self._congestion: Congestion = CONGESTION[self.spec.congestion]()
         self._chunks: deque[tuple[bytes, int]] = deque()
         """What was written and not delivered, with its lane."""
         self._taken = 0
@@ -173,10 +156,6 @@ class PathDirection:
         self._arrivals.clear()
         self._chunks.clear()
         self._deadline = None
-
-    def sever_delivery(self) -> None:
-        """The far transport goes on acknowledging, but nobody reads what it takes."""
-        self._deliver = lambda data, lane: None
 
     def sample(self) -> TransportSample:
         """What the sender's kernel would say."""
