@@ -85,8 +85,28 @@ asyncio.run(main())
 """
 
 
-def test_the_first_session_waits_for_no_import() -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_SESSION], capture_output=True, text=True, timeout=60)
+FIRST_DIALS = """
+import asyncio, sys
+from multi import NoUsableConnection, open_connection
+
+async def main():
+    there = set(sys.modules)
+    entries = [[name, "ipv4", "any"] for name in ("quic", "mptcp", "tcp")]
+    config = {"connection_priority": entries, "remote_host": "127.0.0.1", "remote_port": 1}
+    try:
+        await open_connection({**config, "ssl_config": {"verify": False}, "multi_config": {"open_timeout": 2}})
+    except NoUsableConnection as error:
+        assert "quic over" in str(error)
+        print(*sorted(m for m in set(sys.modules) - there if m.partition(".")[0] in OURS))
+
+OURS = {"multi", "aioquic", "cryptography", "pydantic", "ssl"}
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [FIRST_SESSION, FIRST_DIALS], ids=["session", "dials"])
+def test_the_first_session_waits_for_no_import(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
