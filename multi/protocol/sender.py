@@ -353,7 +353,8 @@ class Sender:
                     (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
-                if arrival(best, size) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
+                # A copy must be no close call: what has not left there yet counts once more.
+                if arrival(best, size + best.not_sent) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import shutil
 import signal
@@ -128,7 +129,11 @@ def as_nobody(*command: str, environment: dict[str, str] | None = None) -> subpr
         if setpriv is None:
             pytest.skip("NO setpriv HERE: cannot become an ordinary user")
         words = [setpriv, "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", *words]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"} | (environment or {})
+    found = importlib.util.find_spec("pyroute2")
+    assert found is not None
+    assert found.origin is not None
+    path = f"{ROOT}{os.pathsep}{Path(found.origin).parents[1]}"  # another interpreter may have no pyroute2 of its own
+    env = os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"} | (environment or {})
     return subprocess.run(words, capture_output=True, text=True, cwd="/", env=env, timeout=60, check=False)
 
 
@@ -136,7 +141,10 @@ def python_of_others() -> str:
     """An interpreter an ordinary user can start again and again: ours may be in the home of root."""
     again = "import subprocess, sys; assert sys.version_info >= (3, 11); subprocess.run([sys.executable, '-c', ''])"
     for python in (sys.executable, shutil.which("python3", path=os.defpath)):
-        if python is not None and as_nobody(python, "-c", f"{again}; import multi.lab.testbed").returncode == 0:
+        if (
+            python is not None
+            and as_nobody(python, "-c", f"{again}; import multi.lab.testbed, pyroute2").returncode == 0
+        ):
             return python
     pytest.skip("NO INTERPRETER HERE that an ordinary user may start")
 
