@@ -13,6 +13,7 @@ from multi.protocol.control import Outbox
 from multi.protocol.receiver import Receiver
 from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
+from multi.schedulers.estimates import soonest
 from multi.types import ConnectionId, ConnectionState, Role
 
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
@@ -69,7 +70,7 @@ class Outgoing:
     def send_control(self, now: float) -> None:
         """Put waiting control on the connection that delivers it first."""
         if self._outbox.waiting and (ready := self.usable_for_control()):
-            self._outbox.send(min(ready, key=_delivery_time), now)
+            self._outbox.send(soonest(ready), now)
 
     def send_acks(self, now: float) -> None:
         """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
@@ -92,7 +93,7 @@ class Outgoing:
             if connection.authenticated:
                 targets.append(connection)
         if due:
-            best = ready[0] if len(ready) == 1 else min(ready, key=_delivery_time)
+            best = soonest(ready)
             if best not in targets:
                 targets.append(best)
         for connection in targets:
@@ -119,11 +120,3 @@ class Outgoing:
             and any(c.credit > 0 for c in usable)
         )
         self.reinject_at = now + REINJECT_CHECK if waiting else None
-
-
-def _delivery_time(connection: Connection) -> float:
-    """Estimated time until a small segment given to it now arrives; unknown figures count as slow."""
-    rate = connection.rate or 1e6
-    rtt = connection.min_rtt or connection.rtt or 0.1
-    waiting = connection.not_sent + max(0.0, connection.in_flight - rate * rtt)
-    return rtt / 2 + waiting / rate

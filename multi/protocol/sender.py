@@ -16,6 +16,7 @@ from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.schedulers.base import Scheduler, SendRequest
+from multi.schedulers.estimates import arrival, soonest
 from multi.types import ConnectionId, StreamId
 
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
@@ -242,7 +243,7 @@ class Sender:
                 picked = self._select(stream, item.end - item.start, others, True, now)
                 if not picked:
                     # A rescue never waits for a better connection: the reader is stalled by exactly these bytes.
-                    picked = [min((c for c in others if c.credit > 0), key=_arrival)]
+                    picked = [soonest([c for c in others if c.credit > 0])]
                     self.hold_until = None
                 self._copy(stream, item, picked[0], now)
         return True
@@ -347,27 +348,18 @@ class Sender:
                 candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
                 if not candidates:
                     continue
-                best = min(candidates, key=_arrival)
+                best = soonest(candidates)
                 remaining = min(
                     (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
-                if _arrival(best) + size / (best.rate or 1e6) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
+                if arrival(best, size) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
                         return
                 elif only_head:
                     break
-
-
-def _arrival(connection: Connection) -> float:
-    """Estimated time until a byte given to it now arrives."""
-    rate = connection.rate or (
-        connection.congestion_window / connection.rtt if connection.congestion_window and connection.rtt else 1e6
-    )
-    queued = connection.not_sent + max(0.0, connection.in_flight - rate * connection.min_rtt)
-    return queued / rate + connection.min_rtt / 2
 
 
 @dataclass(slots=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from multi.schedulers._estimates import arrival, rate_of, tells
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import arrival, rate_of, tells
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 

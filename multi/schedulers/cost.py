@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._estimates import earliest, rate_of
 from multi.schedulers._parameters import between
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import earliest, rate_of
 from multi.schedulers.registry import register_scheduler
 
 

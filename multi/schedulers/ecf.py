@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._estimates import latency, nearest, window_of
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import latency, nearest, window_of
 from multi.schedulers.registry import register_scheduler
 
 BETA = 0.25  # hysteresis: once waiting, the faster connection may be this much worse (r_beta of mptcp_ecf.c)

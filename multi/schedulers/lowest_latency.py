@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._estimates import nearest
 from multi.schedulers.base import ConnectionView, SendRequest
+from multi.schedulers.estimates import nearest
 from multi.schedulers.registry import register_scheduler
 
 

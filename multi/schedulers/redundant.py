@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._estimates import latency
 from multi.schedulers._parameters import whole
 from multi.schedulers.base import ConnectionView, SendRequest
+from multi.schedulers.estimates import latency
 from multi.schedulers.registry import register_scheduler
 
 

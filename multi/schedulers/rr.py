@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._estimates import earliest
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import earliest
 from multi.schedulers.registry import register_scheduler
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._estimates import latency, nearest
 from multi.schedulers._parameters import whole
 from multi.schedulers._patience import Patience
 from multi.schedulers._ranking import Ranking
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import latency, nearest
 from multi.schedulers.registry import register_scheduler
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from multi.schedulers._estimates import earliest
 from multi.schedulers._parameters import whole
 from multi.schedulers._patience import Patience
 from multi.schedulers._ranking import Ranking
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
+from multi.schedulers.estimates import earliest
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
+from typing import TypeVar
 
 from multi.schedulers.base import WAIT, ConnectionView
 
@@ -60,6 +61,16 @@ def earliest(connections: Iterable[ConnectionView], size: int) -> Sequence[Conne
             if best is None or at < best_arrival:
                 best, best_arrival = connection, at
     return WAIT if best is None else (best,)
+
+
+C = TypeVar("C", bound=ConnectionView)
+
+
+def soonest(connections: Sequence[C]) -> C:
+    """The connection on which a small segment given to it now arrives first: for what must not wait to be measured."""
+    if len(connections) == 1:
+        return connections[0]
+    return min(connections, key=lambda connection: arrival(connection, 0) if tells(connection) else inf)
 
 
 def latency(connection: ConnectionView) -> float:
