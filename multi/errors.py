@@ -108,3 +108,6 @@ class StreamReset(SessionLost):
         super().__init__(reason)
         self.code = code
         self.unacknowledged = unacknowledged
+
+    def __reduce__(self) -> tuple[type[StreamReset], tuple[Reason, int, int]]:
+        return type(self), (self.reason, self.code, self.unacknowledged)

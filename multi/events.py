@@ -264,7 +264,6 @@ class SessionClosed:
     """The very last effect of a session; `reason.orderly` when it ended in order."""
 
     reason: Reason
-    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +273,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """Open a candidate; answer with `attempt_succeeded` or `attempt_failed` and the same connection id."""
+    """Open a candidate; answer with `connection_opened` or `attempt_failed` and the same connection id."""
 
     connection: ConnectionId
     candidate: Candidate

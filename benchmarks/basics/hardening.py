@@ -53,7 +53,7 @@ Reader = Any
 Writer = Any
 
 
-# --- the server  ---
+# --- the server ---
 
 
 async def _serve(kind: str, certificates: str) -> None:
@@ -134,7 +134,7 @@ def _process(*arguments: str) -> Iterator[_Process]:
         process.end()
 
 
-# --- the attacker  ---
+# --- the attacker ---
 
 
 async def _attack(port: int, stage: str, spread: str, count: int) -> None:
@@ -218,7 +218,7 @@ def _verdict(found: float, promised: float, unit: str = "") -> str:
     return "held" if found <= promised else f"short by {found - promised:.2f}{unit}"
 
 
-# --- set-ups  ---
+# --- set-ups ---
 
 
 async def _set_up(kind: str, port: int, count: int, parallel: int, ca: str) -> None:

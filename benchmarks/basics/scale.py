@@ -58,7 +58,7 @@ def jain(values: list[int]) -> float:
     return sum(values) ** 2 / (len(values) * squares) if squares else 0.0
 
 
-# --- the server  ---
+# --- the server ---
 
 
 async def _serve(kind: str, certificates: str, most: int) -> None:
@@ -119,7 +119,7 @@ def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-# --- the clients  ---
+# --- the clients ---
 
 
 async def _clients(kind: str, port: int, ca: str) -> None:
@@ -228,7 +228,7 @@ def _world(kind: str, sessions: int, certificates: str) -> Iterator[_World]:
         yield _World(kind, sessions, certificates, undo)
 
 
-# --- what is measured  ---
+# --- what is measured ---
 
 
 def _memory(world: _World, sessions: int) -> dict[str, float]:

@@ -40,7 +40,7 @@ class Fetched:
         return self.size * 8 / 1e6 / self.seconds if self.seconds > 0 else 0.0
 
 
-# --- multi  ---
+# --- multi ---
 
 
 async def fetch_multi(
@@ -101,7 +101,7 @@ async def _serve_multi(address: str, port: int) -> None:
     await server.serve_forever()
 
 
-# --- plain MPTCP sockets  ---
+# --- plain MPTCP sockets ---
 
 
 def fetch_kernel(address: str, port: int, interface: str, size: int, settle: float, limit: float) -> Fetched:

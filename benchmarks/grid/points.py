@@ -76,7 +76,7 @@ def testbed_points() -> tuple[Point, ...]:
     return (*chosen, *(points[TWO_PATHS + i] for i in _far_apart(three, TESTBED // 3)))
 
 
-# --- from the unit cube to paths  ---
+# --- from the unit cube to paths ---
 
 
 def _two(name: str, at: tuple[float, ...]) -> Point:
@@ -110,7 +110,7 @@ def _loss(at: float) -> float:
     return MAX_LOSS * max(0.0, at - LOSS_FREE) / (1 - LOSS_FREE)
 
 
-# --- the design  ---
+# --- the design ---
 
 
 @cache

@@ -133,7 +133,7 @@ def write_report(store: Store, path: FilePath, *, quick: bool) -> str:
     return text
 
 
-# --- virtual time  ---
+# --- virtual time ---
 
 
 def _virtual_part(store: Store) -> list[str]:
@@ -184,7 +184,7 @@ def _beside_ideal(outcomes: Sequence[_Outcome], ideal: Sequence[_Outcome]) -> li
     ]
 
 
-# --- testbed  ---
+# --- testbed ---
 
 
 def _testbed_part(store: Store) -> list[str]:
@@ -240,7 +240,7 @@ def _median(runs: Sequence[dict[str, float]], value: Callable[[dict[str, float]]
     return statistics.median(value(run) for run in runs)
 
 
-# --- how far the models are off  ---
+# --- how far the models are off ---
 
 
 def _model_part(store: Store) -> list[str]:
@@ -282,7 +282,7 @@ def _model_part(store: Store) -> list[str]:
     ]
 
 
-# --- pictures  ---
+# --- pictures ---
 
 
 def _pictures(store: Store, path: FilePath) -> list[tuple[str, FilePath]]:

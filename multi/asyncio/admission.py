@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -88,13 +89,50 @@ def place_of(host: str) -> tuple[str, str]:
     return str(ip_network((address, 56), strict=False)), str(ip_network((address, 64), strict=False))
 
 
+class _Ranking:
+    """Counts by name, and which name has the most."""
+
+    __slots__ = ("_most", "_names", "counts")
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self._names: dict[int, OrderedDict[str, None]] = {}
+        self._most = 0
+
+    def change(self, name: str, by: int) -> None:
+        """Count one more (1) or one less (-1)."""
+        before = self.counts.pop(name, 0)
+        after = before + by
+        if before:
+            same = self._names[before]
+            del same[name]
+            if not same:
+                del self._names[before]
+        if after:
+            self.counts[name] = after
+            self._names.setdefault(after, OrderedDict())[name] = None
+        if after > self._most or self._most not in self._names:
+            self._most = after
+
+    @property
+    def busiest(self) -> str:
+        """Of several that have as many, the one that has had so many for longest. Empty = there is none."""
+        return next(iter(self._names[self._most])) if self._most else ""
+
+
 class BySource(Generic[T]):
-    """Things in order of arrival, by source and address."""
+    """Things in order of arrival, by source and address.
+
+    A flood may come from thousands of sources and needs the busiest one with every connection, so nothing here may look
+    at all of them. A ranking keeps the names with the same count together; counts change by one, so the highest does
+    too. Whatever keeps losing its first entry is an OrderedDict: a dict passes all that have left before it finds one.
+    """
 
     def __init__(self) -> None:
         self._places: dict[T, tuple[str, str]] = {}
-        self._sources: dict[str, dict[str, dict[T, None]]] = {}
-        self._counts: dict[str, int] = {}
+        self._members: OrderedDict[str, OrderedDict[str, OrderedDict[T, None]]] = OrderedDict()
+        self._sources = _Ranking()
+        self._addresses: dict[str, _Ranking] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -103,36 +141,35 @@ class BySource(Generic[T]):
         if member in self._places:
             return
         source, address = self._places[member] = place_of(host)
-        self._sources.setdefault(source, {}).setdefault(address, {})[member] = None
-        self._counts[source] = self.count(source) + 1
+        if source not in self._members:
+            self._members[source], self._addresses[source] = OrderedDict(), _Ranking()
+        self._members[source].setdefault(address, OrderedDict())[member] = None
+        self._sources.change(source, 1)
+        self._addresses[source].change(address, 1)
 
     def discard(self, member: T) -> None:
         place = self._places.pop(member, None)
         if place is None:
             return
         source, address = place
-        self._counts[source] -= 1
-        addresses = self._sources[source]
+        self._sources.change(source, -1)
+        self._addresses[source].change(address, -1)
+        addresses = self._members[source]
         del addresses[address][member]
         if not addresses[address]:
             del addresses[address]
         if not addresses:
-            del self._sources[source], self._counts[source]
+            del self._members[source], self._addresses[source]
 
     def count(self, source: str) -> int:
-        return self._counts.get(source, 0)
+        return self._sources.counts.get(source, 0)
 
     def oldest(self, source: str = "") -> T | None:
-        """The first that came from the busiest address of `source`; without one, of the busiest source.
-
-        Looks at every source for that: 30 us for the thousand that fit by default.
-        """
-        source = source or max(self._counts, key=self._counts.__getitem__, default="")
-        addresses = self._sources.get(source)
-        if addresses is None:
+        """The first that came from the busiest address of `source`; without one, of the busiest source."""
+        source = source or self._sources.busiest
+        if source not in self._members:
             return None
-        busiest = max(addresses.values(), key=len)
-        return next(iter(busiest))
+        return next(iter(self._members[source][self._addresses[source].busiest]))
 
     def next(self) -> T | None:
         """Take out whose turn it is: sources take turns, and in a source its addresses do. None = nobody waits.
@@ -141,14 +178,14 @@ class BySource(Generic[T]):
         """
         if not self._places:
             return None
-        source, addresses = next(iter(self._sources.items()))
+        source, addresses = next(iter(self._members.items()))
         address, members = next(iter(addresses.items()))
         member = next(iter(members))
         self.discard(member)
         if members:
-            addresses[address] = addresses.pop(address)  # behind the others
+            addresses.move_to_end(address)  # behind the others
         if addresses:
-            self._sources[source] = self._sources.pop(source)
+            self._members.move_to_end(source)
         return member
 
 

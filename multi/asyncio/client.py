@@ -129,7 +129,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         raise
     except SessionLost:
         await driver.settle()
-        raise NoUsableConnection(str(core.reason or ""), driver.failures) from None
+        raise NoUsableConnection(str(core.reason), driver.failures) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")

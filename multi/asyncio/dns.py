@@ -1,8 +1,9 @@
 """Names to addresses: IPv4 and IPv6 asked separately, answers used as they come (RFC 8305 section 3).
 
 Decides when racing may begin, which addresses are known, and when a name is asked again. The system's resolver can take
-half a minute without a way to stop it, so each question has a daemon thread of its own: it holds up neither the event
-loop nor its executor nor the end of the program.
+half a minute without a way to stop it, so questions have daemon threads of their own: they hold up neither the event
+loop nor its executor nor the end of the program. A process has a bounded number of them, for which its sessions take
+turns.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import errno
 import ipaddress
 import socket
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ REUSE = 10.0  # seconds an answer serves further questions
 RETRY = 0.5  # seconds before a name that failed is asked again: whoever hears of the failure looks, and would ask
 STALE = 1.0  # seconds after which a question is asked anew: the old one may wait for a server that is out of reach now
 MAX_QUESTIONS = 3  # at once about the same name and family
+MAX_THREADS = 64  # of this process that ask; with a dead resolver every session would hold some for half a minute
 NO_ANSWER_YET = "no answer yet"
 NO_DATA = "No address associated with hostname"
 ANY = "any"
@@ -109,6 +112,48 @@ class _Host:
         return f"cannot resolve {name}: {reason}"
 
 
+class _Threads:
+    """Those of this process that ask. A question that finds none free waits in line, without holding up its loop."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._busy = 0
+        self._waiting: OrderedDict[Names, deque[Callable[[], None]]] = OrderedDict()
+
+    def ask(self, names: Names, question: Callable[[], None]) -> None:
+        """Raises RuntimeError when the system has no more threads."""
+        with self._lock:
+            if self._busy >= MAX_THREADS:
+                self._waiting.setdefault(names, deque()).append(question)
+                return
+            threading.Thread(target=self._work, args=(question,), name="multi-dns", daemon=True).start()
+            self._busy += 1
+
+    def forget(self, names: Names) -> None:
+        """What they wait to ask is not asked any more."""
+        with self._lock:
+            self._waiting.pop(names, None)
+
+    def _work(self, question: Callable[[], None] | None) -> None:
+        while question is not None:
+            question()
+            question = self._next()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if not self._waiting:
+                self._busy -= 1
+                return None
+            names, questions = self._waiting.popitem(last=False)
+            question = questions.popleft()
+            if questions:
+                self._waiting[names] = questions  # behind the others
+            return question
+
+
+_threads = _Threads()
+
+
 class Names:
     """The addresses of the hosts of one session, on one event loop.
 
@@ -168,8 +213,9 @@ class Names:
             del self._waiting[news]
 
     def close(self) -> None:
-        """Nothing is told any more; questions that are open are left to themselves."""
+        """Nothing is told any more; questions that are being asked are left to themselves."""
         self._closed = True
+        _threads.forget(self)
         self._on_more = lambda: None  # threads that still wait shall not keep a session in memory
         for news in self._waiting:
             news.set()
@@ -188,17 +234,20 @@ class Names:
 
     def _ask(self, loop: asyncio.AbstractEventLoop, name: str, family: Family, asked: float) -> None:
         """Ask in a thread."""
+        answer = self._hosts[name].answers[family]
 
         def ask() -> None:
+            if loop.is_closed() or asked not in answer.asked:
+                return  # another question has brought the answer, or nobody wants to know, while this one waited
             try:
                 outcome: Outcome = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
             except Exception as error:  # a lookup may fail in any way, and each is an answer
                 outcome = error
-            with suppress(RuntimeError):  # the loop is closed: nobody wants to know
+            with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._answered, name, family, asked, outcome)
 
         try:
-            threading.Thread(target=ask, name="multi-dns", daemon=True).start()
+            _threads.ask(self, ask)
         except RuntimeError as error:  # there are no more threads
             loop.call_soon(self._answered, name, family, asked, OSError(errno.EAGAIN, str(error)))
 

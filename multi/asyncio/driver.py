@@ -1,4 +1,4 @@
-"""The pump: performs an core's effects on real channels and feeds it what they say.
+"""The pump: performs a session core's effects on real channels and feeds it what they say.
 
 One driver per session. It owns the channels, the dial tasks, the timer and the waiting futures, and decides nothing
 about the session itself. Callbacks in, effects out; no task or queue per connection.
@@ -280,11 +280,11 @@ class SessionDriver:
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._not_due_yet():
-            return
-        # What the transports know comes first, so that a late timer does not make a healthy path suspect.
-        self._take_samples()
         try:
+            if self._not_due_yet():
+                return
+            # What the transports know comes first, so that a late timer does not make a healthy path suspect.
+            self._take_samples()
             self.core.handle_timer(now=self.loop.time())
         except Exception as error:
             self.fail(error)
@@ -303,7 +303,11 @@ class SessionDriver:
     def _sample(self) -> None:
         self._sampler = None
         self._looking.count -= 1
-        self._take_samples()
+        try:
+            self._take_samples()
+        except Exception as error:
+            self.fail(error)
+            return
         carried = self.core.carried
         self._sample_wait = (
             SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, MAX_SAMPLE_INTERVAL)
@@ -325,7 +329,9 @@ class SessionDriver:
         logger.error("internal error in session %s", self.core.session_id.hex(), exc_info=error)
         self._broken = True
         self._abort_channels()
-        self._finish(SessionLost(Reason(Cause.INTERNAL, f"internal error: {error!r}")))
+        if not self.closed.done():
+            self.core.reason = Reason(Cause.INTERNAL, f"internal error: {error!r}")
+            self._finish(SessionLost(self.core.reason))
 
     def _abort_channels(self) -> None:
         leaving, self._leaving = self._leaving, set()
@@ -350,9 +356,12 @@ class SessionDriver:
         link = _Link(self, connection, channel)
         self.links[connection] = link
         now = self.loop.time()
-        self.core.connection_opened(connection, facts, now=now)
-        self.core.set_credit(connection, channel.credit(), now=now)
-        channel.start(link)
+        try:
+            self.core.connection_opened(connection, facts, now=now)
+            self.core.set_credit(connection, channel.credit(), now=now)
+            channel.start(link)
+        except Exception as error:
+            self.fail(error)
         return link
 
     def _dial(self, effect: Dial) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterable
 
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Found, Resolver
@@ -188,7 +187,7 @@ class Networks:
 
     def _take(self, found: Found) -> None:
         self._usable = frozenset(c.interface for c in found.candidates if c.interface)
-        self._warn(self._resolver.take_warnings())
+        self._tell_warnings()
         self._signals.watch(self._wifi(found))
 
     def _wifi(self, found: Found) -> list[str]:
@@ -201,21 +200,18 @@ class Networks:
             return
         wifi = self._wifi(found)
         if not wifi:
-            self._warn_once("wifi_config.power_savings: no WiFi interface is in use")
+            self._resolver.warn("wifi_config.power_savings: no WiFi interface is in use")
         for name in wifi:
             reason = await in_thread(self._hold, self._power, name, self._power_savings)
             if reason:
-                self._warn_once(f"wifi_config.power_savings of {name}: {reason}")
+                self._resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
+        self._tell_warnings()
 
     def _hold(self, power: PowerSaving, name: str, on: bool) -> str:
         """In a thread, which goes on when the session is over: what is switched then would never be put back."""
         with self._power_lock:
             return "" if self._closed else power.hold(name, on)
 
-    def _warn_once(self, message: str) -> None:
-        self._resolver.warn(message)
-        self._warn(self._resolver.take_warnings())
-
-    def _warn(self, messages: Iterable[str]) -> None:
-        for message in messages:
+    def _tell_warnings(self) -> None:
+        for message in self._resolver.take_warnings():
             self._driver.core.notify(Warned(message))

@@ -32,6 +32,7 @@ from multi.types import ConnectionId, SessionId, Side
 
 logger = logging.getLogger("multi.server")
 
+APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 GREETING_TIME = 0.020  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
@@ -158,8 +159,7 @@ class Server:
 
     @property
     def statistics(self) -> dict[str, int]:
-        """How often each limit was hit since the start; the names are `multi.asyncio.admission.LIMITS`, documented
-        there."""
+        """How often each limit was hit since the start, by the names in `multi.asyncio.admission.LIMITS`."""
         return self.admission.counts
 
     @property
@@ -400,7 +400,7 @@ class Server:
             result = self._on_client(session.reader, session.writer)
         except Exception:
             logger.exception("on_client failed")
-            session.abort("the server's application failed")
+            session.abort(APPLICATION_FAILED)
             return
         if asyncio.iscoroutine(result):
             task = asyncio.get_running_loop().create_task(self._run(result, session))
@@ -420,7 +420,7 @@ class Server:
             session.abort(str(error))
         except Exception:
             logger.exception("on_client failed in session %s", session.id.hex()[:8])
-            session.abort("the server's application failed")
+            session.abort(APPLICATION_FAILED)
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)

@@ -16,6 +16,7 @@ from multi.events import AttemptFailed, Event, EventsDropped
 from multi.paths.manager import SESSION_ENDED
 from multi.paths.slots import Slot
 from multi.protocol.payloads import Policy
+from multi.protocol.session import ABORTED
 from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
@@ -127,6 +128,7 @@ class Session:
             failure = await done
         except asyncio.CancelledError:
             self._driver.core.cancel_handover()
+            self._driver.pump_soon()
             raise
         finally:
             self._driver.closed.remove_done_callback(ended)
@@ -285,7 +287,8 @@ class Session:
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
         self._aborted = self._aborted or not self._driver.closed.done()
-        self._driver.core.abort(Reason(Cause.ABORTED, reason), now=self._driver.now())
+        why = reason if isinstance(reason, Reason) else Reason(Cause.ABORTED, reason or ABORTED)
+        self._driver.core.abort(why, now=self._driver.now())
         self._driver.pump()
 
     async def wait_closed(self) -> None:

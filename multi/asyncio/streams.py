@@ -76,8 +76,8 @@ class SessionReader:
     def _pull(self, limit: int) -> bytes:
         driver = self._driver
         data = driver.core.read(self._stream, limit, now=driver.loop.time())
-        if driver.core.receiver.ack_now:
-            driver.pump_soon()
+        if driver.core.receiver.ack_now or driver.core.outbox.queue:
+            driver.pump_soon()  # the window has moved, or a stream is over and makes room for another
         return data
 
     async def _wait(self, what: str) -> bool:

@@ -18,33 +18,26 @@ class Subscription:
         self._events: deque[Event] = deque(first)
         self._dropped = 0
         self._ended = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
 
     def put(self, event: Event) -> None:
         if len(self._events) >= EVENTS_KEPT:
             self._events.popleft()
             self._dropped += 1
         self._events.append(event)
-        self._wake()
+        self._news.set()
 
     def end(self) -> None:
         self._ended = True
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._news.set()
 
     async def next(self) -> Event | EventsDropped | None:
         """Return the next event; None after the last."""
         while not self._events and not self._dropped:
             if self._ended:
                 return None
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._news.clear()
+            await self._news.wait()
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             return EventsDropped(dropped)

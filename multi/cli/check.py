@@ -40,7 +40,7 @@ def run_check(path: str) -> int:
     return 0 if usable else 1
 
 
-# --- clients  ---
+# --- clients ---
 
 
 async def _client(config: Config) -> bool:
@@ -125,7 +125,7 @@ def _protection(config: Config, name: str) -> str:
     return sealed + ("" if config.auth is not None else " (against listeners; no proof of who the other side is)")
 
 
-# --- servers  ---
+# --- servers ---
 
 
 def _server(config: Config) -> bool:
@@ -160,7 +160,7 @@ def _server_obstacle(config: Config, listen: Listen, name: str) -> str:
     return ""
 
 
-# --- this machine  ---
+# --- this machine ---
 
 
 def _key_obstacle(config: Config) -> str:

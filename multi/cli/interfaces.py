@@ -8,19 +8,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from multi.discovery.interfaces import UserKinds, interfaces
+from multi.discovery.interfaces import interfaces
 from multi.types import Family, Interface, Kind
 
 PIPED_WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the table
 
 
-def show_interfaces(user_kinds: UserKinds) -> int:
-    """Print the table; on a terminal an address per line, otherwise an interface per line. Returns 0.
-
-    `user_kinds` is the `interfaces` map of a configuration, kind -> names. Raises ConfigError for an unknown
-    kind.
-    """
-    found = interfaces(user_kinds)
+def show_interfaces() -> int:
+    """Print the table; on a terminal an address per line, otherwise an interface per line. Returns 0."""
+    found = interfaces({})
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else PIPED_WIDTH, markup=False, highlight=False)
     if not found:

@@ -38,7 +38,7 @@ ALLOWED = {
     "finite_number": "a finite number",
     "string_type": "text",
     "string_unicode": "Unicode text, without lone surrogates",
-    "string_too_short": "text of at least {min_length} characters",
+    "string_too_short": "text with a length of at least {min_length}",
     "string_too_long": "text of at most {max_length} characters",
     "string_pattern_mismatch": "text that matches {pattern}",
     "tuple_type": "a list",

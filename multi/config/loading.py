@@ -46,6 +46,10 @@ class Config(ConfigModel, defer_build=False):
         if findings:
             raise error_of(as_written(findings, data))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # The class with sections for the transports of an application has no name by which it could be found.
+        return _restored, (self.__getstate__(),)
+
     def check_entry(self, entry: Entry) -> None:
         """Raise ConfigError if `entry`, wanted besides those of this configuration, can never work."""
         findings = checks.entry_contradictions(self, entry)
@@ -102,6 +106,13 @@ def _complete(config: type[Config]) -> type[Config]:
 def _extended(config: type[Config], sections: tuple[tuple[str, type[TransportSection]], ...]) -> type[Config]:
     fields: dict[str, Any] = {key: (settings, settings()) for key, settings in sections}
     return create_model("Config", __base__=config, **fields) if fields else config
+
+
+def _restored(state: dict[Any, Any]) -> Config:
+    """A configuration from its pickle."""
+    config = object.__new__(_complete(Config))
+    config.__setstate__(state)
+    return config
 
 
 # --- files ---

@@ -117,7 +117,7 @@ def _announced(value: str) -> str:
     return value
 
 
-def _transport(value: str) -> str:
+def _transport(value: object) -> object:
     if value not in transport_names():
         raise not_one_of(transport_names())
     return value
@@ -186,7 +186,7 @@ Host = Annotated[Text, AfterValidator(_host)]
 InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
 InterfaceNames = Annotated[tuple[InterfaceName, ...], Field(strict=False, max_length=64)]
 InterfaceChoice = Annotated[Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)]
-TransportName = Annotated[Text, AfterValidator(_transport)]
+TransportName = Annotated[Text, BeforeValidator(_transport)]
 SchedulerName = Annotated[Text, _at_most_bytes(255), AfterValidator(_scheduler)]
 Pin = Annotated[Text, AfterValidator(_pin)]
 KeyFileName = Annotated[FileName, BeforeValidator(_no_key)]

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from ipaddress import ip_address, ip_network
 from typing import Any
 
@@ -85,23 +86,17 @@ class RouteNetlink(NetlinkSocket):
 
     def add_neighbour(self, index: int, address: str, mac: str) -> None:
         """For good, so that nothing has to be asked and a silent link does not answer "no route to host"."""
-        from pyroute2.netlink.rtnl.ndmsg import ndmsg
-
         header = {"family": _family(address), "ifindex": index, "state": NUD_PERMANENT}
-        self.exchange(netlink.RTM_NEWNEIGH, _body(ndmsg, header, {"NDA_DST": address, "NDA_LLADDR": mac}), REPLACE)
+        self.exchange(netlink.RTM_NEWNEIGH, _body("ndmsg", header, {"NDA_DST": address, "NDA_LLADDR": mac}), REPLACE)
 
 
 def _link(index: int, *, flags: int = 0, change: int = 0, **attributes: object) -> bytes:
-    from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-
-    return _body(ifinfmsg, {"index": index, "flags": flags, "change": change}, attributes)
+    return _body("ifinfmsg", {"index": index, "flags": flags, "change": change}, attributes)
 
 
 def _address(index: int, address: str, prefix: int, flags: int) -> bytes:
-    from pyroute2.netlink.rtnl.ifaddrmsg import ifaddrmsg
-
     header = {"family": _family(address), "prefixlen": prefix, "index": index}
-    return _body(ifaddrmsg, header, {"IFA_LOCAL": address, "IFA_ADDRESS": address, "IFA_FLAGS": flags})
+    return _body("ifaddrmsg", header, {"IFA_LOCAL": address, "IFA_ADDRESS": address, "IFA_FLAGS": flags})
 
 
 def _route(
@@ -117,8 +112,6 @@ def _route(
     on_link: bool = False,
 ) -> bytes:
     """`source`: the address packets get that have none yet; `on_link`: the gateway is a neighbour in no subnet."""
-    from pyroute2.netlink.rtnl.rtmsg import rtmsg
-
     parsed = ip_network(network)
     header = {
         "family": _family(network),
@@ -138,20 +131,21 @@ def _route(
         "RTA_PREFSRC": source,
         "RTA_METRICS": _nested(RTAX_CC_ALGO=congestion) if congestion else "",
     }
-    return _body(rtmsg, header, attributes)
+    return _body("rtmsg", header, attributes)
 
 
 def _rule(source: str, table: int, protocol: int) -> bytes:
-    from pyroute2.netlink.rtnl.fibmsg import fibmsg
-
     header = {"family": _family(source), "src_len": ip_address(source).max_prefixlen, "action": FR_ACT_TO_TBL}
     attributes = {"FRA_SRC": source, "FRA_TABLE": table, "FRA_PRIORITY": table, "FRA_PROTOCOL": protocol}
-    return _body(fibmsg, header, attributes)
+    return _body("fibmsg", header, attributes)
 
 
-def _body(kind: Any, header: Mapping[str, int], attributes: Attributes) -> bytes:
+def _body(kind: str, header: Mapping[str, int], attributes: Attributes) -> bytes:
     """A message of pyroute2's without the netlink header."""
-    message = kind()
+    try:
+        message = getattr(import_module(f"pyroute2.netlink.rtnl.{kind}"), kind)()
+    except ImportError as error:
+        raise OSError(errno.ENOPKG, "pyroute2 is not installed") from error
     message.update(header)
     message["attrs"] = [(name, value) for name, value in attributes.items() if value]
     message.encode()

@@ -159,7 +159,7 @@ class Connection:
 
         self.in_flight = 0
         self.allowance: int | None = None
-        """Data bytes that may leave before the peer has been heard; None = no bound (see `probation`)."""
+        """Data bytes that may leave before the peer has been heard; None = no bound."""
         self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = 0
         self.control_backlog = 0
         """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""

@@ -24,7 +24,3 @@ class Output:
     def notify(self, event: Event) -> None:
         self.needs_flush = True
         self.effects.append(Notify(event))
-
-    def take(self) -> list[Effect]:
-        effects, self.effects = self.effects, []
-        return effects

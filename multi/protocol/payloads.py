@@ -18,7 +18,7 @@ from multi.schedulers.base import MAX_NAME
 from multi.types import Role, StreamId
 
 MAX_OFFSET = (1 << 62) - 1  # offsets stay far from 64 bit overflow, as in RFC 9000 section 16
-MAX_ACK_PAYLOAD = 1024  # design: an ACK is at most 1 KiB
+MAX_ACK_PAYLOAD = 1024  # bytes
 MAX_RANGES = 32  # ranges per stream in one ACK, enough for two badly reordered paths
 MAX_REASON = 200  # bytes of text in a CLOSE
 MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload

@@ -166,7 +166,7 @@ class SendStream:
     # --- sending  ---
 
     def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[Buffer]]:
-        """Mark the next `size` unsent bytes as sent on `connection`; return their offset and buffers."""
+        """Mark the next `size` unsent bytes as sent on `carriers`; return their offset and buffers."""
         start = self.next_offset
         end = self.next_offset = start + size
         if size < COALESCE_BELOW and len(self._outstanding) > self._outstanding_head:

@@ -1,7 +1,7 @@
 """A session: one end of the conversation, over all its connections. Pure.
 
 Inputs are methods with `now=`; outputs leave through `effects()` (an ordered list) and `next_timer()`. It decides when
-the session opens, is detached and ends, and puts its parts together: `incoming` hands on what arrives, `outgoing` and
+the session opens, is detached and ends, and puts its parts together: `dispatch` hands on what arrives, `outgoing` and
 `liveness` choose and watch the connections, `authenticator` says who may join, `streams`, `sender` and `receiver` know
 the bytes. Which connections should exist is decided by `multi.paths`.
 """

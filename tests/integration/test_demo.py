@@ -163,20 +163,13 @@ def test_without_matplotlib_there_is_a_trace_and_a_word_about_the_picture(
     recorder.sample([])
     recorder.read(1000)
     recorder.finish()
-    outcome = Outcome("file", 1000, "ab", "cd", False, 0, 1.0)
+    outcome = Outcome(
+        file="file", size=1000, sha256="ab", received_sha256="cd", verified=False, sent_again=0, speed=1.0
+    )
     assert roaming.write_results(outcome, recorder, tmp_path) == 1, "it was not verified"
     assert "picture: none without matplotlib" in (said := capsys.readouterr().out)
     assert "NOT verified" in said
     assert [path.name for path in tmp_path.iterdir()] == ["roaming.json"]
-
-
-def test_a_gap_that_has_not_ended_counts_while_it_lasts() -> None:
-    clock = iter([0.0, 1.0, 2.0, 5.0])
-    recorder = Recorder(lambda: next(clock), {})
-    recorder.read(1)
-    recorder.mark(1.5, "total_loss", "no network", "")
-    recorder.read(1)
-    assert recorder.gap_so_far() == pytest.approx(3.0)
 
 
 # --- loopback  ---

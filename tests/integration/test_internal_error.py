@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 import multi
+from multi.protocol.authenticator import ClientAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.scheduling import Scheduling
+from multi.protocol.session import SessionCore
 from multi.schedulers import create_scheduler
 from tests.integration.hostile import HandMade
 
@@ -78,6 +80,42 @@ async def test_a_bug_at_the_first_segment_leaves_nothing_behind(
     server.close()
     async with asyncio.timeout(2):
         await server.wait_closed()
+
+
+@pytest.mark.parametrize("step", ["opened", "handle"])
+async def test_a_bug_while_a_session_opens_is_named(
+    step: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: ClientAuthenticator, *_: object) -> None:
+        raise RuntimeError("no hello for you")
+
+    monkeypatch.setattr(ClientAuthenticator, step, fail)
+    async with await multi.start_server(lambda *_: None, LISTEN) as server:
+        with pytest.raises(multi.NoUsableConnection, match=r"internal error: RuntimeError\('no hello for you'\)"):
+            async with asyncio.timeout(2):  # less than an opening may take
+                await multi.connect(client(server.port) | {"protect": "always"})
+    assert "no hello for you" in caplog.text
+
+
+async def test_a_bug_in_a_look_at_the_transports_ends_the_session(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        await reader.read()
+
+    def sample(self: SessionCore, *_: object, **__: object) -> None:
+        raise RuntimeError("nothing to see")
+
+    async with await multi.start_server(on_client, LISTEN) as server:
+        session = await multi.connect(client(server.port))
+        await session.confirmed()
+        monkeypatch.setattr(SessionCore, "sample", sample)
+        session.writer.write(b"something is on its way")
+        async with asyncio.timeout(2):
+            with pytest.raises(multi.SessionLost, match="internal error"):
+                await session.wait_closed()
+        server.abort_clients()  # or it would wait for this one to come back
+    assert "nothing to see" in caplog.text
 
 
 async def test_a_scheduler_that_only_the_server_cannot_make_is_replaced_there() -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
+from multi.reasons import Cause, Reason
 from multi.types import Family
 from tests.integration.support import (
     HOST,
@@ -266,6 +267,27 @@ def test_cancelled_handover_leaves_the_old_connection(development_certificates: 
     run(scenario())
 
 
+def test_a_cancelled_handover_is_reported_at_once(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with world(development_certificates) as w, Relay(w.server.port) as relay:
+            relay.flowing.clear()  # it accepts and forwards nothing
+            silent = w.over(relay, interface="127.0.0.1")
+            async with multi.connect(w.config(OVER_IPV6, silent)) as session:
+                await w.inbox.next()
+                moving = asyncio.ensure_future(session.handover("127.0.0.1"))
+                await asyncio.sleep(0.3)
+                events = session.events()
+                moving.cancel()
+                cancelled_at = asyncio.get_running_loop().time()
+                async for event in events:
+                    if isinstance(event, multi.HandoverChanged):
+                        assert (event.state, event.reason) == (multi.HandoverState.FAILED, "it was cancelled")
+                        break
+                assert asyncio.get_running_loop().time() < cancelled_at + 0.1
+
+    run(scenario())
+
+
 def test_a_handover_under_way_ends_with_its_session(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with world(development_certificates) as w, Relay(w.server.port) as relay:
@@ -296,6 +318,45 @@ def test_own_abort_is_no_error(development_certificates: Path) -> None:
             other.abort("too late")  # that is not what ended it
             with pytest.raises(multi.SessionLost, match="enough"):
                 await other.wait_closed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "cause", "text"),
+    [
+        (ConnectionError, (), Cause.ABORTED, "aborted"),
+        (ConnectionError, ("lost upstream",), Cause.ABORTED, "lost upstream"),
+        (ValueError, ("a bug",), Cause.APPLICATION, "the server's application failed"),
+    ],
+)
+def test_an_application_that_fails_ends_its_session_for_a_reason(
+    error: type[Exception], words: tuple[str, ...], cause: Cause, text: str, development_certificates: Path
+) -> None:
+    async def scenario() -> None:
+        ended: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+
+        async def watch(session: multi.Session) -> None:
+            async for event in session.events():
+                if isinstance(event, multi.SessionEnded):
+                    ended.set_result(event.reason)
+
+        async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+            watching.append(asyncio.ensure_future(watch(writer.get_extra_info("session"))))
+            await reader.read(1)
+            raise error(*words)
+
+        watching: list[asyncio.Future[None]] = []
+        way = Way(development_certificates)
+        async with await multi.start_server(on_client, way.server()) as server:
+            session = await multi.connect(way.client(server.port))
+            session.writer.write(b"!")
+            with pytest.raises(multi.SessionLost, match=text) as caught:
+                await session.reader.read()
+            assert caught.value.reason.cause is Cause.PEER_ABORTED
+            reason = await ended
+            assert (reason.cause, reason) == (cause, text)
+            await asyncio.gather(*watching)
 
     run(scenario())
 
@@ -589,6 +650,22 @@ def test_opening_waits_while_the_peer_allows_no_more_streams(development_certifi
             await asyncio.sleep(0)
             pair.writer.transport.abort()
             assert isinstance(await collect(waiting), multi.SessionLost)
+
+    run(scenario())
+
+
+def test_the_last_read_of_a_stream_makes_room_for_another_at_once(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates), server={"limits": {"max_streams": 1}}) as pair:
+            reader, writer = await pair.session.open_stream()
+            writer.write(b"done")
+            writer.write_eof()
+            other_reader, other_writer = await anext(pair.server_session.streams())
+            other_writer.write_eof()
+            assert await reader.read() == b""
+            await asyncio.sleep(0.1)  # everything is acknowledged
+            assert await other_reader.read() == b"done"
+            await asyncio.wait_for(pair.session.open_stream(), 2.0)
 
     run(scenario())
 

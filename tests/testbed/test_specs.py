@@ -74,15 +74,26 @@ def test_every_profile_that_comes_along_loads() -> None:
     ("profile", "words"),
     [
         ([], "a profile is an object"),
-        ({"link": {}}, "'link' is unknown in a profile; did you mean 'links'?"),
+        ({"link": {}}, "a profile is an object with nothing but `links`"),
         ({"links": {}}, "1 to 100 links"),
-        ({"links": {"w": {"interface": "w0"}}}, "links.w: down is missing"),
-        ({"links": {"w": {"both": {"rate_mbps": 1, "delay_ms": 1}}}}, "links.w: interface is missing"),
-        ({"links": {"w": {"interface": "w0", "both": {"rate_mbps": 1}}}}, "links.w: down: delay_ms is missing"),
+        ({"links": {"w": {"interface": "w0"}}}, "links.w: missing 2 required"),
+        (
+            {"links": {"w": {"both": {"rate_mbps": 1, "delay_ms": 1}}}},
+            "links.w: missing 1 required positional argument",
+        ),
+        (
+            {"links": {"w": {"interface": "w0", "both": {"rate_mbps": 1}}}},
+            "links.w.down: missing 1 required positional argument",
+        ),
         (
             {"links": {"w": {"interface": "w0", "both": {"rate_mbps": "1", "delay_ms": 1}}}},
-            "links.w: down: rate_mbps: '1' is no finite number",
+            "links.w.down: rate_mbps: '1' is no finite number",
         ),
+        (
+            {"links": {"w": {"interface": "w0", "both": {"rate": 1}}}},
+            "links.w.down: got an unexpected",
+        ),
+        ({"links": {"w": {"interface": "w0", "both": 5}}}, "links.w.down: an object is wanted, not int"),
         (
             {"links": {"w": {"interface": "w0", "kind": "lte", "both": {"rate_mbps": 1, "delay_ms": 1}}}},
             "'lte' is unknown",

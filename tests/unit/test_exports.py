@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 import multi
 from multi import _exports
 from multi.asyncio.driver import handled_effects, known_effects
+from multi.reasons import Cause, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
@@ -82,8 +85,28 @@ asyncio.run(main())
 """
 
 
-def test_the_first_session_waits_for_no_import() -> None:
-    done = subprocess.run([sys.executable, "-c", FIRST_SESSION], capture_output=True, text=True, timeout=60)
+FIRST_DIALS = """
+import asyncio, sys
+from multi import NoUsableConnection, open_connection
+
+async def main():
+    there = set(sys.modules)
+    entries = [[name, "ipv4", "any"] for name in ("quic", "mptcp", "tcp")]
+    config = {"connection_priority": entries, "remote_host": "127.0.0.1", "remote_port": 1}
+    try:
+        await open_connection({**config, "ssl_config": {"verify": False}, "multi_config": {"open_timeout": 2}})
+    except NoUsableConnection as error:
+        assert "quic over" in str(error)
+        print(*sorted(m for m in set(sys.modules) - there if m.partition(".")[0] in OURS))
+
+OURS = {"multi", "aioquic", "cryptography", "pydantic", "ssl"}
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("program", [FIRST_SESSION, FIRST_DIALS], ids=["session", "dials"])
+def test_the_first_session_waits_for_no_import(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
 
@@ -99,6 +122,27 @@ def test_errors_are_what_an_application_may_catch() -> None:
         value = getattr(multi, name)
         if isinstance(value, type) and issubclass(value, Exception):
             assert issubclass(value, multi.MultiError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        multi.ConfigError("nothing", "a.b"),
+        multi.RemoteProtocolError("too much", Cause.FLOW_CONTROL),
+        multi.NoUsableConnection("none", [("tcp", "refused")]),
+        multi.SessionRefused(Reason(Cause.REFUSED, "no")),
+        multi.SessionLost(Reason(Cause.PEER_ABORTED, "")),
+        multi.StreamReset(Reason(Cause.PEER_ABORTED, "the peer reset this stream"), 7, 99),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_can_be_copied_and_sent_to_another_process(error: multi.MultiError) -> None:
+    for other in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is type(error)
+        assert (str(other), vars(other)) == (str(error), vars(error))
+        if isinstance(error, multi.SessionLost | multi.SessionRefused):
+            assert isinstance(other, multi.SessionLost | multi.SessionRefused)
+            assert other.reason.cause is error.reason.cause
 
 
 def test_driver_performs_every_effect() -> None:

@@ -15,4 +15,4 @@ def add_parser(commands: Subparsers) -> None:
 def run(_parsed: argparse.Namespace) -> int:
     from multi.cli.interfaces import show_interfaces
 
-    return show_interfaces({})
+    return show_interfaces()

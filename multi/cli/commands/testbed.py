@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from multi.cli.arguments import Subparsers, add_command
@@ -18,15 +18,10 @@ DEFAULT_NAME = "default"
 
 
 def add_parser(commands: Subparsers) -> None:
-    parser = add_command(commands, "testbed", run, "two hosts with emulated networks on this machine")
+    parser = add_command(commands, "testbed", None, "two hosts with emulated networks on this machine")
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def action(name: str, run: Callable[[argparse.Namespace], int], help: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(name, help=help, description=help, allow_abbrev=False)
-        added.set_defaults(run_action=run)
-        return added
-
-    up = action("up", _up, "start a testbed in the background")
+    up = add_command(actions, "up", _up, "start a testbed in the background")
     up.add_argument(
         "--profile", metavar="FILE", default="paper", help="its links: a JSON file, or paper (default) or wifi_and_5g"
     )
@@ -36,12 +31,12 @@ def add_parser(commands: Subparsers) -> None:
     up.add_argument("--detect-duplicates", action="store_true", help="let new IPv6 addresses be tentative for a while")
     up.add_argument("--mptcp", action="store_true", help="let MPTCP make subflows over all links")
 
-    execute = action("exec", _exec, "run a program on a host")
+    execute = add_command(actions, "exec", _exec, "run a program on a host")
     execute.add_argument("name", metavar="NAME", help="the testbed")
     execute.add_argument("host", choices=("client", "server"), help="the host")
     execute.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="the program, after --")
 
-    change = action("set", _set, "change a link")
+    change = add_command(actions, "set", _set, "change a link")
     change.add_argument("name", metavar="NAME", help="the testbed")
     change.add_argument("link", metavar="LINK", help="the link's name")
     change.add_argument(
@@ -52,24 +47,25 @@ def add_parser(commands: Subparsers) -> None:
         "blackhole, carrier, address, present = on|off",
     )
 
-    down = action("down", _down, "end a testbed and everything in it")
+    down = add_command(actions, "down", _down, "end a testbed and everything in it")
     down.add_argument("name", metavar="NAME", nargs="?", default=DEFAULT_NAME, help=f"default: {DEFAULT_NAME}")
 
-    action("list", _list, "show the testbeds that are running")
-
-
-def run(parsed: argparse.Namespace) -> int:
-    """Do what the arguments say; return the exit code. Raises TestbedError."""
-    code: int = parsed.run_action(parsed)
-    return code
+    add_command(actions, "list", _list, "show the testbeds that are running")
 
 
 def _up(parsed: argparse.Namespace) -> int:
     from multi.lab.testbed import daemon as keeper
     from multi.lab.testbed import load_profile
 
-    options = keeper.Options(parsed.backend, parsed.congestion, parsed.detect_duplicates, parsed.mptcp)
-    _show(keeper.up(parsed.name, load_profile(parsed.profile), options))
+    status = keeper.up(
+        parsed.name,
+        load_profile(parsed.profile),
+        backend=parsed.backend,
+        congestion=parsed.congestion,
+        detect_duplicates=parsed.detect_duplicates,
+        mptcp=parsed.mptcp,
+    )
+    _show(status)
     return 0
 
 

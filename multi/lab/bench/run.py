@@ -11,8 +11,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from multi.asyncio.client import connect
@@ -192,20 +191,15 @@ async def _serve(config: str) -> signal.Signals:
             writer.close()
         await writer.wait_closed()
 
-    stopped: asyncio.Future[signal.Signals] = asyncio.get_running_loop().create_future()
-
-    def stop(number: signal.Signals) -> None:
-        if not stopped.done():
-            stopped.set_result(number)
-
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     server = await start_server(on_client, loaded, limit=LINE_LIMIT)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     assert loaded.listen is not None
     print(
         f"bench server on {loaded.listen.host} port {server.port} ({', '.join(loaded.listen.transports)})", flush=True
     )
-    first = await stopped
+    first = await signals.get()
     server.abort()
     await server.wait_closed()
     return first
@@ -225,13 +219,6 @@ async def _send_to(
 # --- client ---
 
 
-@dataclass(slots=True)
-class _Timing:
-    open: float = 0.0
-    confirmed: float = 0.0
-    total: float = 0.0
-
-
 def run_bench(config: str, *, seconds: float | None, size: int | None, reverse: bool, as_json: bool) -> int:
     """Measure once and print the result. Raises what keeps it from being measured."""
     request = Request(reverse, 0.0 if size else seconds or DEFAULT_SECONDS, size or 0)
@@ -249,47 +236,53 @@ def run_bench(config: str, *, seconds: float | None, size: int | None, reverse: 
 async def _measure(config: str, request: Request) -> dict[str, Any]:
     loaded = load_config(config)
     payload = Payload()
-    timing = _Timing()
     started = time.perf_counter()
 
-    def elapsed() -> float:
-        return time.perf_counter() - started
+    def elapsed_ms() -> float:
+        return (time.perf_counter() - started) * 1000
+
+    async def confirmed() -> float:
+        await session.confirmed()
+        return elapsed_ms()
 
     async with connect(loaded, limit=LINE_LIMIT) as session:
-        timing.open = elapsed()
-        confirming = asyncio.ensure_future(_confirmed(session, elapsed))
+        open_ms = elapsed_ms()
+        confirming = asyncio.ensure_future(confirmed())
         session.writer.write(request.encode())
         await read_answer(session.reader)
-        timing.confirmed = await confirming
+        confirmed_ms = await confirming
         if request.reverse:
-            report = await _download(session, request, payload, timing, elapsed)
+            async for reader, _ in session.streams():
+                report = await _receive(reader, session, request, payload)
+                break
+            else:
+                raise BenchError("the server ended the session before it sent anything")
+            total_ms = elapsed_ms()
+            session.writer.write(encode_received(report.bytes))
+            report = replace(report, retransmitted=(await read_report(session.reader)).retransmitted)
         else:
             await _send(session.writer, request, payload)
             report = await read_report(session.reader)
-            timing.total = elapsed()
+            total_ms = elapsed_ms()
             report = replace(report, retransmitted=session.bytes_reinjected)
         ours = _connections(session)
-    return _result(request, report, timing, ours)
+    return {
+        "reverse": request.reverse,
+        "bytes": report.bytes,
+        "open_ms": round(open_ms, 3),
+        "confirmed_ms": round(confirmed_ms, 3),
+        "seconds": round(report.seconds, 6),
+        "mbps": round(report.bytes * 8 / report.seconds / 1e6, 3) if report.seconds > 0 else 0.0,
+        "total_seconds": round(total_ms / 1000, 6),
+        "longest_gap_ms": round(report.longest_gap * 1000, 3),
+        "retransmitted_bytes": report.retransmitted,
+        "damaged": report.damaged,
+        **_per_connection(request, report, ours),
+    }
 
 
-async def _confirmed(session: Session, elapsed: Callable[[], float]) -> float:
-    await session.confirmed()
-    return elapsed()
-
-
-async def _download(
-    session: Session, request: Request, payload: Payload, timing: _Timing, elapsed: Callable[[], float]
-) -> Report:
-    async for reader, _ in session.streams():
-        report = await _receive(reader, session, request, payload)
-        timing.total = elapsed()
-        session.writer.write(encode_received(report.bytes))
-        return replace(report, retransmitted=(await read_report(session.reader)).retransmitted)
-    raise BenchError("the server ended the session before it sent anything")
-
-
-def _result(request: Request, report: Report, timing: _Timing, ours: list[Carrier]) -> dict[str, Any]:
-    """The printed JSON; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
+def _per_connection(request: Request, report: Report, ours: list[Carrier]) -> dict[str, Any]:
+    """Intervals and connections; upload: bytes per connection are the receiver's, ids, names and RTTs ours."""
     intervals = report.intervals
     if not request.reverse:
         theirs = {c.number: c for c in report.connections if c.number >= 0}
@@ -299,21 +292,7 @@ def _result(request: Request, report: Report, timing: _Timing, ours: list[Carrie
             replace(one, per_connection={our_ids[c]: r for c, r in one.per_connection.items() if c in our_ids})
             for one in intervals
         ]
-    seconds = report.seconds
-    return {
-        "reverse": request.reverse,
-        "bytes": report.bytes,
-        "open_ms": round(timing.open * 1000, 3),
-        "confirmed_ms": round(timing.confirmed * 1000, 3),
-        "seconds": round(seconds, 6),
-        "mbps": round(report.bytes * 8 / seconds / 1e6, 3) if seconds > 0 else 0.0,
-        "total_seconds": round(timing.total, 6),
-        "longest_gap_ms": round(report.longest_gap * 1000, 3),
-        "retransmitted_bytes": report.retransmitted,
-        "damaged": report.damaged,
-        "intervals": [asdict(one) for one in intervals],
-        "connections": [asdict(one) for one in ours],
-    }
+    return {"intervals": [asdict(one) for one in intervals], "connections": [asdict(one) for one in ours]}
 
 
 def _print_result(result: dict[str, Any], request: Request) -> None:

@@ -12,14 +12,16 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from multi.errors import MultiError
 from multi.lab.cert import write_development_certificates
 
-PIECE = 64_000_000  # bytes of the installation that are repeated
+PIECE = 16_000_000  # bytes of the installation that are repeated
 START_TIMEOUT = 20.0  # seconds for the server to come up, on a machine that is busy
 END_TIMEOUT = 0.5  # seconds it gets to end in order; there is nothing it could lose
 POLL = 0.02  # seconds
@@ -57,7 +59,7 @@ async def make_file(path: Path, size: int) -> str:
 
 def _installation(size: int) -> bytes:
     content = bytearray()
-    for path in _installation_files():
+    for path in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         with contextlib.suppress(OSError):
             content += path.read_bytes()
         if len(content) >= size:
@@ -65,91 +67,45 @@ def _installation(size: int) -> bytes:
     return bytes(content[:size])
 
 
-def _installation_files() -> Iterator[Path]:
-    """Files of the standard library, of installed packages, then of the system's programs."""
-    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sys.base_prefix, "/usr/lib", "/usr/bin"]
-    seen: set[Path] = set()
-    for root in dict.fromkeys(roots):
-        for directory, subdirectories, names in os.walk(root):
-            subdirectories.sort()
-            for name in sorted(names):
-                path = Path(directory, name)
-                if path not in seen and path.is_file() and not path.is_symlink():
-                    seen.add(path)
-                    yield path
-
-
+@dataclass(frozen=True, slots=True)
 class ServerProcess:
-    """`async with ServerProcess(...)`: a file service with TLS; serves `work/files` with `work/certs`.
+    """A `multi serve` that is ready."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    port: int = 0
+
+    def explain_end(self) -> str:
+        """Why it is gone, in words."""
+        status = self.process.poll()
+        how = f"by signal {-status}" if status is not None and status < 0 else f"with exit code {status}"
+        last = self.log.read_text(errors="replace").strip().splitlines()[-1:]
+        return f"the server has ended {how}" + (f"; its last words: {last[0]}" if last else "")
+
+    def sent_again(self) -> int:
+        """Bytes its sessions have sent again, by its log."""
+        return sum(map(int, re.findall(r"(\d+) bytes sent again", self.log.read_text(errors="replace"))))
+
+
+@asynccontextmanager
+async def serving(
+    popen: Callable[..., subprocess.Popen[bytes]], work: Path, listen: dict[str, Any], *arguments: str
+) -> AsyncIterator[ServerProcess]:
+    """A file service with TLS for `work/files`, with the certificates in `work/certs`.
 
     `popen` starts it, on whatever host it likes; `listen` is the section of the configuration.
     """
-
-    def __init__(
-        self, popen: Callable[..., subprocess.Popen[bytes]], work: Path, listen: dict[str, Any], *arguments: str
-    ) -> None:
-        self._popen = popen
-        self._work = work
-        self._listen = listen
-        self._arguments = arguments
-        self._log = work / "server.log"
-        self.port = 0
-        """Where it listens, once it is ready."""
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def process_id(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(write_development_certificates, self._work / "certs", [])
-        config = {
-            "listen": self._listen,
-            "ssl_config": {"cert": "certs/server-cert.pem", "key": "certs/server-key.pem"},
-        }
-        path = self._work / "server.json"
-        path.write_text(json.dumps(config, indent=2))
-        command = [
-            sys.executable,
-            "-m",
-            "multi",
-            "serve",
-            str(path),
-            "--dir",
-            str(self._work / "files"),
-            *self._arguments,
-        ]
-        with self._log.open("wb") as log:
-            # An interruption at the terminal is for us alone: the server ends when we are done with it.
-            self._process = self._popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
-        try:
-            await self._ready()
-        except BaseException:
-            await self._end()
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._end()
-
-    async def _ready(self) -> None:
-        assert self._process is not None
-        try:
-            async with asyncio.timeout(START_TIMEOUT):
-                while not (ready := re.search(r"serving .* port (\d+) ", self._log.read_text(errors="replace"))):
-                    if self._process.poll() is not None:
-                        raise DemoFailed(self.explain_end())
-                    await asyncio.sleep(POLL)
-            self.port = int(ready[1])
-        except TimeoutError:
-            raise DemoFailed(f"the server was not ready within {START_TIMEOUT:g} s") from None
-
-    async def _end(self) -> None:
-        process = self._process
-        assert process is not None
+    await asyncio.to_thread(write_development_certificates, work / "certs", [])
+    ssl_config = {"cert": "certs/server-cert.pem", "key": "certs/server-key.pem"}
+    config, log = work / "server.json", work / "server.log"
+    config.write_text(json.dumps({"listen": listen, "ssl_config": ssl_config}, indent=2))
+    command = [sys.executable, "-m", "multi", "serve", str(config), "--dir", str(work / "files"), *arguments]
+    with log.open("wb") as output:
+        # An interruption at the terminal is for us alone: the server ends when we are done with it.
+        process = popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield await _ready(ServerProcess(process, log))
+    finally:
         process.terminate()
         try:
             await asyncio.to_thread(process.wait, END_TIMEOUT)
@@ -159,17 +115,17 @@ class ServerProcess:
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
 
-    def explain_end(self) -> str:
-        """Why it is gone, in words."""
-        assert self._process is not None
-        status = self._process.poll()
-        how = f"by signal {-status}" if status is not None and status < 0 else f"with exit code {status}"
-        last = self._log.read_text(errors="replace").strip().splitlines()[-1:]
-        return f"the server has ended {how}" + (f"; its last words: {last[0]}" if last else "")
 
-    def sent_again(self) -> int:
-        """Bytes its sessions have sent again, by its log."""
-        return sum(map(int, re.findall(r"(\d+) bytes sent again", self._log.read_text(errors="replace"))))
+async def _ready(server: ServerProcess) -> ServerProcess:
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            while not (ready := re.search(r"serving .* port (\d+) ", server.log.read_text(errors="replace"))):
+                if server.process.poll() is not None:
+                    raise DemoFailed(server.explain_end())
+                await asyncio.sleep(POLL)
+    except TimeoutError:
+        raise DemoFailed(f"the server was not ready within {START_TIMEOUT:g} s") from None
+    return replace(server, port=int(ready[1]))
 
 
 async def wait_for_end(process: int, explain: Callable[[], str]) -> None:

@@ -1,30 +1,28 @@
 """`multi demo --loopback`: a real file over TCP, QUIC and MPTCP at once, while connections are stalled and killed.
 
 Server, relay and client run on loopback. The file, made from this Python installation, is first put and then got back.
-In each copy one connection is stalled for a while and another one is killed for good, half-way, by a relay process that
-sits between client and server. At the end SHA-256 of what went out and what came back are compared.
+In each copy one connection is stalled for a while and another one is killed for good, half-way, by a relay that sits
+between client and server. At the end SHA-256 of what went out and what came back are compared.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
-from multiprocessing.connection import Connection
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file
+from multi.lab.demo.file_server import DemoFailed, make_file, serving
 from multi.lab.demo.recording import Recorder
-from multi.lab.demo.relay import run_relay
+from multi.lab.demo.relay import DatagramRoute, StreamRoute
 from multi.lab.files.client import Copied, Transfer, get_file, put_file
 from multi.lab.files.progress import Progress
 from multi.transports.mptcp.transport import NO_MPTCP, mptcp_available
@@ -34,23 +32,15 @@ FILE_NAME = "python-installation.bin"
 STALL_AT, KILL_AT = 0.20, 0.55  # share of the file copied
 STALL_FOR = 3.0  # seconds
 SAMPLE = 0.25  # seconds between points of the trace
-START_TIMEOUT = 20.0  # seconds for the relay to come up
 SHARE_PROMISED = 0.15  # each connection carries at least this
 
 RATES_MBPS = {"tcp": 56, "quic": 42, "mptcp": 42}
 LISTEN = {"tcp": "127.0.0.11", "quic": "127.0.0.12", "mptcp": "127.0.0.13"}
 SOURCES = {"tcp": "127.0.0.21", "quic": "127.0.0.22", "mptcp": "127.0.0.23"}
+STALLED = {"put": "quic", "get": "tcp"}
+KILLED = {"put": "tcp", "get": "mptcp"}
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What happens to which connection during one copy."""
-
-    stall: str
-    kill: str
-
-
-PLANS = {"put": Plan(stall="quic", kill="tcp"), "get": Plan(stall="tcp", kill="mptcp")}
+Routes = dict[str, StreamRoute | DatagramRoute]
 Results = dict[str, tuple[Copied, Recorder]]
 
 
@@ -71,32 +61,22 @@ async def _demo(work: Path, out: Path, speed: float) -> int:
     for directory in (back.parent, work / "files"):
         directory.mkdir()
     listen = {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mptcp", "quic"]}
-    async with ServerProcess(subprocess.Popen, work, listen, "--allow-put") as server:
-        results = {copy: await _copy(copy, work, file, back, server.port, STALL_FOR / speed) for copy in PLANS}
+    async with serving(subprocess.Popen, work, listen, "--allow-put") as server:
+        results = {copy: await _copy(copy, work, file, back, server.port, STALL_FOR / speed) for copy in KILLED}
     _write_trace(results, out)
     return _summary(digest, results, out)
 
 
 @asynccontextmanager
-async def _relay(port: int) -> AsyncIterator[tuple[dict[str, int], Connection]]:
-    """A relay with a route per transport, in a process of its own; yields its ports and the pipe for commands."""
-    ours, theirs = multiprocessing.Pipe()
-    spawn = multiprocessing.get_context("spawn")  # a fork would inherit the event loop
-    process = spawn.Process(target=run_relay, args=(theirs, LISTEN, ("127.0.0.1", port)), daemon=True)
-    process.start()
-    theirs.close()
+async def _relay(port: int) -> AsyncIterator[tuple[dict[str, int], Routes]]:
+    """A route to the server for each transport, with the port it listens on."""
+    target = ("127.0.0.1", port)
+    routes: Routes = {n: DatagramRoute(target) if n == "quic" else StreamRoute(n == "mptcp", target) for n in LISTEN}
     try:
-        if not await asyncio.to_thread(ours.poll, START_TIMEOUT):
-            raise DemoFailed(f"the relay was not ready within {START_TIMEOUT:g} s")
-        try:
-            ports = ours.recv()
-        except EOFError:
-            raise DemoFailed("the relay ended before it was ready") from None
-        yield ports, ours
+        yield {name: await route.start(LISTEN[name]) for name, route in routes.items()}, routes
     finally:
-        process.terminate()
-        process.join()
-        ours.close()
+        for route in routes.values():
+            route.kill()
 
 
 def _client_config(work: Path, ports: dict[str, int]) -> dict[str, Any]:
@@ -118,16 +98,15 @@ def _client_config(work: Path, ports: dict[str, int]) -> dict[str, Any]:
 
 
 async def _copy(copy: str, work: Path, file: Path, back: Path, port: int, stall_for: float) -> tuple[Copied, Recorder]:
-    plan = PLANS[copy]
     verb = "Sending" if copy == "put" else "Getting back"
     print(
-        f"\n{verb} {file.name} over tcp, quic and mptcp; {plan.stall} will be stalled for {stall_for:g} s, "
-        f"{plan.kill} killed half-way.",
+        f"\n{verb} {file.name} over tcp, quic and mptcp; {STALLED[copy]} will be stalled for {stall_for:g} s, "
+        f"{KILLED[copy]} killed half-way.",
         flush=True,
     )
-    async with _relay(port) as (ports, commands), Progress(Console()) as progress:
+    async with _relay(port) as (ports, routes), Progress(Console()) as progress:
         config = _client_config(work, ports)
-        saboteur = _Saboteur(plan, stall_for, commands, progress)
+        saboteur = _Saboteur(copy, stall_for, routes, progress)
         try:
             if copy == "put":
                 return await put_file(config, file, file.name, progress=saboteur.moved), saboteur.recorder
@@ -139,20 +118,20 @@ async def _copy(copy: str, work: Path, file: Path, back: Path, port: int, stall_
 class _Saboteur:
     """Follows a copy: shows it, breaks connections when their time has come, and records what it sees."""
 
-    def __init__(self, plan: Plan, stall_for: float, commands: Connection, progress: Progress) -> None:
-        self._plan = plan
+    def __init__(self, copy: str, stall_for: float, routes: Routes, progress: Progress) -> None:
+        self._stalled, self._killed = STALLED[copy], KILLED[copy]
         self._stall_for = stall_for
-        self._commands = commands
+        self._routes = routes
         self._progress = progress
         self._sampled_at = 0.0
-        self._killed = False
+        self._has_killed = False
         self._resuming: asyncio.TimerHandle | None = None
         self.recorder = Recorder(time.monotonic, {})
 
     def moved(self, transfer: Transfer) -> None:
         """A block was copied, or some time has passed."""
         self._progress.update(transfer)
-        recorder, plan = self.recorder, self._plan
+        recorder = self.recorder
         if transfer.done > recorder.delivered:
             recorder.read(transfer.done - recorder.delivered)
         if recorder.now() - self._sampled_at >= SAMPLE:
@@ -160,15 +139,16 @@ class _Saboteur:
             recorder.sample(transfer.session.connections, transfer.bytes_of)
         share = transfer.done / transfer.size if transfer.size else 0.0
         if not self._resuming and share >= STALL_AT:
-            self._do("stall", plan.stall, f"{plan.stall} is stalled: nothing passes, nobody is told")
-            resume = ("resume", plan.stall, f"{plan.stall} flows again")
+            stalled = self._routes[self._stalled]
+            self._do(stalled.stall, f"{self._stalled} is stalled: nothing passes, nobody is told")
+            resume = (stalled.resume, f"{self._stalled} flows again")
             self._resuming = asyncio.get_running_loop().call_later(self._stall_for, self._do, *resume)
-        if not self._killed and share >= KILL_AT:
-            self._killed = True
-            self._do("kill", plan.kill, f"{plan.kill} is killed for good")
+        if not self._has_killed and share >= KILL_AT:
+            self._has_killed = True
+            self._do(self._routes[self._killed].kill, f"{self._killed} is killed for good")
 
-    def _do(self, verb: str, name: str, words: str) -> None:
-        self._commands.send((verb, name))
+    def _do(self, act: Callable[[], None], words: str) -> None:
+        act()
         self.recorder.event(words)
         self._progress.say(words, "bold magenta")
 
@@ -207,8 +187,7 @@ def _summary(sent: str, results: Results, out: Path) -> int:
             carried = sum(c.bytes for c in copied.connections if c.transport == name)
             share = carried / total if total else 0.0
             poorest = min(poorest, share)
-            plan = PLANS[copy]
-            fate = " (killed half-way)" if name == plan.kill else " (stalled for a while)" if name == plan.stall else ""
+            fate = {KILLED[copy]: " (killed half-way)", STALLED[copy]: " (stalled for a while)"}.get(name, "")
             print(f"    {name:5} carried {carried / 1e6:6.1f} MB, {share:4.0%}{fate}")
     returned = results["get"][0].sha256
     print(f"  SHA-256 sent     {sent}")

@@ -9,7 +9,6 @@ import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
@@ -23,11 +22,10 @@ FORMAT = 1  # version of the trace
 GAP_NOTES = {"start": "  (until the first byte)", "total_loss": "  (until the first byte after it)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(TypedDict):
     """How it ended. Bytes."""
 
-    name: str
+    file: str
     size: int
     sha256: str
     """Of the file that is served."""
@@ -65,20 +63,13 @@ class TracedMark(TypedDict):
     """Seconds without data for the application, in the 2 s after it or until the next one."""
 
 
-class Trace(TypedDict):
+class Trace(Outcome):
     """The JSON file."""
 
     version: int
-    speed: float
-    file: str
-    size: int
-    sha256: str
-    received_sha256: str
-    verified: bool
     seconds: float
     average_mbps: float
     peak_mbps: float
-    sent_again: int
     arrived_twice: int
     networks: list[str]
     connections: list[TracedConnection]
@@ -94,11 +85,10 @@ class Recorder:
         self._clock = clock
         self._started = clock()
         self._names = dict(networks)
+        self.networks = list(self._names.values())
         self._reads = array("d")
         self._states: dict[int, list[tuple[float, str, str]]] = {}
         self._infos: dict[int, ConnectionInfo] = {}
-        self.size = 0
-        """Bytes to come in all, once known."""
         self.delivered = 0
         """Bytes the application has read."""
         self.finished_at: float | None = None
@@ -108,13 +98,6 @@ class Recorder:
 
     def now(self) -> float:
         return self._clock() - self._started
-
-    @property
-    def networks(self) -> list[str]:
-        return list(self._names.values())
-
-    def network_of(self, interface: str) -> str:
-        return self._names.get(interface, interface)
 
     def read(self, size: int) -> None:
         """The application has got `size` bytes of the file."""
@@ -150,18 +133,6 @@ class Recorder:
             }
         )
 
-    def carried(self, network: str, sample: TracedSample) -> int:
-        """Bytes all connections over a network had carried."""
-        return sum(n for c, n in sample["bytes"].items() if self.network_of(self._infos[int(c)].interface) == network)
-
-    def rate(self, network: str, back: int = 5, upto: int = 0) -> float:
-        """Bytes per second over the last `back` samples; `upto` of the newest are left out."""
-        samples = self.samples[max(0, len(self.samples) - upto - back - 1) : len(self.samples) - upto]
-        if len(samples) < 2:
-            return 0.0
-        first, last = samples[0], samples[-1]
-        return (self.carried(network, last) - self.carried(network, first)) / max(1e-6, last["t"] - first["t"])
-
     def longest_gap(self, start: float, end: float) -> float:
         """Longest time without a read that began before `end`, counted from `start` at the earliest."""
         index = bisect_right(self._reads, start)
@@ -177,20 +148,13 @@ class Recorder:
         """Longest time between two reads."""
         return self.longest_gap(self._reads[0], self._reads[-1]) if self._reads else 0.0
 
-    def gap_so_far(self) -> float:
-        """The longest gap after the last step, one that has not ended included."""
-        start, now = self.marks[-1]["t"], self.finished_at or self.now()
-        end = start + GAP_WINDOW
-        last = max(start, self._reads[-1] if self._reads else 0.0)
-        return max(self.longest_gap(start, end), now - last if last < end else 0.0)
-
     def connections(self) -> list[TracedConnection]:
         return [
             {
                 "id": info.id,
                 "transport": info.transport,
                 "interface": info.interface,
-                "network": self.network_of(info.interface),
+                "network": self._names.get(info.interface, info.interface),
                 "bytes": info.payload_received,
                 "states": self._states.get(info.id, []),
             }
@@ -205,20 +169,15 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
     ends = [mark["t"] for mark in recorder.marks[1:]] + [seconds]
     for mark, end in zip(recorder.marks, ends, strict=True):
         mark["longest_gap"] = round(recorder.longest_gap(mark["t"], min(mark["t"] + GAP_WINDOW, end)), 4)
-    arrived_twice = max(0, sum(c["bytes"] for c in connections) - outcome.size)
+    arrived_twice = max(0, sum(c["bytes"] for c in connections) - outcome["size"])
     trace: Trace = {
+        **outcome,
         "version": FORMAT,
-        "speed": outcome.speed,
-        "file": outcome.name,
-        "size": outcome.size,
-        "sha256": outcome.sha256,
-        "received_sha256": outcome.received_sha256,
-        "verified": outcome.verified,
         "seconds": round(seconds, 3),
-        "average_mbps": round(outcome.size * 8e-6 / seconds, 1),
+        "average_mbps": round(outcome["size"] * 8e-6 / seconds, 1),
         "peak_mbps": round(_peak(recorder.samples) * 8e-6, 1),
         # The server says it when it has written the last byte, and may send some again after that.
-        "sent_again": max(outcome.sent_again, arrived_twice),
+        "sent_again": max(outcome["sent_again"], arrived_twice),
         "arrived_twice": arrived_twice,
         "networks": recorder.networks,
         "connections": connections,

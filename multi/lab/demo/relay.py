@@ -1,17 +1,14 @@
 """The relay of the loopback demo: breaks connections from outside, without the network's help.
 
-One process relays any number of routes: TCP to TCP, MPTCP to MPTCP, UDP datagrams one by one (QUIC). Through a pipe it
-says at which ports, and is told what to do: ("stall" | "resume" | "kill", name). It never looks into the bytes.
+A route relays TCP to TCP, MPTCP to MPTCP, or UDP datagrams one by one (QUIC), in the event loop of the demo. It can be
+stalled, resumed and killed, and never looks into the bytes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import cast
 
 from multi.transports.mptcp.info import IPPROTO_MPTCP
@@ -21,24 +18,7 @@ CHUNK = 64 * 1024  # bytes moved at a time; little is kept, so that a stall is f
 Address = tuple[str, int]
 
 
-def run_relay(pipe: Connection, listen: Mapping[str, str], target: Address) -> None:
-    """Relay from a port of each host of `listen`, transport -> host, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption at the terminal is for the demo, which ends us
-    asyncio.run(_relay(pipe, listen, target))
-
-
-async def _relay(pipe: Connection, listen: Mapping[str, str], target: Address) -> None:
-    routes: dict[str, _StreamRoute | _DatagramRoute] = {
-        name: _DatagramRoute(target) if name == "quic" else _StreamRoute(name == "mptcp", target) for name in listen
-    }
-    pipe.send({name: await route.start(listen[name]) for name, route in routes.items()})
-    with contextlib.suppress(EOFError):
-        while True:
-            verb, name = await asyncio.to_thread(pipe.recv)
-            getattr(routes[name], verb)()
-
-
-class _StreamRoute:
+class StreamRoute:
     """Relays connections of one stream protocol."""
 
     def __init__(self, mptcp: bool, target: Address) -> None:
@@ -50,6 +30,7 @@ class _StreamRoute:
         self._server: asyncio.Server | None = None
 
     async def start(self, host: str) -> int:
+        """Listen there; return the port."""
         sock = self._socket()
         sock.bind((host, 0))
         self._server = await asyncio.start_server(self._accepted, sock=sock, limit=CHUNK)
@@ -95,13 +76,14 @@ class _StreamRoute:
 
     def kill(self) -> None:
         """Reset every connection and take no new ones."""
+        self._flowing.set()  # whoever waits sees that its connection has gone
         if self._server is not None:
             self._server.close()
         for writer in self._writers:
             writer.transport.abort()
 
 
-class _DatagramRoute(asyncio.DatagramProtocol):
+class DatagramRoute(asyncio.DatagramProtocol):
     """Relays UDP; a stalled or killed route drops every datagram, as a network would."""
 
     def __init__(self, target: Address) -> None:
@@ -112,6 +94,7 @@ class _DatagramRoute(asyncio.DatagramProtocol):
         """A socket towards the target for each client."""
 
     async def start(self, host: str) -> int:
+        """Listen there; return the port."""
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: self, local_addr=(host, 0))
         port: int = transport.get_extra_info("sockname")[1]
         return port
@@ -144,4 +127,9 @@ class _DatagramRoute(asyncio.DatagramProtocol):
         self._flowing = True
 
     def kill(self) -> None:
-        self._flowing = False
+        if self._transport is not None:
+            self._transport.close()
+        for onward in self._onward.values():
+            asyncio.get_running_loop().remove_reader(onward)
+            onward.close()
+        self._flowing, self._onward = False, {}

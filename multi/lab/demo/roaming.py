@@ -1,8 +1,8 @@
 """The roaming demo: a file streams to a client that walks in and out of WiFi range while it has 5G.
 
 Two hosts in network namespaces (`multi.lab.testbed`): the client with WiFi and 5G is this process, the server is `multi
-serve`. What happens when is in `STORY`. This module plays it and streams the file; what is kept of it is decided in
-`recording`, what is shown in `view`.
+serve`. What happens when is in `STORY`. This module plays it and streams the file; it is shown as any copy is, and what
+is kept of it is decided in `recording`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from multi.asyncio.client import connect
 from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged
-from multi.lab.demo.file_server import DemoFailed, ServerProcess, make_file, wait_for_end
+from multi.lab.demo.file_server import DemoFailed, make_file, serving, wait_for_end
 from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
-from multi.lab.demo.view import View
-from multi.lab.files.progress import in_words
+from multi.lab.files.client import Transfer
+from multi.lab.files.progress import Progress, in_words
 from multi.lab.files.protocol import LINE_LIMIT, ContentEnd, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
@@ -48,7 +48,7 @@ class Step:
     key: str
     at: float
     title: str
-    """For the picture and the progress line: three words."""
+    """For the picture and the summary: three words."""
     what: str
     """For a person who watches."""
     play: Callable[[_Stage], Awaitable[None]]
@@ -61,7 +61,7 @@ class _Stage:
     session: Session
     wifi: Link
     cellular: Link
-    say: Callable[[str], None]
+    say: Callable[[str, str], None]
 
 
 async def _nothing(_: _Stage) -> None:
@@ -84,7 +84,7 @@ async def _hand_over(stage: _Stage) -> None:
     try:
         await stage.session.handover(to="wifi")
     except MultiError as error:
-        stage.say(str(error))
+        stage.say(str(error), "yellow")
 
 
 async def _nothing_left(stage: _Stage) -> None:
@@ -137,7 +137,7 @@ def write_results(outcome: Outcome, recorder: Recorder, out: Path) -> int:
         draw_timeline(content, picture)
         print(f"  picture: {picture}")
     print(f"  trace:   {trace}")
-    return 0 if outcome.verified else 1
+    return 0 if outcome["verified"] else 1
 
 
 async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Recorder]:
@@ -155,22 +155,29 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
         )
     testbed.links["wifi"].carrier(False)
     listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
-    async with ServerProcess(testbed.server.popen, work, listen) as server:
+    async with serving(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
-        titles = [f"{step.at / speed:.0f} s {step.title}" for step in STORY]
         async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
-            async with View(console, session, recorder, titles) as view:
-                stage = _Stage(session, testbed.links["wifi"], testbed.links["5g"], view.say)
+            async with Progress(console) as progress:
+                stage = _Stage(session, testbed.links["wifi"], testbed.links["5g"], progress.say)
                 size, theirs, ours = await _first(
-                    _stream(session, recorder),
-                    _play(stage, recorder, view, speed),
+                    _stream(session, recorder, progress),
+                    _play(stage, recorder, speed),
                     _sample(session, recorder),
-                    _follow(session, recorder, view),
-                    wait_for_end(server.process_id, server.explain_end),
+                    _follow(session, recorder),
+                    wait_for_end(server.process.pid, server.explain_end),
                     wait_for_end(testbed.relay_process, lambda: "the relay between the hosts has died"),
                 )
             recorder.sample(session.connections)
-        outcome = Outcome(FILE_NAME, size, digest, ours, theirs == ours == digest, server.sent_again(), speed)
+        outcome: Outcome = {
+            "file": FILE_NAME,
+            "size": size,
+            "sha256": digest,
+            "received_sha256": ours,
+            "verified": theirs == ours == digest,
+            "sent_again": server.sent_again(),
+            "speed": speed,
+        }
     return outcome, recorder
 
 
@@ -203,20 +210,23 @@ async def _first(main: Coroutine[Any, Any, T], *others: Coroutine[Any, Any, None
 # --- what runs at the same time ---
 
 
-async def _stream(session: Session, recorder: Recorder) -> tuple[int, str, str]:
+async def _stream(session: Session, recorder: Recorder, progress: Progress) -> tuple[int, str, str]:
     """Fetch the file as `multi get` does, but keep only its hash. Returns its size, the server's hash and ours."""
     reader, sha256 = session.reader, hashlib.sha256()
+    transfer = Transfer("get", FILE_NAME, session)
+    progress.update(transfer)
     session.writer.write(encode(Get(FILE_NAME, 0, sha256.hexdigest())))
     await session.confirmed()
     try:
         answer = await read_message(reader, Sending)
-        recorder.size = answer.size
+        transfer.size = answer.size
         while length := await read_length(reader):
             while length:
                 piece = await reader.read(length)
                 if not piece:
                     raise EOFError
                 recorder.read(len(piece))
+                transfer.done = recorder.delivered
                 sha256.update(piece)
                 length -= len(piece)
         end = await read_message(reader, ContentEnd)
@@ -227,12 +237,12 @@ async def _stream(session: Session, recorder: Recorder) -> tuple[int, str, str]:
     return recorder.delivered, end.sha256.lower(), sha256.hexdigest()
 
 
-async def _play(stage: _Stage, recorder: Recorder, view: View, speed: float) -> None:
+async def _play(stage: _Stage, recorder: Recorder, speed: float) -> None:
     for step in STORY:
         await asyncio.sleep(step.at / speed - recorder.now())
         # The first is the opening itself.
         recorder.mark(recorder.now() if step.at else 0.0, step.key, step.title, step.what)
-        view.say(step.what, "bold magenta")
+        stage.say(step.what, "bold magenta")
         try:
             await step.play(stage)
         except TestbedError as error:
@@ -248,12 +258,11 @@ async def _sample(session: Session, recorder: Recorder) -> None:
         await asyncio.sleep(due - recorder.now())
 
 
-async def _follow(session: Session, recorder: Recorder, view: View) -> None:
+async def _follow(session: Session, recorder: Recorder) -> None:
     async for event in session.events():
         text = in_words(event)
         if isinstance(event, ConnectionChanged):
             recorder.state_changed(event.connection, event.state.value, event.reason)
         if text:
             recorder.event(text)
-            view.say(text)
     await asyncio.get_running_loop().create_future()

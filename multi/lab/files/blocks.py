@@ -1,4 +1,4 @@
-"""The content of files between disk and stream: read, hash and write beside the event loop, a block ahead.
+"""The content of files between disk and stream: read, hash and write beside the event loop.
 
 Decides how a file is cut, hashed and kept up with; which file it is, and what the sides say to each other about it, is
 decided elsewhere.
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Self, TypeVar
 
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import RemoteProtocolError
@@ -74,7 +74,7 @@ class _OpenFile:
     async def hash_up_to(self, position: int) -> None:
         """Move to `position`, hashing what lies before; less when the file is shorter."""
         while self.position < position:
-            if not await asyncio.to_thread(self._read, min(BLOCK_LIMIT, position - self.position)):
+            if not await _in_thread(partial(self._read, min(BLOCK_LIMIT, position - self.position))):
                 break
 
 
@@ -135,31 +135,24 @@ class ReceivedFile(_OpenFile):
 
 
 async def send_blocks(writer: SessionWriter, source: SentFile, on_bytes: OnBytes) -> None:
-    """Send everything from `source.position` on, then `end`. The next block is read while one is sent.
+    """Send everything from `source.position` on, then `end`. The session sends what it has while a block is read.
 
     Raises FileRefused when the file changes meanwhile; nothing was said about it to the peer then.
     """
-    background: _Background[bytes] = _Background()
-    try:
-        background.start(source.block)
-        while block := await background.result():
-            background.start(source.block)
-            writer.writelines((pack_length(len(block)), block))
-            await writer.drain()
-            on_bytes(len(block))
-        writer.writelines((pack_length(0), encode(ContentEnd(source.sha256))))
+    while block := await _in_thread(source.block):
+        writer.writelines((pack_length(len(block)), block))
         await writer.drain()
-    finally:
-        await background.settle()
+        on_bytes(len(block))
+    writer.writelines((pack_length(0), encode(ContentEnd(source.sha256))))
+    await writer.drain()
 
 
 async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, on_bytes: OnBytes) -> None:
-    """Receive everything from `sink.position` to `size`; blocks are written while the next arrive.
+    """Receive everything from `sink.position` to `size`. What arrives while a block is written waits in the session.
 
     Raises FileRefused when the peer gives up, the disk is full or the hash is wrong, EOFError when the stream ends
     before. What came until then is in the file.
     """
-    background: _Background[None] = _Background()
     pieces: list[bytes] = []
     waiting = 0
     missing = size - sink.position
@@ -177,47 +170,24 @@ async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, o
                 waiting += len(piece)
                 on_bytes(len(piece))
                 if waiting >= BLOCK_LIMIT:
-                    await background.result()
-                    background.start(partial(sink.write, pieces))
-                    pieces, waiting = [], 0
+                    block, pieces, waiting = pieces, [], 0
+                    await _in_thread(partial(sink.write, block))
         end = await read_message(reader, ContentEnd)
     except asyncio.IncompleteReadError:
         raise EOFError("the peer has ended the session") from None
     finally:
-        # Whatever happened, what has arrived is worth keeping; after a failed write there is no place for it.
-        if await background.settle():
-            background.start(partial(sink.write, pieces))
-            await background.result()
+        # Whatever happened, what has arrived is worth keeping; a failed write leaves nothing here.
+        await _in_thread(partial(sink.write, pieces))
     if missing:
         raise RemoteProtocolError(f"{size - missing} bytes instead of the promised {size}")
     if sink.sha256 != end.sha256.lower():
         raise FileRefused(Problem.DAMAGED, f"{sink.shown}: what arrived is not what was sent (SHA-256 differs)")
 
 
-class _Background(Generic[T]):
-    """One call at a time in a thread; none outlives its owner, who may close the file afterwards."""
-
-    def __init__(self) -> None:
-        self._task: asyncio.Task[T] | None = None
-        self._failed = False
-
-    def start(self, call: Callable[[], T]) -> None:
-        assert self._task is None
-        self._task = asyncio.create_task(asyncio.to_thread(call))
-
-    async def result(self) -> T | None:
-        """Wait for the call; None when none was made. Raises what it raised."""
-        if self._task is None:
-            return None
-        await asyncio.wait({self._task})  # cancelling this leaves the call to `settle`
-        task, self._task = self._task, None
-        self._failed = task.exception() is not None
-        return task.result()
-
-    async def settle(self) -> bool:
-        """Wait until no call is under way. Returns whether the last one, if any, went well."""
-        if self._task is None:
-            return not self._failed
-        await asyncio.wait({self._task})
-        task, self._task = self._task, None
-        return task.exception() is None
+async def _in_thread(call: Callable[[], T]) -> T:
+    """What the call returns. It is over in any case: whoever was cancelled may close the file."""
+    task = asyncio.create_task(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(task)
+    finally:
+        await asyncio.wait({task})

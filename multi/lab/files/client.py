@@ -43,6 +43,7 @@ PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
 
 T = TypeVar("T")
+OnProgress = Callable[["Transfer"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,14 @@ class Transfer:
     """Bytes copied, those included."""
     verifying: bool = False
     """Everything was sent; the server is writing it down."""
+    on_progress: OnProgress = lambda _: None
+    """Called when something has moved."""
     started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def count(self, size: int) -> None:
+        """So many bytes more were copied."""
+        self.done += size
+        self.on_progress(self)
 
     def shares(self) -> tuple[ConnectionShare, ...]:
         return tuple(
@@ -90,9 +98,6 @@ class Transfer:
 def place_of(connection: ConnectionInfo) -> str:
     """Where a connection goes out, as a person says it."""
     return connection.interface or host_of(connection.local)
-
-
-OnProgress = Callable[[Transfer], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +143,7 @@ async def get_file(
 
 
 async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
-    transfer = Transfer("get", name, session)
+    transfer = Transfer("get", name, session, on_progress=progress)
     progress(transfer)
     await sink.hash_up_to(sink.kept)
     session.writer.write(encode(Get(name, sink.position, sink.sha256)))
@@ -153,11 +158,7 @@ async def _get(session: Session, name: str, location: FileLocation, sink: Receiv
     transfer.done = transfer.resumed_from = answer.offset
     progress(transfer)
 
-    def count(size: int) -> None:
-        transfer.done += size
-        progress(transfer)
-
-    await _complete(receive_blocks(session.reader, sink, answer.size, count))
+    await _complete(receive_blocks(session.reader, sink, answer.size, transfer.count))
     await asyncio.to_thread(sink.finish, allowed_mode(answer.mode))
     await asyncio.to_thread(partial(location.commit, force=True))
     return transfer.copied(sink.sha256)
@@ -182,7 +183,7 @@ async def put_file(
 
 
 async def _put(session: Session, file: SentFile, name: str, force: bool, progress: OnProgress) -> Copied:
-    transfer = Transfer("put", name, session, size=file.size)
+    transfer = Transfer("put", name, session, size=file.size, on_progress=progress)
     progress(transfer)
     session.writer.write(encode(Put(name, file.size, file.mode, force)))
     await session.confirmed()
@@ -194,13 +195,9 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
     transfer.done = transfer.resumed_from = file.position
     progress(transfer)
 
-    def count(size: int) -> None:
-        transfer.done += size
-        progress(transfer)
-
     # The server may refuse at any time, a full disk for example, and would not be heard if we only sent.
     reply = asyncio.create_task(_complete(read_message(session.reader, Stored)))
-    sending = asyncio.create_task(send_blocks(session.writer, file, count))
+    sending = asyncio.create_task(send_blocks(session.writer, file, transfer.count))
     try:
         await asyncio.wait({reply, sending}, return_when=asyncio.FIRST_COMPLETED)
         if not reply.done():

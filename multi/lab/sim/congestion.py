@@ -48,7 +48,7 @@ class Congestion(Protocol):
     """Bytes per second; 0 = as fast as the window allows."""
 
     def acknowledged(self, ack: Acknowledged) -> None: ...
-    def recovery_begins(self, now: float, in_flight: int) -> None:
+    def recovery_begins(self, in_flight: int) -> None:
         """The first loss of a round trip."""
 
     def recovery_ends(self) -> None: ...
@@ -139,7 +139,7 @@ class Cubic:
             segments += 0.01 * acked / segments
         self._exact = segments * SEGMENT
 
-    def recovery_begins(self, now: float, in_flight: int) -> None:
+    def recovery_begins(self, in_flight: int) -> None:
         segments = self._exact / SEGMENT
         self._most = segments * (1 + self._BETA) / 2 if segments < self._most else segments
         self._threshold = self._exact = max(2.0 * SEGMENT, self._exact * self._BETA)
@@ -325,7 +325,7 @@ class Bbr:
         window = max(window, self._MIN_WINDOW)
         self.window = min(window, self._MIN_WINDOW) if self._state == "probe rtt" else window
 
-    def recovery_begins(self, now: float, in_flight: int) -> None:
+    def recovery_begins(self, in_flight: int) -> None:
         self._save()
         self._conserving = True
         self.window = max(in_flight + SEGMENT, self._MIN_WINDOW)

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
+from typing import Generic, TypeVar
 
 from multi.types import TransportSample
 
 PACKET = 1500  # bytes
 BURST = 0.020  # seconds of the rate that arrive together; finer costs events, coarser looks like silence
 SPLIT_SHARE = 0.2  # of the deliveries arrive in pieces: transports keep order, not boundaries
+
+Spec = TypeVar("Spec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,22 +31,31 @@ class LinkSpec:
     buffer: int = 64 * 1024
 
 
-class Direction:
+@dataclass(eq=False)
+class Medium(Generic[Spec]):
+    """What every model of one direction of a connection has."""
+
+    spec: Spec
+    _clock: Callable[[], float]
+    _schedule: Callable[[float, Callable[[], None]], None]
+    _deliver: Callable[[bytes, int], None]
+    _random: Random
+    stalled: bool = field(default=False, init=False)
+    """Nothing gets through, and nobody is told."""
+    cut: bool = field(default=False, init=False)
+    on_writable: Callable[[], None] | None = field(default=None, init=False)
+    """Called when a full send buffer takes bytes again, where `writable_at` cannot know it."""
+
+    def sever_delivery(self) -> None:
+        """The far transport goes on acknowledging, but nobody reads what it takes."""
+        self._deliver = lambda data, lane: None
+
+
+@dataclass(eq=False)
+class Direction(Medium[LinkSpec]):
     """One lane-aware, ordered, reliable direction of one connection."""
 
-    def __init__(
-        self,
-        spec: LinkSpec,
-        clock: Callable[[], float],
-        schedule: Callable[[float, Callable[[], None]], None],
-        deliver: Callable[[bytes, int], None],
-        random: Random,
-    ) -> None:
-        self.spec = spec
-        self._clock = clock
-        self._schedule = schedule
-        self._deliver = deliver
-        self._random = random
+    def __post_init__(self) -> None:
         self._free_at = 0.0
         self._last_arrival = 0.0
         self._in_transit: deque[tuple[bytes, int]] = deque()
@@ -52,10 +64,6 @@ class Direction:
         self._backlog = 0
         self._unacked: deque[tuple[float, int]] = deque()
         self._sent = self._delivered = self._acked = 0
-        self.stalled = False
-        self.cut = False
-        self.on_writable: Callable[[], None] | None = None
-        """Not called here: `writable_at` knows."""
 
     @property
     def backlog(self) -> int:
@@ -137,10 +145,6 @@ class Direction:
         self.cut = True
         self._in_transit.clear()
         self._arrived.clear()
-
-    def sever_delivery(self) -> None:
-        """The far transport goes on acknowledging, but nobody reads what it takes."""
-        self._deliver = lambda data, lane: None
 
     def sample(self) -> TransportSample:
         """What the sender's kernel would say."""

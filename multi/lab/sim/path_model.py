@@ -12,11 +12,10 @@ not reordered, and what arrives within `TICK` is handed over together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 
 from multi.lab.sim.congestion import CONGESTION, SEGMENT, Acknowledged, Congestion
+from multi.lab.sim.link import Medium
 from multi.types import TransportSample
 
 HEADER = 52  # bytes of IPv4 and TCP with timestamps
@@ -47,57 +46,31 @@ class PathSpec:
     """Bytes the sender's kernel keeps."""
 
 
+@dataclass(slots=True, eq=False)
 class _Packet:
     """A piece of the byte stream, and what was true when it was sent last."""
 
-    __slots__ = (
-        "acked",
-        "application_limited",
-        "delivered",
-        "delivered_at",
-        "first_sent_at",
-        "lost",
-        "order",
-        "received",
-        "retransmitted",
-        "sent_at",
-        "size",
-        "start",
-    )
-
-    def __init__(self, start: int, size: int) -> None:
-        self.start = start
-        self.size = size
-        self.received = self.acked = self.lost = self.retransmitted = False
-        self.order = 0
-        self.sent_at = self.first_sent_at = self.delivered_at = 0.0
-        self.delivered = 0
-        self.application_limited = False
+    start: int
+    size: int
+    received: bool = False
+    acked: bool = False
+    lost: bool = False
+    retransmitted: bool = False
+    order: int = 0
+    sent_at: float = 0.0
+    first_sent_at: float = 0.0
+    delivered_at: float = 0.0
+    delivered: int = 0
+    application_limited: bool = False
 
 
-class PathDirection:
-    """One direction of one connection over a path; the counterpart of `link.Direction`."""
+@dataclass(eq=False)
+class PathDirection(Medium[PathSpec]):
+    """One direction of one connection over a path; stalled, it loses everything that is sent."""
 
-    def __init__(
-        self,
-        spec: PathSpec,
-        clock: Callable[[], float],
-        schedule: Callable[[float, Callable[[], None]], None],
-        deliver: Callable[[bytes, int], None],
-        random: Random,
-    ) -> None:
-        self.spec = spec
-        self.stalled = False
-        """Everything that is sent is lost, and nobody is told."""
-        self.cut = False
-        self.on_writable: Callable[[], None] | None = None
-        """Called when a full send buffer takes bytes again."""
+    def __post_init__(self) -> None:
         self.lost_packets = self.sent_packets = 0
-        self._clock = clock
-        self._schedule = schedule
-        self._deliver = deliver
-        self._random = random
-        self._congestion: Congestion = CONGESTION[spec.congestion]()
+        self._congestion: Congestion = CONGESTION[self.spec.congestion]()
         self._chunks: deque[tuple[bytes, int]] = deque()
         """What was written and not delivered, with its lane."""
         self._taken = 0
@@ -183,10 +156,6 @@ class PathDirection:
         self._arrivals.clear()
         self._chunks.clear()
         self._deadline = None
-
-    def sever_delivery(self) -> None:
-        """The far transport goes on acknowledging, but nobody reads what it takes."""
-        self._deliver = lambda data, lane: None
 
     def sample(self) -> TransportSample:
         """What the sender's kernel would say."""
@@ -368,8 +337,7 @@ class PathDirection:
         rate = self._take_rate(newest, now)
         lost = self._find_lost(self._recovering)
         if lost and not self._recovering:
-            self._recovering, self._recovery_until = True, self._order
-            self._congestion.recovery_begins(now, self._in_flight)
+            self._begin_recovery()
         elif self._recovering and self._highest > self._recovery_until and not self._lost and not lost:
             self._recovering = False
             self._congestion.recovery_ends()
@@ -442,9 +410,12 @@ class PathDirection:
             return
         if self._find_lost(True):
             if not self._recovering:
-                self._recovering, self._recovery_until = True, self._order
-                self._congestion.recovery_begins(self._clock(), self._in_flight)
+                self._begin_recovery()
             self._transmit()
+
+    def _begin_recovery(self) -> None:
+        self._recovering, self._recovery_until = True, self._order
+        self._congestion.recovery_begins(self._in_flight)
 
     # --- timeouts  ---
 

@@ -12,8 +12,8 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import multi
 from multi.lab.testbed.errors import TestbedError
@@ -21,23 +21,22 @@ from multi.lab.testbed.errors import TestbedError
 COMMAND = (sys.executable, "-c", "from multi.lab.testbed.call import main; main()")
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function and its arguments."""
+def pack(function: Callable[..., object], arguments: Sequence[object], keywords: Mapping[str, object]) -> bytes:
+    """A call, for the other process. Raises TestbedError for a function or argument that cannot travel."""
+    name = getattr(function, "__qualname__", repr(function))
+    if getattr(function, "__module__", "__main__") == "__main__" or "<" in name:
+        raise TestbedError(f"{name} cannot be imported by another process: put it at the top level of a module")
+    try:
+        return pickle.dumps(sys.path) + pickle.dumps((function, arguments, keywords))
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise TestbedError(f"{name} or its arguments cannot be passed to another process: {error}") from None
 
-    function: Callable[..., object]
-    arguments: Sequence[object]
-    keywords: Mapping[str, object]
 
-    def packed(self) -> bytes:
-        """For the other process. Raises TestbedError for a function or argument that cannot travel."""
-        name = getattr(self.function, "__qualname__", repr(self.function))
-        if getattr(self.function, "__module__", "__main__") == "__main__" or "<" in name:
-            raise TestbedError(f"{name} cannot be imported by another process: put it at the top level of a module")
-        try:
-            return pickle.dumps(sys.path) + pickle.dumps((self.function, self.arguments, self.keywords))
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise TestbedError(f"{name} or its arguments cannot be passed to another process: {error}") from None
+def make(packed: BinaryIO) -> Any:
+    """Make a call that another process has packed; its modules are looked for where that process finds them."""
+    sys.path[:] = pickle.load(packed)
+    function, arguments, keywords = pickle.load(packed)
+    return function(*arguments, **keywords)
 
 
 def outcome(packed: bytes, status: int) -> object:
@@ -66,9 +65,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as results:
         os.dup2(2, 1)
         try:
-            sys.path[:] = pickle.load(sys.stdin.buffer)
-            function, arguments, keywords = pickle.load(sys.stdin.buffer)
-            value = function(*arguments, **keywords)
+            value = make(sys.stdin.buffer)
             if inspect.iscoroutine(value):
                 value = asyncio.run(value)
             packed = pickle.dumps((True, value, ""))

@@ -19,15 +19,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from multi.lab.testbed import call
-from multi.lab.testbed.addressing import HOSTS, HostName
+from multi.lab.testbed.addressing import HOSTS
 from multi.lab.testbed.errors import TestbedError
 from multi.lab.testbed.hosts import Link, Testbed
-from multi.lab.testbed.messages import Backend
 from multi.lab.testbed.namespaces import enterer
 from multi.lab.testbed.specs import DIRECTIONS, LinkSpec
 
@@ -40,18 +39,11 @@ SWITCHES = ("blackhole", "carrier", "address", "present")
 Status = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a testbed is to be made; as the arguments of `Testbed`."""
+def up(name: str, links: Sequence[LinkSpec], **options: object) -> Status:
+    """Start a testbed in the background; return its status. The options are those of `Testbed`.
 
-    backend: Backend = "auto"
-    congestion: str = ""
-    detect_duplicates: bool = False
-    mptcp: bool = False
-
-
-def up(name: str, links: Sequence[LinkSpec], options: Options) -> Status:
-    """Start a testbed in the background; return its status. Raises TestbedError, and then nothing is left."""
+    Raises TestbedError, and then nothing is left.
+    """
     check_name(name)
     directory = _directory()
     with subprocess.Popen(
@@ -129,55 +121,42 @@ def main() -> None:
     # An exception, so that everything is taken down in order.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        with _locked(directory, name), _listener(directory / f"{name}.sock") as listener:
-            testbed = Testbed(
-                links,
-                backend=options.backend,
-                congestion=options.congestion,
-                detect_duplicates=options.detect_duplicates,
-                mptcp=options.mptcp,
-            )
-            with testbed:
-                _report(reports, {"ok": _status(name, testbed)})
-                _Keeper(name, testbed).serve(listener)
+        with (
+            _locked(directory, name),
+            _listener(directory / f"{name}.sock") as listener,
+            Testbed(links, **options) as testbed,
+        ):
+            _report(reports, {"ok": _status(name, testbed)})
+            while _answered(listener, name, testbed):
+                pass
     except TestbedError as error:
         _report(reports, {"error": str(error)})
         sys.exit(1)
 
 
-class _Keeper:
-    """Answers requests until the testbed is to go down."""
-
-    def __init__(self, name: str, testbed: Testbed) -> None:
-        self._name, self._testbed = name, testbed
-
-    def serve(self, listener: socket.socket) -> None:
-        while True:
-            connection, _address = listener.accept()
-            with connection:
-                connection.settimeout(ANSWER_TIMEOUT)
-                # A client that goes away, or talks nonsense, must not end the testbed.
-                with contextlib.suppress(OSError, ValueError):
-                    if not self._answer(connection):
-                        return
-
-    def _answer(self, connection: socket.socket) -> bool:
-        reply: dict[str, object]
-        descriptors: list[int] = []
+def _answered(listener: socket.socket, name: str, testbed: Testbed) -> bool:
+    """Answer one request; False when the testbed has gone down by it."""
+    connection, _address = listener.accept()
+    # A client that goes away, or talks nonsense, must not end the testbed.
+    with connection, contextlib.suppress(OSError, ValueError):
+        connection.settimeout(ANSWER_TIMEOUT)
         request = json.loads(connection.recv(MESSAGE_SIZE) or b"{}")
+        reply: dict[str, object] = {"ok": {}}
+        descriptors: list[int] = []
         try:
             match request:
                 case {"do": "status"}:
-                    reply = {"ok": _status(self._name, self._testbed)}
+                    reply = {"ok": _status(name, testbed)}
                 case {"do": "set", "link": str(link), "changes": dict(changes)}:
-                    _apply(self._link(link), changes)
-                    reply = {"ok": _status(self._name, self._testbed)}
+                    if link not in testbed.links:
+                        raise TestbedError(f"no link {link!r}; there are {', '.join(testbed.links)}")
+                    _apply(testbed.links[link], changes)
+                    reply = {"ok": _status(name, testbed)}
                 case {"do": "enter", "host": "client" | "server" as host}:
-                    network, user = self._testbed.namespace(_host(host))
+                    network, user = testbed.namespace("client" if host == "client" else "server")
                     descriptors = [network] if user is None else [network, user]
-                    reply = {"ok": {}}
                 case {"do": "down"}:
-                    self._testbed.close()
+                    testbed.close()
                     connection.send(b'{"ok": {}}')
                     return False
                 case _:
@@ -185,13 +164,7 @@ class _Keeper:
         except TestbedError as error:
             reply = {"error": str(error)}
         socket.send_fds(connection, [json.dumps(reply).encode()], descriptors)
-        return True
-
-    def _link(self, name: str) -> Link:
-        try:
-            return self._testbed.links[name]
-        except KeyError:
-            raise TestbedError(f"no link {name!r}; there are {', '.join(self._testbed.links)}") from None
+    return True
 
 
 def _apply(link: Link, changes: Mapping[str, str]) -> None:
@@ -279,10 +252,6 @@ def _unpack(data: bytes) -> Status:
             raise TestbedError(message)
         case _:
             raise TestbedError("the testbed ended before it answered")
-
-
-def _host(word: str) -> HostName:
-    return "client" if word == "client" else "server"
 
 
 def _directory() -> Path:

@@ -23,8 +23,8 @@ from typing import Any, Self, TypeVar, TypeVarTuple, cast
 from multi.lab.testbed import call
 from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
-from multi.lab.testbed.interception import Interceptor, pack
-from multi.lab.testbed.messages import Backend, Build, Built, Done, Failed, WayStatistics, receive, send
+from multi.lab.testbed.interception import Interceptor
+from multi.lab.testbed.messages import Backend, Build, Built, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import enterer, inside
 from multi.lab.testbed.relay import Relay
 from multi.lab.testbed.specs import DIRECTIONS, LinkSpec, Way, check_links
@@ -203,36 +203,16 @@ class Link:
         """The server's address on this link, reachable over this one only (see `Host.address`)."""
         return self._of_version(version).server
 
-    def set(
-        self,
-        *,
-        rate_mbps: float | None = None,
-        delay_ms: float | None = None,
-        jitter_ms: float | None = None,
-        loss: float | None = None,
-        queue_ms: float | None = None,
-        queue_bytes: int | None = None,
-        direction: Way | None = None,
-    ) -> None:
-        """Change figures of one direction, or of both; what is not named stays as it is."""
-        given: dict[str, Any] = {
-            "rate_mbps": rate_mbps,
-            "delay_ms": delay_ms,
-            "jitter_ms": jitter_ms,
-            "loss": loss,
-            "queue_ms": queue_ms,
-            "queue_bytes": queue_bytes,
-        }
-        changes = {key: value for key, value in given.items() if value is not None}
-        if queue_ms is not None:
-            if queue_bytes is not None:
-                raise TestbedError("queue_ms and queue_bytes: give one of them")
-            changes["queue_bytes"] = None
+    def set(self, *, direction: Way | None = None, **figures: float) -> None:
+        """Change figures of `Direction` of one direction, or of both; what is not named stays as it is."""
+        if "queue_ms" in figures and "queue_bytes" in figures:
+            raise TestbedError("queue_ms and queue_bytes: give one of them")
+        changes: dict[str, Any] = figures | ({"queue_bytes": None} if "queue_ms" in figures else {})
         # All figures are checked before the first is in force.
         wanted = {way: replace(self.spec.direction(way), **changes) for way in _ways(direction)}
-        for way, figures in wanted.items():
-            self._testbed.ask(Relay.shape, self.name, way, figures)
-            self.spec = self.spec.with_direction(way, figures)
+        for way, changed in wanted.items():
+            self._testbed.ask(Relay.shape, self.name, way, changed)
+            self.spec = self.spec.with_direction(way, changed)
 
     def blackhole(self, on: bool, direction: Way | None = None) -> None:
         """Lose every packet, also those on their way, without a sign."""
@@ -263,7 +243,7 @@ class Link:
 
         The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
         """
-        self._testbed.ask(Relay.intercept, self.name, None if make is None else pack(make, arguments, keywords))
+        self._testbed.ask(Relay.intercept, self.name, None if make is None else call.pack(make, arguments, keywords))
 
     def ask_interceptor(self, question: object) -> Any:
         """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
@@ -311,13 +291,12 @@ class Host:
         check: bool = True,
         timeout: float | None = None,
         env: Mapping[str, str] | None = None,
-        cwd: str | os.PathLike[str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on this host to its end. It is killed on timeout (TimeoutError) and cancellation.
 
         With `check`, raises TestbedError with its standard error if it fails.
         """
-        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env, cwd)
+        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env)
         done = subprocess.CompletedProcess(
             command, status, output.decode(errors="replace"), errors.decode(errors="replace")
         )
@@ -333,8 +312,8 @@ class Host:
 
         The function must be importable by its name, and everything that travels must be picklable.
         """
-        packed = call.Call(function, arguments, keywords).packed()
-        status, output, _none = await self._run(call.COMMAND, packed, None, None, call.environment(), None)
+        packed = call.pack(function, arguments, keywords)
+        status, output, _none = await self._run(call.COMMAND, packed, None, None, call.environment())
         return cast(Result, call.outcome(output, status))
 
     async def run_code(self, code: str, *, timeout: float | None = None) -> str:
@@ -376,7 +355,6 @@ class Host:
         errors: int | None,
         timeout: float | None,
         env: Mapping[str, str] | None,
-        cwd: str | os.PathLike[str] | None,
     ) -> tuple[int, bytes, bytes]:
         try:
             process = await asyncio.create_subprocess_exec(
@@ -385,7 +363,6 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=env,
-                cwd=cwd,
                 preexec_fn=self._enterer(),
             )
         except OSError as error:
@@ -433,13 +410,9 @@ class _RelayProcess:
             raise TestbedError(f"the relay did not answer within {ANSWER_TIMEOUT:g} seconds") from None
         except (EOFError, OSError):
             raise TestbedError("the relay of this testbed has died") from None
-        match reply:
-            case Done(value):
-                return cast(Result, value), descriptors
-            case Failed(message, not_allowed):
-                raise (TestbedNotAllowed if not_allowed else TestbedError)(message)
-            case _:
-                raise AssertionError(f"unknown reply {reply!r}")
+        if isinstance(reply, TestbedError):
+            raise reply
+        return reply, descriptors
 
     def end(self) -> None:
         """Let it sweep and go, and wait for that."""

@@ -8,12 +8,14 @@ checksums complete.
 
 from __future__ import annotations
 
+import io
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from multi.lab.testbed import call
 from multi.lab.testbed.errors import TestbedError
 from multi.lab.testbed.specs import Way
 
@@ -57,20 +59,9 @@ class Interception:
         raise TestbedError(f"the interceptor has failed: {self.failure}")
 
 
-def pack(function: Callable[..., Interceptor], arguments: Sequence[object], keywords: Mapping[str, object]) -> bytes:
-    """For the relay. Raises TestbedError for what cannot travel."""
-    if getattr(function, "__module__", "__main__") == "__main__":
-        raise TestbedError(f"{function!r} cannot be imported by the relay: put it at the top level of a module")
+def make(packed: bytes) -> Interception:
+    """In the relay, of a packed call. Raises TestbedError when it cannot be made here."""
     try:
-        return pickle.dumps((function, arguments, keywords))
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise TestbedError(f"an interceptor cannot be passed to the relay: {error}") from None
-
-
-def unpack(packed: bytes) -> Interception:
-    """In the relay. Raises TestbedError when it cannot be made here."""
-    try:
-        function, arguments, keywords = pickle.loads(packed)
-        return Interception(function(*arguments, **keywords))
+        return Interception(call.make(io.BytesIO(packed)))
     except Exception:
         raise TestbedError(f"the interceptor cannot be made: {traceback.format_exc()}") from None

@@ -1,7 +1,7 @@
 """What the owner of a testbed and its relay process say to each other, over a socket pair nobody else has.
 
-One request, one reply. A request is a method of `Relay` with its arguments. They are pickled, because both ends are the
-same program at the same version.
+One request, one reply. A request is a method of `Relay` with its arguments, a reply is what it returns or the
+TestbedError it raises. They are pickled, because both ends are the same program at the same version.
 """
 
 from __future__ import annotations
@@ -45,20 +45,6 @@ class Built:
 class WayStatistics:
     down: PipeStatistics
     up: PipeStatistics
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    message: str
-    not_allowed: bool = False
-
-
-Reply = Done | Failed
 
 
 def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from random import Random
 from time import monotonic
 
+from multi.lab.testbed import interception
 from multi.lab.testbed.addressing import HostName
 from multi.lab.testbed.devices import READ_SIZE, wire_size
-from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
-from multi.lab.testbed.interception import Interception, unpack
-from multi.lab.testbed.messages import Build, Built, Done, Failed, Reply, WayStatistics, receive, send
+from multi.lab.testbed.errors import TestbedError
+from multi.lab.testbed.interception import Interception
+from multi.lab.testbed.messages import Build, Built, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import exact_timers, processes_inside
 from multi.lab.testbed.pipe import Pipe
 from multi.lab.testbed.specs import DIRECTIONS, Direction, Way
@@ -156,13 +157,13 @@ class Relay:
             (method, arguments), _none = receive(self._control)
         except (EOFError, OSError):
             return False
-        reply: Reply
+        reply: object
         try:
-            reply = Done(method(self, *arguments))
+            reply = method(self, *arguments)
         except TestbedError as error:
-            reply = Failed(str(error), isinstance(error, TestbedNotAllowed))
+            reply = error
         except OSError as error:
-            reply = Failed(error.strerror or str(error))
+            reply = TestbedError(error.strerror or str(error))
         with contextlib.suppress(OSError):
             send(self._control, reply, self._passing)
         while self._passing:
@@ -235,7 +236,7 @@ class Relay:
 
     def intercept(self, name: str, packed: bytes | None) -> None:
         """Show the frames of a link to an interceptor; None = to nobody any more."""
-        self._links[name].interception = None if packed is None else unpack(packed)
+        self._links[name].interception = None if packed is None else interception.make(packed)
 
     def ask_interceptor(self, name: str, question: bytes) -> bytes:
         """Question and answer are pickled."""

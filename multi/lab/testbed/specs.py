@@ -7,17 +7,17 @@ because this is where people write figures.
 
 from __future__ import annotations
 
-import difflib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from multi.lab.testbed.errors import TestbedError
 
+T = TypeVar("T")
 Way = Literal["down", "up"]
 DIRECTIONS: Final[tuple[Way, Way]] = ("down", "up")
 
@@ -102,6 +102,9 @@ class LinkSpec:
             raise TestbedError(f"{self.name}.kind: {self.kind!r} is unknown; known: {', '.join(KINDS)}")
         if isinstance(self.mtu, bool) or not isinstance(self.mtu, int) or not MIN_MTU <= self.mtu <= MAX_MTU:
             raise TestbedError(f"{self.name}.mtu: {self.mtu!r} is outside {MIN_MTU} to {MAX_MTU}")
+        for field, wanted in (("ipv4", self.ipv4), ("ipv6", self.ipv6)):
+            if not isinstance(wanted, bool):
+                raise TestbedError(f"{field}: {wanted!r} is neither true nor false")
         if not (self.ipv4 or self.ipv6):
             raise TestbedError(f"{self.name}: a link needs ipv4 or ipv6")
 
@@ -146,9 +149,12 @@ def load_profile(name: str | Path) -> tuple[LinkSpec, ...]:
         raw: object = json.loads(text)
     except ValueError as error:
         raise TestbedError(f"{name}: not JSON: {error}") from None
+    match raw:
+        case {"links": dict(links), **rest} if not rest:
+            pass
+        case _:
+            raise TestbedError(f"{name}: a profile is an object with nothing but `links`, an object")
     try:
-        profile = _mapping(raw, ("links",), "a profile")
-        links = _mapping(profile.get("links", {}), None, "links")
         return check_links([_link(key, value) for key, value in links.items()])
     except TestbedError as error:
         raise TestbedError(f"{name}: {error}") from None
@@ -167,44 +173,28 @@ def _profile_text(name: str | Path) -> str:
 
 
 def _link(name: str, raw: object) -> LinkSpec:
-    try:
-        allowed = [f.name for f in fields(LinkSpec) if f.name != "name"]
-        given = dict(_mapping(raw, [*allowed, "both"], "a link"))
-        both = given.pop("both", None)
-        figures = {way: _direction(way, given.pop(way, both)) for way in DIRECTIONS}
-        if "interface" not in given:
-            raise TestbedError("interface is missing")
-        for key in ("ipv4", "ipv6"):
-            if key in given and not isinstance(given[key], bool):
-                raise TestbedError(f"{key}: {given[key]!r} is neither true nor false")
-        return LinkSpec(name=name, down=figures["down"], up=figures["up"], **given)  # type: ignore[arg-type]  # checked there
-    except TestbedError as error:
-        raise TestbedError(f"links.{name}: {error}") from None
+    given = {"name": name, **_object(raw, f"links.{name}")}
+    both = given.pop("both", None)
+    for way in DIRECTIONS:
+        if (figures := given.get(way, both)) is not None:
+            place = f"links.{name}.{way}"
+            given[way] = _made(Direction, _object(figures, place), place)
+    return _made(LinkSpec, given, f"links.{name}")
 
 
-def _direction(way: Way, raw: object) -> Direction:
-    if raw is None:
-        raise TestbedError(f"{way} is missing (or both)")
-    try:
-        given = _mapping(raw, [f.name for f in fields(Direction)], "a direction")
-        for needed in ("rate_mbps", "delay_ms"):
-            if needed not in given:
-                raise TestbedError(f"{needed} is missing")
-        return Direction(**given)  # type: ignore[arg-type]  # checked there
-    except TestbedError as error:
-        raise TestbedError(f"{way}: {error}") from None
-
-
-def _mapping(raw: object, allowed: Iterable[str] | None, what: str) -> Mapping[str, object]:
+def _object(raw: object, place: str) -> dict[str, Any]:
     if not isinstance(raw, dict):
-        raise TestbedError(f"{what} is an object, not {type(raw).__name__}")
-    known = None if allowed is None else list(allowed)
-    for key in raw:
-        if known is not None and key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
-            raise TestbedError(f"{key!r} is unknown in {what}{hint}")
+        raise TestbedError(f"{place}: an object is wanted, not {type(raw).__name__}")
     return raw
+
+
+def _made(kind: type[T], fields: dict[str, Any], place: str) -> T:
+    try:
+        return kind(**fields)
+    except TestbedError as error:
+        raise TestbedError(f"{place}: {error}") from None
+    except TypeError as error:  # a field is missing, or unknown
+        raise TestbedError(f"{place}: {str(error).partition(' ')[2]}") from None
 
 
 def _is_name(text: str) -> bool:

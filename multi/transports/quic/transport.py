@@ -28,6 +28,7 @@ from multi.transports.base import (
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
+from multi.transports.quic import aioquic_engine as aioquic_engine  # now: the first dial must not wait for its import
 from multi.transports.quic.channel import LANE_STREAMS, QuicChannel
 from multi.transports.quic.engine import Accept, Connect, QuicEngine, implementation
 from multi.transports.quic.packets import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import subprocess
 import sys
@@ -66,6 +67,14 @@ def resolver() -> Iterator[Resolver]:
     made = Resolver()
     yield made
     made.end()
+
+
+@pytest.fixture
+def few_threads(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many may ask at once, and none of them is busy."""
+    monkeypatch.setattr(module, "_threads", module._Threads())
+    monkeypatch.setattr(module, "MAX_THREADS", 2)
+    return 2
 
 
 class Told:
@@ -391,10 +400,79 @@ async def test_a_question_without_answer_does_not_keep_a_closed_session(resolver
 async def test_the_default_executor_and_the_loop_stay_free(resolver: Resolver) -> None:
     names = Names(Told(), lookup=resolver)
     waiting = asyncio.create_task(names.resolve([(f"{n}.example", "any") for n in range(50)]))
-    await started(resolver, 100)
+    await started(resolver, module.MAX_THREADS)
     async with asyncio.timeout(1):
         assert await asyncio.to_thread(lambda: "free") == "free"
     waiting.cancel()
+    names.close()
+
+
+async def test_a_dead_resolver_holds_a_bounded_number_of_threads(resolver: Resolver, few_threads: int) -> None:
+    sessions = [Names(Told(), lookup=resolver) for _ in range(10 * few_threads)]
+    waiting = [asyncio.create_task(names.resolve([(HOST, "ipv6")])) for names in sessions]
+    await started(resolver, few_threads)
+    await asyncio.sleep(0.05)
+    assert len(resolver.asked) == few_threads
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+    assert all(names.addresses == {HOST: ["2001:db8::1"]} for names in sessions)
+
+
+async def test_a_closed_session_leaves_no_question_in_line(resolver: Resolver, few_threads: int) -> None:
+    dead = [Names(Told(), lookup=resolver) for _ in range(few_threads)]
+    leaving, staying = Names(Told(), lookup=resolver), Names(Told(), lookup=resolver)
+    waiting = [asyncio.create_task(names.resolve([(HOST, "ipv6")])) for names in dead]
+    in_line = asyncio.create_task(leaving.resolve([(OTHER, "any")]))
+    last = asyncio.create_task(staying.resolve([(HOST, "ipv6")]))
+    await started(resolver, few_threads)
+    in_line.cancel()
+    leaving.close()
+    await asyncio.wait([in_line])
+    gone = weakref.ref(leaving)
+    del leaving, in_line
+    gc.collect()
+    assert gone() is None
+    resolver.answer(HOST, SIX, ["2001:db8::1"])
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting, last)
+    assert resolver.asked == [(HOST, SIX)] * (few_threads + 1)
+
+
+async def test_sessions_take_turns_to_ask(resolver: Resolver, few_threads: int) -> None:
+    many, one = Names(Told(), lookup=resolver), Names(Told(), lookup=resolver)
+    hosts = [f"{number}.example" for number in range(10 * few_threads)]
+    waiting = asyncio.create_task(many.resolve([(host, "ipv6") for host in hosts]))
+    await started(resolver, few_threads)
+    alone = asyncio.create_task(one.resolve([(OTHER, "ipv6")]))
+    await asyncio.sleep(0)
+    resolver.answer(hosts[0], SIX, NO_NAME)
+    resolver.answer(hosts[few_threads], SIX, NO_NAME)
+    await started(resolver, few_threads + 2)
+    assert resolver.asked[-1] == (OTHER, SIX)
+    many.close()
+    one.close()
+    async with asyncio.timeout(5):
+        await asyncio.gather(waiting, alone)
+
+
+async def test_a_question_in_line_is_dropped_once_another_has_brought_the_answer(
+    resolver: Resolver, few_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_THREADS", 1)
+    monkeypatch.setattr(module, "STALE", 0.0)
+    names, other = Names(Told(), lookup=resolver), Names(Told(), lookup=resolver)
+    waiting = []
+    for who, host in ((names, HOST), (other, OTHER), (names, HOST)):
+        waiting.append(asyncio.create_task(who.resolve([(host, "ipv4")])))
+        await asyncio.sleep(0.01)
+    resolver.answer(HOST, FOUR, ["192.0.2.1"])
+    async with asyncio.timeout(5):
+        await asyncio.gather(waiting[0], waiting[2])
+    resolver.answer(OTHER, FOUR, NO_NAME)
+    await timed(names, (OTHER, "ipv4"))
+    assert resolver.asked == [(HOST, FOUR), (OTHER, FOUR), (OTHER, FOUR)]
+    await waiting[1]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -51,3 +51,14 @@ async def test_a_cancelled_wait_loses_no_event() -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     subscription.put(Warned("kept"))
     assert await subscription.next() == Warned("kept")
+
+
+async def test_all_who_wait_on_one_subscription_hear_of_its_end() -> None:
+    subscription = Subscription([])
+    waiting = [asyncio.create_task(subscription.next()) for _ in range(3)]
+    await asyncio.sleep(0)
+    subscription.put(Warned("one"))
+    await asyncio.sleep(0)
+    subscription.end()
+    async with asyncio.timeout(5):
+        assert sorted(map(str, await asyncio.gather(*waiting))) == sorted(map(str, (Warned("one"), None, None)))

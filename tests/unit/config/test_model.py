@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import pickle
 import traceback
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,6 +155,12 @@ def test_an_unknown_transport_is_refused_with_a_suggestion() -> None:
     assert 'did you mean "tcp"?' in str(error)
 
 
+@pytest.mark.parametrize("found", [5, None, True, "", ["tcp"]])
+def test_something_else_than_the_name_of_a_transport_is_told_which_names_there_are(found: object) -> None:
+    assert 'allowed: "tcp", "mptcp", "quic"' in str(refused_client(connection_priority=[[found, "ipv4", "eth0"]]))
+    assert 'allowed: "tcp", "mptcp", "quic"' in str(refused({"listen": {"transports": [found]}}))
+
+
 class PigeonSettings(TransportSection):
     """Birds."""
 
@@ -192,6 +199,15 @@ def test_a_registered_transport_has_its_own_section(pigeon: str) -> None:
     section = json_schema()["$defs"]["PigeonSettings"]["properties"]
     assert (section["altitude"]["minimum"], section["altitude"]["maximum"]) == (1, 6000)
     assert json_schema()["properties"]["pigeon_config"]["$ref"] == "#/$defs/PigeonSettings"
+
+
+def test_a_configuration_with_a_section_of_a_registered_transport_can_be_pickled(pigeon: str) -> None:
+    config = client(pigeon_config={"altitude": 300}).located_in(Path("/conf"))
+    copy = pickle.loads(pickle.dumps(config))
+    assert copy == config
+    assert copy.section_of(pigeon) == PigeonSettings(altitude=300)
+    assert (copy.base_directory, copy.model_fields_set) == (Path("/conf"), config.model_fields_set)
+    assert isinstance(copy, Config)
 
 
 @pytest.mark.parametrize(

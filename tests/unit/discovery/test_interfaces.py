@@ -349,7 +349,7 @@ def test_the_table_has_a_line_per_interface_and_cuts_nothing_when_piped(
         Interface("lo", 1, Kind.LOOPBACK, addresses=(InterfaceAddress("127.0.0.1", Family.IPV4, 8),)),
     )
     monkeypatch.setattr("multi.cli.interfaces.interfaces", lambda kinds: shown)
-    assert show_interfaces({}) == 0
+    assert show_interfaces() == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     by_name = {line[0]: line[1:] for line in lines}
     assert by_name["eth0"][-2:] == ["fe80::1", "yes"]
