@@ -12,7 +12,7 @@ from multi.protocol.payloads import DEFAULT_SCHEDULER, Policy
 from multi.protocol.scheduling import SchedulerMaker
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
-from multi.schedulers import create_scheduler, register_scheduler
+from multi.schedulers import create_scheduler
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.types import SessionId, Side
 
@@ -99,11 +99,13 @@ def test_a_scheduler_counts_as_one_whatever_its_length() -> None:
 
 
 def test_what_no_server_could_be_told_changes_nothing() -> None:
-    register_scheduler("test_many")(lambda **parameters: create_scheduler("RR", {}))
+    def make(name: str, parameters: Mapping[str, float]) -> Scheduler:
+        return create_scheduler("RR", {})
+
     client = SessionCore(
-        Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=create_scheduler, now=0.0
+        Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=make, now=0.0
     )
-    many = Policy("test_many", tuple((f"p{n}", 1.0) for n in range(99)))
+    many = Policy("many", tuple((f"p{n}", 1.0) for n in range(99)))
     with pytest.raises(LocalProtocolError, match="parameters"):
         client.set_scheduler(many, now=0.0)
     assert client.policy.scheduler == "adaptive"
