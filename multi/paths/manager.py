@@ -81,7 +81,23 @@ class _Handover:
 
 
 class PathManager:
-    """See the module. `jitter()` gives a number in [0, 1); `expecting`: names may still give more candidates."""
+    """Keeps the slots of one session filled.
+
+    A slot is a place for one connection, with one candidate or several that are alternatives (`multi.paths.slots`).
+
+        candidates ──> slots ──> race (seq, par, stag) ──> dialled ──> filled ──> probation ──> carries the session
+                         ▲                                    │           │
+                         │        failed: the next candidate, │           │ suspect: another is dialled beside it
+                         └──────── then after a delay ────────┴───────────┘ lost: dialled again
+                         │
+                 standby: left by a handover; reactivated when its target falls silent, dismissed when it lives again
+                 absent:  its network is not there; dialled at once when it is
+
+    Connections report through `connection_changed`, networks through `update` and `network_changed`; what is to be done
+    leaves as `Dial` and `CancelDial` effects, and as calls to `session` for connections that exist.
+
+    `jitter()` gives a number in [0, 1); `expecting`: names may still give more candidates.
+    """
 
     def __init__(
         self,

@@ -48,7 +48,22 @@ class EndsConnections(Protocol):
 
 
 class Liveness:
-    """Watches over all connections of one session."""
+    """Watches over all connections of one session.
+
+    Two clocks run for what was sent. The transport's: nothing it carries was acknowledged for srtt + 4 rttvar + 50 ms.
+    The session's: the peer has acknowledged nothing for clearly longer, although the transport claims progress, as a
+    middlebox that ends TCP itself lets it do.
+
+                    either clock runs out                silent for seconds more
+        ACTIVE ───────────────────────────> SUSPECT ───────────────────────────────> LOST
+          ▲   what it carries goes elsewhere    │   asked every 0.2 to 1 s
+          └─────────────────────────────────────┘
+                   heard, or progress made
+
+    Suspicion is cheap and reversible: it costs copies, not the connection. The peer is told, because it may see the
+    silence later or not at all. A connection that only receives acknowledges at least every half of that time, so that
+    a healthy one is not suspected because acknowledgements take another path.
+    """
 
     def __init__(
         self,

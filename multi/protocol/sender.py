@@ -36,7 +36,24 @@ GROWTH = 1.5  # times the largest size so far
 
 
 class Sender:
-    """All send streams of one session."""
+    """All send streams of one session.
+
+    Bytes stay with their stream until the *session* acknowledges them. In between they are ranges, each with the
+    connections that carry it:
+
+        written          sent                                  acknowledged
+        ───────> unsent ──────> outstanding on connection 1 ────────────────> gone
+                                    │              ▲
+               connection 1 is lost │              │ on connection 2, which has credit
+               or suspect           └──> lost ─────┘  (loss reinjection: before anything new)
+                                    │
+               too slow to wait for └──> also on connection 2 (opportunistic reinjection: budgeted, `_reinject`)
+
+    Sending is pull: `fill` asks for each segment who may carry it, and nothing is given to a connection beyond its
+    credit, because bytes given to a slow one cannot be taken back. The scheduler may answer "nobody yet"; it is asked
+    again after `HOLD_CHECK`. What it is never asked about: a range on a connection that carries it already, and bytes
+    beyond the windows of stream and session.
+    """
 
     def __init__(
         self,

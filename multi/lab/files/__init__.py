@@ -1,0 +1,1 @@
+"""The file service behind `multi serve`, `get` and `put`: its messages, both ends, and the view of a copy."""
