@@ -1,8 +1,8 @@
 """What happens to a session when networks come, go and die: the rows of `benchmarks.roaming`, shortened.
 
 Every byte has to be what was sent, in every run. A first run that keeps every promise as it stands decides. Otherwise a
-figure is judged by the median of three runs, against its promise and what shared machines take from it; the third is made
-only when the first two disagree. What was measured is printed next to what is promised.
+figure is judged by the median of three runs, against its promise and what shared machines take from it; the third is
+made only when the first two disagree. What was measured is printed next to what is promised.
 """
 
 from __future__ import annotations
