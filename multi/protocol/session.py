@@ -624,8 +624,9 @@ class SessionCore:
             self._now = now
         paths = self.paths
         collected = fresh = self._own_effects()
-        for _ in range(MAX_ROUNDS if paths is not None else 0):
-            assert paths is not None
+        if paths is None:
+            return collected
+        for _ in range(MAX_ROUNDS):
             noticed = False
             for effect in fresh:
                 if type(effect) is Notify:
@@ -640,7 +641,7 @@ class SessionCore:
             collected += reaction
             fresh = self._own_effects()
             collected += fresh
-        if self.lifecycle.state is SessionState.CLOSED and paths is not None:
+        if self.lifecycle.state is SessionState.CLOSED:
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
 
@@ -653,11 +654,7 @@ class SessionCore:
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
                     self.disconnect(connection, READS_NOTHING, abort=True)
-                for lane, buffers in enumerate(connection.output):
-                    if buffers:
-                        output.effects.append(SendBytes(connection.id, lane, buffers))
-                        connection.output[lane] = []
-                        connection.unsampled = True
+                self._collect(connection)
         effects, output.effects = output.effects, []
         return effects
 
@@ -747,7 +744,7 @@ class SessionCore:
     def _collect(self, connection: Connection) -> None:
         for lane, buffers in enumerate(connection.output):
             if buffers:
-                self._output.emit(SendBytes(connection.id, lane, buffers))
+                self._output.effects.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
                 connection.unsampled = True
 
