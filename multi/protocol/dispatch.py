@@ -33,7 +33,14 @@ from multi.protocol.payloads import (
     encode_keepalive,
 )
 from multi.protocol.receiver import Receiver
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
+from multi.protocol.segment import (
+    CONTROL_TYPES,
+    HANDSHAKE_TYPES,
+    UNKNOWN_CONTROL,
+    Segment,
+    SegmentDecoder,
+    SegmentType,
+)
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Lifecycle, Phase
@@ -164,7 +171,7 @@ class Incoming:
             raise RemoteProtocolError("a segment of another session")
         if segment.type in SERVER_TYPES:
             connection.answered = True
-        if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
+        if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.receives):
             assert connection.openers is not None
             segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
             segment.owned = True
@@ -192,7 +199,8 @@ class Incoming:
             if not connection.ack_keepalive_due:
                 connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
             if self._receiver.control.take(segment.sequence):
-                self._control(connection, segment, now)
+                if segment.type < UNKNOWN_CONTROL:
+                    self._control(connection, segment, now)
             else:
                 connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:

@@ -38,7 +38,7 @@ from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Ide
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
 from multi.protocol.dispatch import Incoming
-from multi.protocol.handshake import REFUSED, Refuse
+from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.outgoing import Outgoing
 from multi.protocol.output import Output
@@ -82,8 +82,7 @@ MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection m
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
-REFUSALS_WITHIN = 5.0  # seconds; REFUSALS of them within this time end a session that has no connection left
-REFUSALS = 3  # whose server has not proved itself, for anybody in the path can make those
+UNKNOWN_SAID = 3  # times on every network that is there: then a session without a connection believes it is forgotten
 
 ABORTED = Reason(Cause.ABORTED, "aborted")
 AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
@@ -192,7 +191,10 @@ class SessionCore:
         self._rtt_until = now
         self._detached_at: float | None = None
         self._created_at = now
-        self._refusals: list[float] = []
+        self.resume_timeout = settings.resume_timeout
+        """Seconds without a connection after which it ends: the smaller of what the two sides want."""
+        self._said_unknown: dict[str, int] = {}
+        """How often a server that has proved nothing said so since the last connection, by interface."""
         self.streams.create(STREAM_ZERO, 3)
         if side is Side.SERVER:
             self.sender.early_limit = None
@@ -230,12 +232,13 @@ class SessionCore:
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
-        if self.side is Side.SERVER and len(self._alive()) > self.settings.max_connections:
-            # Whoever knows the Session ID gets this far: strangers must not keep the client out.
-            oldest = next(c for c in self._alive() if not c.authenticated)
-            self.disconnect(oldest, TOO_MANY_CONNECTIONS, abort=True)
-            if not created.alive:
-                return
+        if self.side is Side.SERVER:
+            # They have a limit of their own: strangers must not keep the client out, nor its dead connections itself.
+            unproved = [c for c in self._alive() if not c.authenticated]
+            if len(unproved) > self.settings.max_unproved:
+                self.disconnect(unproved[0], TOO_MANY_CONNECTIONS, abort=True)
+                if not created.alive:
+                    return
         self._output.notify(created.changed())
         self._auth.opened(created, now)
 
@@ -556,9 +559,9 @@ class SessionCore:
             if connection.alive:
                 self._liveness.check(connection, now)
         self._auth.handle_timer(now)
-        if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
+        if self._detached_at is not None and now >= self._detached_at + self.resume_timeout:
             everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            text = f"no connection for {self.settings.resume_timeout:g} s"
+            text = f"no connection for {self.resume_timeout:g} s"
             self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
         if self.lifecycle.lingering_since is not None and now >= self.lifecycle.lingering_since + self._linger:
             self._end(IN_ORDER)
@@ -598,7 +601,7 @@ class SessionCore:
             if optional is not None:
                 due.append(optional)
         if self._detached_at is not None:
-            due.append(self._detached_at + self.settings.resume_timeout)
+            due.append(self._detached_at + self.resume_timeout)
         if self.lifecycle.lingering_since is not None:
             due.append(self.lifecycle.lingering_since + self._linger)
         if self.side is Side.SERVER and not self.confirmed and not self._alive():
@@ -811,12 +814,26 @@ class SessionCore:
             self._opened = True
             self._output.emit(SessionOpened())
 
-    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
+    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+        self.resume_timeout = min(self.resume_timeout, resume_timeout)
         self.sender.early_limit = None
         self.sender.window = max(self.sender.window, window)
         self.streams.peer_known(window, max_streams)
         if policy is not None:
             self.scheduling.peer_wants(policy)
+
+    def admitted(self, connection: Connection) -> None:
+        connection.advance(Step.MAY_RECEIVE)
+
+    def may_join(self, payload: bytes | memoryview, binding: bytes) -> bool:
+        """Server: the JOIN with this payload comes from the client, or from somebody who has heard it."""
+        return self._auth.may_join(Join.decode(payload), binding)
+
+    def _bound_connections(self, newest: Connection) -> None:
+        """The peer has proved itself on one more: beyond the limit the one heard least recently goes."""
+        proved = [c for c in self._carrying() if c is not newest]
+        if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
+            self.disconnect(min(proved, key=lambda c: c.heard_at), TOO_MANY_CONNECTIONS, abort=True)
 
     def authenticated(self, connection: Connection) -> None:
         """The peer has proved itself: the connection becomes ACTIVE."""
@@ -829,6 +846,7 @@ class SessionCore:
             self.lifecycle.move(SessionState.OPEN)
             self._output.notify(SessionConfirmed())
         self._attached()
+        self._bound_connections(connection)
         if connection.role_pending:
             self._say_role(connection)
         self._liveness.relieve_suspects()
@@ -840,7 +858,7 @@ class SessionCore:
         connection.ack_wanted = True
         if self.side is Side.SERVER:
             connection.allowance = None
-        self._auth.hand_out_tickets()
+        self._auth.hand_out_tickets(connection)
         self._incoming.release_held(connection, self._now)
 
     def start_over(self, connection: Connection) -> None:
@@ -855,16 +873,17 @@ class SessionCore:
         joining = self.confirmed
         self._retire(connection, ConnectionState.LOST, refuse.reason)
         self._output.emit(CloseConnection(connection.id, True, refuse.reason))
-        if not joining or refuse.code != REFUSED or self._carrying():
+        if not joining or refuse.meaning is not RefuseCode.UNKNOWN or self._carrying():
             return
-        if self.lifecycle.lingering_since is not None:
-            self._end(IN_ORDER)  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
-            return
-        # No connection is left and the server does not know us: it restarted or forgot.
-        self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
-        self._refusals.append(self._now)
-        if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end(SESSION_GONE)
+        said = self._said_unknown
+        said[connection.interface] = said.get(connection.interface, 0) + 1
+        networks = self.paths.networks() if self.paths is not None else {""}
+        everywhere = all(said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks)
+        if everywhere or self._auth.knows_reset(refuse.token):
+            # Where all we wrote was acknowledged, the server has heard so and ended: nothing is lost.
+            everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.settled
+            lingers = self.lifecycle.lingering_since is not None
+            self._end(IN_ORDER if lingers or everything_said else SESSION_GONE)
 
     def disconnect(
         self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
@@ -932,10 +951,10 @@ class SessionCore:
                 return  # CLOSE may have been lost with it: linger, the peer may come back on another connection
             self._detached_at = self._now
             self.lifecycle.move(SessionState.DETACHED)
-            self._output.notify(SessionDetached(self.settings.resume_timeout))
+            self._output.notify(SessionDetached(self.resume_timeout))
 
     def _attached(self) -> None:
-        self._refusals.clear()
+        self._said_unknown.clear()
         if self._detached_at is not None:
             after, self._detached_at = self._now - self._detached_at, None
             self.lifecycle.move(SessionState.OPEN)

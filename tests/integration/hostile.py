@@ -86,7 +86,7 @@ def said(core: SessionCore) -> bytes:
 
 def join_segment(session_id: SessionId, sealed: bool = True) -> bytes:
     """JOIN from somebody who knows the Session ID and nothing else."""
-    return encode(SegmentType.JOIN, session_id, Join(os.urandom(32), ConnectionTerms(sealed=sealed)).encode())
+    return encode(SegmentType.JOIN, session_id, Join(os.urandom(16), os.urandom(32), ConnectionTerms(sealed=sealed)).encode())
 
 
 class Stranger:

@@ -245,9 +245,9 @@ def test_the_session_that_waits_longest_goes_when_too_many_wait(development_cert
 
 
 def refusal_of(session_id: SessionId) -> bytes:
-    from multi.protocol.handshake import REFUSED, Refuse
+    from multi.protocol.handshake import Refuse, RefuseCode
 
-    return encode(SegmentType.REFUSE, session_id, Refuse(REFUSED).encode())
+    return encode(SegmentType.REFUSE, session_id, Refuse(RefuseCode.REFUSED).encode())
 
 
 def test_a_session_takes_so_many_joins_and_its_own_client_still_gets_in(development_certificates: Path) -> None:

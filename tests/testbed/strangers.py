@@ -118,7 +118,7 @@ async def replay(port: int, said: str, interface: str, *, pieces: bool) -> str:
 async def join_flood(port: int, session: str, interface: str, seconds: float) -> int:
     """JOINs of a session whose ID is all one knows, as many as go."""
     wanted, count, stop_at = SessionId(bytes.fromhex(session)), 0, time.monotonic() + seconds
-    join = encode(SegmentType.JOIN, wanted, Join(b"\x55" * 32, ConnectionTerms(sealed=True)).encode())
+    join = encode(SegmentType.JOIN, wanted, Join(bytes(16), b"\x55" * 32, ConnectionTerms(sealed=True)).encode())
     open_: list[socket.socket] = []
     while time.monotonic() < stop_at:
         with contextlib.suppress(OSError):
