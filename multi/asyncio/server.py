@@ -396,9 +396,7 @@ class Server:
     def _confirmed(self, driver: SessionDriver) -> None:
         """The client of a session has proved itself: the Session ID is its own."""
         for other in self._table.confirmed(driver):
-            other.core.fail(
-                Reason(Cause.NEVER_CONFIRMED, "another client has confirmed first"), now=other.now()
-            )
+            other.core.fail(Reason(Cause.NEVER_CONFIRMED, "another client has confirmed first"), now=other.now())
             other.pump_soon()
 
     def _announce(self, driver: SessionDriver) -> None:

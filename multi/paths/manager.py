@@ -593,9 +593,7 @@ class PathManager:
 
     def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, busy: bool) -> None:
         if busy and not self._established:
-            slot.schedule_retry(
-                now, self._jitter(), detached=True
-            )  # soon there may be room
+            slot.schedule_retry(now, self._jitter(), detached=True)  # soon there may be room
         elif slot.failures % len(slot.candidates):
             if not raced or not self._in_race(slot):
                 slot.retry_at = now  # the next alternative at once; the race starts those of its own itself
