@@ -43,8 +43,11 @@ def ports() -> tuple[UdpPort, User, UdpPort, User, PeerAddress]:
         sock.bind(("127.0.0.1", 0))
     there.connect(here.getsockname())
     receiver, sender = User(), User()
-    address = PeerAddress(*here.getsockname())
-    return UdpPort(here, receiver), receiver, UdpPort(there, sender, address), sender, address
+    address = PeerAddress(here.getsockname())
+    receiving, sending = UdpPort(here), UdpPort(there, address)
+    receiving.start(receiver)
+    sending.start(sender)
+    return receiving, receiver, sending, sender, address
 
 
 async def test_full_socket_keeps_datagrams_and_sends_them_in_order_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,8 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH, MIN_DATAGRAM
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH
+from multi.transports.quic.udp_port import MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
