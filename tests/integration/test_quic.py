@@ -445,7 +445,7 @@ async def test_abort_reads_as_abort_on_the_other_side(files: Certificates) -> No
 async def test_an_ending_is_no_warning(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
-    channel, sink = await dial(files.client_settings(), port)
+    _, sink = await dial(files.client_settings(), port)
     peer, _ = await server.channels.get()
     peer.abort()
     await sink.until_lost()

@@ -13,7 +13,7 @@ import time
 from contextlib import ExitStack
 from typing import Any
 
-from aioquic.quic.packet import QuicErrorCode
+from aioquic.quic.packet import QuicErrorCode, QuicHeader
 
 from multi.errors import TransportError
 from multi.transports.base import (
@@ -30,14 +30,15 @@ from multi.transports.quic import aioquic_engine as aioquic_engine  # now: the f
 from multi.transports.quic.channel import LANE_STREAMS, REFUSED, QuicChannel
 from multi.transports.quic.engine import QuicEngine, implementation
 from multi.transports.quic.packets import (
-    PacketHeader,
     RetryTokens,
     connection_of_all,
+    header_of,
+    may_begin_connection,
     refusal,
     version_negotiation,
 )
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import PeerAddress, UdpPort, largest_datagram, largest_datagram_to
+from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress, UdpPort, largest_datagram, largest_datagram_to
 from multi.transports.sockets import (
     bound_socket,
     family_of,
@@ -221,15 +222,14 @@ class QuicListener:
             self._datagram_received(data[start : start + segment], address, at)
 
     def _datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
-        try:
-            header = PacketHeader(data)
-        except ValueError:
+        header = header_of(data)
+        if header is None:
             return
-        route = self._routes.get(header.destination_id)
-        if route is None:
-            if header.needs_version_negotiation(self._engine_type.VERSIONS):
-                self._reply(version_negotiation(header, self._engine_type.VERSIONS), address)
-            elif header.is_first:
+        route = self._routes.get(header.destination_cid)
+        if route is None and len(data) >= MIN_DATAGRAM:  # an answer to fewer bytes could be larger than they are
+            if (versions := version_negotiation(header, self._engine_type.VERSIONS)) is not None:
+                self._reply(versions, address)
+            elif may_begin_connection(header):
                 route = self._new_connection(header, address)
         if isinstance(route, QuicChannel):
             route.datagrams_received(data, len(data), address, at)
@@ -282,12 +282,12 @@ class QuicListener:
 
     # Inside
 
-    def _new_connection(self, header: PacketHeader, address: PeerAddress) -> QuicChannel | None:
+    def _new_connection(self, header: QuicHeader, address: PeerAddress) -> QuicChannel | None:
         if self._closed:
             self._reply(refusal(header, QuicErrorCode.CONNECTION_REFUSED), address)
             return None
         host = address.peer[0]
-        original_id: bytes = header.destination_id
+        original_id: bytes = header.destination_cid
         retry_id: bytes | None = None
         if self._quic.retry or header.token or self._under_load(host):
             now = time.monotonic()
@@ -300,7 +300,7 @@ class QuicListener:
             if validated is None:
                 self._reply(refusal(header, QuicErrorCode.INVALID_TOKEN), address)
                 return None
-            original_id, retry_id = validated, header.destination_id
+            original_id, retry_id = validated, header.destination_cid
         size = largest_datagram_to(address.peer, self._quic.max_datagram_size)
         engine = self._engine_type(self._configuration, size, original_id, retry_id)
         info = ChannelInfo(
@@ -312,7 +312,7 @@ class QuicListener:
             secure=True,
         )
         channel = QuicChannel(engine, self._port, self, info, self._routes, self._admission.handshake_timeout)
-        channel.add_id(header.destination_id)
+        channel.add_id(header.destination_cid)
         self._channels.add(channel)
         self._handshakes.add(channel)
         self._port.connections = len(self._channels)
