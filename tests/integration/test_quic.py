@@ -26,11 +26,10 @@ from multi.transports import transport
 from multi.transports.base import Channel, Listener, TlsSettings, TransportSettings
 from multi.transports.quic import transport as quic_transport
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import largest_datagram_to
 from multi.transports.tls import ALPN
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
-from tests.integration.test_transport_contract import Recorder, ipv6_works, pattern, until, write_all
+from tests.integration.test_transport_contract import Recorder, pattern, until, write_all
 
 
 class Engines:
@@ -405,16 +404,6 @@ async def test_datagrams_may_be_as_large_as_the_path_allows(files: Certificates)
     server.listener.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system is not asked")
-@pytest.mark.parametrize(("host", "most"), [("127.0.0.1", 65_507), ("::1", 65_488), ("::ffff:127.0.0.1", 65_507)])
-def test_datagrams_are_no_larger_than_the_path(host: str, most: int) -> None:
-    if host == "::1" and not ipv6_works():
-        pytest.skip("no IPv6 loopback here")
-    peer = (host, 7788, 0, 0) if ":" in host else (host, 7788)
-    assert largest_datagram_to(peer, 65_527) == most
-    assert largest_datagram_to(peer, 1350) == 1350
-
-
 async def test_idle_connection_ends_in_words(files: Certificates) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
@@ -627,18 +616,3 @@ async def test_small_datagram_of_an_unknown_version_gets_no_answer(files: Certif
     await until(lambda: len(answers) == 1)
     sender.close()
     server.listener.close()
-
-
-async def test_engine_that_is_not_installed_is_named_with_its_extra(
-    files: Certificates, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "aioquic" not in (engines.client, engines.server):
-        pytest.skip("needs no engine")
-    monkeypatch.setitem(sys.modules, "qh3", None)
-    monkeypatch.delitem(sys.modules, "multi.transports.quic.qh3_engine", raising=False)
-    sections = {"quic": QuicSettings(engine="qh3")}
-    reason = r"the QUIC engine 'qh3' is not installed: pip install 'multi-session\[qh3\]'"
-    with pytest.raises(TransportError, match=reason):
-        await transport("quic").dial(candidate(1), replace(files.client_settings(), sections=sections))
-    with pytest.raises(TransportError, match=reason):
-        await transport("quic").listen("127.0.0.1", 0, replace(files.server_settings(), sections=sections), print)
