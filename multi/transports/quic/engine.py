@@ -1,8 +1,8 @@
 """One QUIC connection as a channel uses it: bytes and time in; datagrams, events and facts out.
 
-`aioquic_engine` and `qh3_engine` adapt one implementation each, and are the only modules that know its private names.
-Both ends of a connection may use different ones: what they export for channel binding is defined here, by RFC 8446 and
-not by an implementation.
+`aioquic_engine` and `qh3_engine` adapt one implementation each, and alone know the names in which these differ. Both
+ends of a connection may use different ones: what they export for channel binding is defined here, by RFC 8446 and not
+by an implementation.
 """
 
 from __future__ import annotations

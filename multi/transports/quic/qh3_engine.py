@@ -21,7 +21,6 @@ from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
 from multi.errors import TransportError
-from multi.transports.base import TlsSettings
 from multi.transports.quic.engine import CONNECTION_ID_LENGTH, QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
@@ -31,7 +30,7 @@ TOO_LITTLE_ROOM = "packet builder capacity exhausted"
 """What `poll_transmit` raises where it may not send more to an address yet; it goes on when more came from there."""
 ADDRESSES_KEPT = 8  # addresses of a peer that moves; more are those of somebody who forges them
 
-# It logs every ending as a warning: here each has its words, and where they go.
+# qh3 logs every ending of a connection as a warning; here it is told to whoever holds the connection.
 logging.getLogger("quic").addFilter(lambda record: not str(record.msg).startswith("Native "))
 
 
@@ -119,17 +118,13 @@ class Engine(QuicEngine):
         """Packets whose loss was known when something was sent last: they have been sent again."""
         self._latest_rtt = self._min_rtt = self._rtt_variation = 0.0
 
-    @classmethod
-    def configure(cls, quic: QuicSettings, tls: TlsSettings, issuers: bytes, server_name: str | None = None) -> Any:
-        if server_name is None and issuers:
+    @staticmethod
+    def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
+        if common["cadata"] and not common["is_client"]:
             raise TransportError(
                 "the QUIC engine 'qh3' cannot ask clients for certificates (ssl_config.client_ca); "
                 "use 'aioquic' on this server"
             )
-        return super().configure(quic, tls, issuers, server_name)
-
-    @staticmethod
-    def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
         return QuicConfiguration(
             initial_rtt=INITIAL_RTT,
             probe_datagram_size=False,
@@ -172,7 +167,7 @@ class Engine(QuicEngine):
         return certificate.public_bytes() if certificate is not None else b""
 
     def verify_client_certificate(self) -> None:
-        raise NotImplementedError("`configure` does not let it come to this")
+        raise NotImplementedError("`_configuration` does not let it come to this")
 
     def has_stream(self, stream_id: int) -> bool:
         # Unlike aioquic, qh3 lets a server write only on streams of which it has seen something itself.
