@@ -63,7 +63,7 @@ class Receiver:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size
-        before, gaps = stream.next_offset, stream.final is None and stream.has_gaps
+        before, gaps = stream.next_offset, stream.final is None and bool(stream.islands)
         self._check_room(end - stream.highest)
         self.charged += stream.insert(start, payload, owned)
         self._dirty[stream.id] = None

@@ -178,9 +178,8 @@ class Sender:
     def recover(self, connection: Connection) -> None:
         """`connection` made progress again: what it carries need not be rescued any more."""
         for stream in self.streams.values():
-            for item in stream.rescues():
-                if connection.id in item.carriers:
-                    stream.rescued(item)
+            for item in [i for i in stream.lost if connection.id in i.carriers]:
+                stream.rescued(item)
 
     # --- sending  ---
 
