@@ -76,7 +76,7 @@ def connection_info(
         payload_received=connection.payload_received,
         reinjected=connection.reinjected,
         secure=facts.secure,
-        sealed=connection.opens,
+        sealed=connection.openers is not None,
         detail=detail or facts.detail,
         subflows=subflows,
         fell_back=fell_back,

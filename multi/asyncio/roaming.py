@@ -180,7 +180,8 @@ class Networks:
         driver, before = self._driver, self._usable
         self._take(found)
         core, now = driver.core, driver.now()
-        core.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
+        paths = core.path_manager(now=now)
+        paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting)
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()

@@ -63,7 +63,7 @@ class Session:
     @property
     def scheduler(self) -> str:
         """Name of the scheduler this side sends with."""
-        return self._core.policy.scheduler
+        return self._core.scheduling.policy.scheduler
 
     @property
     def bytes_reinjected(self) -> int:
@@ -117,7 +117,8 @@ class Session:
         self._check_open()
         slots = self._slots(to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
-        self._driver.core.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
+        now = self._driver.now()
+        self._driver.core.path_manager(now=now).hand_over(slots, lambda reason: _settle(done, reason), now)
         self._driver.pump()
 
         def ended(_: asyncio.Future[None]) -> None:
@@ -127,7 +128,7 @@ class Session:
         try:
             failure = await done
         except asyncio.CancelledError:
-            self._driver.core.cancel_handover()
+            self._driver.core.path_manager(now=self._driver.now()).cancel_handover()
             self._driver.pump_soon()
             raise
         finally:
@@ -189,7 +190,8 @@ class Session:
                 raise NoUsableConnection("the entry leads to no connection", rejected)
             self._check_open()
             subscription = driver.subscribe()
-            slots = driver.core.add_candidates(candidates, now=driver.now())
+            now = driver.now()
+            slots = driver.core.path_manager(now=now).add(candidates, now)
             driver.pump_due()
             while not all(s.connection is not None or s.attempted for s in slots):
                 event = await subscription.next()
@@ -201,7 +203,8 @@ class Session:
         finally:
             if not opened:  # what failed or was given up shall not come up later
                 resolver.withdraw(index)
-                driver.core.withdraw_candidates(self._slots_of(index), now=driver.now())
+                now = driver.now()
+                driver.core.path_manager(now=now).withdraw(self._slots_of(index), now)
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
@@ -236,7 +239,7 @@ class Session:
         an object raise when it is asked, `adaptive` takes its place and SchedulerChanged says so. Raises ConfigError
         for an unknown name or parameter, TypeError for what is no scheduler.
         """
-        current = self._core.policy
+        current = self._core.scheduling.policy
         if isinstance(scheduler, Mapping):
             parameters = {**scheduler, **parameters}
             scheduler = str(parameters.pop("name", ""))

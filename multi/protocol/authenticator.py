@@ -1,19 +1,19 @@
 """Who may be part of a session: the client's and the server's side of HELLO and JOIN, per connection.
 
 It decides when a connection is authenticated, when data may flow on it and which keys protect it. What follows from
-that (states, rescue, events) is the session's business, reached through `Outcome`.
+that (states, rescue, events) is the session's business.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from multi.errors import RemoteProtocolError
+from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.control import Outbox
 from multi.protocol.handshake import (
     MAX_TICKETS,
     PROOF_LENGTH,
@@ -38,60 +38,21 @@ from multi.protocol.handshake import (
     reset_token,
     same,
 )
-from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
-from multi.protocol.settings import SessionSettings
 from multi.protocol.state import Step
-from multi.reasons import Cause, Reason
-from multi.types import ConnectionFacts, ConnectionId, SessionId
+from multi.reasons import Cause
+from multi.types import ConnectionFacts, ConnectionId
 
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
 MAX_HELLO_PATIENCE = 1.0
 
 
-class Outcome(Protocol):
-    """The session, as far as the outcome of handshakes concerns it."""
-
-    def may_send(self, connection: Connection, *, receives: bool = False) -> None:
-        """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
-
-    def authenticated(self, connection: Connection) -> None:
-        """The peer has proved itself on `connection`."""
-
-    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
-        """The peer's HELLO or ACCEPT has come; it will wait or try `resume_timeout` seconds for the session."""
-
-    def admitted(self, connection: Connection) -> None:
-        """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
-
-    def start_over(self, connection: Connection) -> None:
-        """The peer cannot read what was sent on `connection` so far."""
-
-    def refused(self, connection: Connection, refuse: Refuse) -> None:
-        """The server refused HELLO or JOIN."""
-
-    def disconnect(self, connection: Connection, reason: Reason, *, abort: bool) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What handshakes need to know of the session."""
-
-    session_id: SessionId
-    settings: SessionSettings
-    connections: Mapping[ConnectionId, Connection]
-    outbox: Outbox
-    entropy: Callable[[int], bytes]
-    """`entropy(n)` gives n random bytes."""
-
-
 class Authenticator(ABC):
     """Common to both sides."""
 
-    def __init__(self, session: Identity, outcome: Outcome) -> None:
+    def __init__(self, session: SessionBase) -> None:
         self.session = session
-        self.outcome = outcome
         self.keys: SessionKeys | None = None
         self.psk_id = b""
         self.psk_proved = False
@@ -113,9 +74,8 @@ class Authenticator(ABC):
         """TICKETS has come."""
         raise RemoteProtocolError("only a server hands out tickets")
 
-    def hand_out_tickets(self, connection: Connection) -> None:
+    def hand_out_tickets(self, connection: Connection) -> None:  # noqa: B027 - only a server has any
         """The peer has proved itself on `connection`."""
-        return
 
     def knows_reset(self, token: bytes) -> bool:
         """`token` proves that the server that accepted the session no longer holds it."""
@@ -128,12 +88,11 @@ class Authenticator(ABC):
     def next_timer(self) -> float | None:
         return None
 
-    def handle_timer(self, now: float) -> None:
+    def handle_timer(self, now: float) -> None:  # noqa: B027 - only a client waits for anything
         """Do what `next_timer` announced."""
-        return
 
     def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
-        connection.send(type_, (payload,), len(payload))
+        connection.send(type_, payload)
         connection.sent_at = now
 
     def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
@@ -151,8 +110,8 @@ class Authenticator(ABC):
 class ClientAuthenticator(Authenticator):
     """Says HELLO once, on the first connection, repeats it where that one dies, and JOINs with all others."""
 
-    def __init__(self, session: Identity, outcome: Outcome) -> None:
-        super().__init__(session, outcome)
+    def __init__(self, session: SessionBase) -> None:
+        super().__init__(session)
         self._pair = KeyPair(session.entropy(32))
         settings = session.settings
         self._hello = Hello(
@@ -233,7 +192,7 @@ class ClientAuthenticator(Authenticator):
         self._send(connection, SegmentType.HELLO, hello.encode(), now)
         # Where somebody else may end TLS, a key of our own shall keep him out: nothing before the server has proved it.
         if not terms.sealed and (not psk or connection.facts.peer_verified):
-            self.outcome.may_send(connection)
+            self.session.may_send(connection)
 
     def take_tickets(self, tickets: Sequence[Ticket]) -> None:
         """The server has handed out tickets; the newest are kept."""
@@ -261,9 +220,9 @@ class ClientAuthenticator(Authenticator):
         connection.number = ticket.number
         if sealed:
             outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
-            connection.protect(outgoing, incoming, self._cipher)
+            connection.protect(self._cipher, outgoing=outgoing, incoming=incoming)
         if _trusts(connection.facts, sealed=sealed):
-            self.outcome.may_send(connection)
+            self.session.may_send(connection)
 
     def handle(self, connection: Connection, segment: Segment, now: float) -> None:
         match segment.type:
@@ -274,45 +233,32 @@ class ClientAuthenticator(Authenticator):
             case SegmentType.ADMIT if connection.id in self._admissions:
                 self._admitted(connection, Admit.decode(segment.payload), now)
             case SegmentType.REFUSE if not connection.authenticated:
-                self.outcome.refused(connection, Refuse.decode(segment.payload))
+                self.session.refused(connection, Refuse.decode(segment.payload))
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
     def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
         terms = self._terms[connection.id]
-        self._check_choice(terms, accept.sealed, accept.cipher)
+        self._check_choice(terms, accept)
         if accept.version not in self._hello.versions:
             raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
-        first = self.keys is None
-        if first:
-            shared = self._pair.agree(accept.key)
-            keys = SessionKeys(
-                self.session.session_id,
-                self._hello.session_part(),
-                accept.session_part(),
-                shared,
-                self.session.settings.psk,
-            )
-        else:
-            assert self.keys is not None
-            keys = self.keys
-            if accept.session_part() != self._accepted_part:
-                raise RemoteProtocolError("another server answered the repeated HELLO")
-        binding, part = connection.facts.channel_binding, accept.connection_part()
-        if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
-            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
-        self.keys, self._accepted_part, self._cipher = keys, accept.session_part(), accept.cipher
+        keys = self.keys
+        if keys is None:
+            session, shared = self.session, self._pair.agree(accept.key)
+            hello, part = self._hello.session_part(), accept.session_part()
+            keys = SessionKeys(session.session_id, hello, part, shared, session.settings.psk)
+        elif accept.session_part() != self._accepted_part:
+            raise RemoteProtocolError("another server answered the repeated HELLO")
+        parts = (terms.encode(), accept.connection_part(), connection.facts.channel_binding)
+        _check_proof(keys.hello_proof(b"S", *parts), accept.proof)
+        first, self.keys = self.keys is None, keys
+        self._accepted_part, self._cipher = accept.session_part(), accept.cipher
         self._reset = accept.reset
         del self._greeted[connection.id]
-        connection.number = accept.number
-        proof = keys.hello_proof(b"C", terms.encode(), part, binding)
-        self._send(connection, SegmentType.CONFIRM, proof, now)
-        if accept.sealed:
-            outgoing, incoming = self._secrets(accept.number, self._hello.nonce, accept.nonce)
-            connection.protect(outgoing, incoming, accept.cipher)
+        self._prove(connection, SegmentType.CONFIRM, keys.hello_proof(b"C", *parts), accept, self._hello.nonce, now)
         if first:
-            self.outcome.peer_known(accept.window, accept.max_streams, accept.resume_timeout / 1000, None)
-        self.outcome.authenticated(connection)
+            self.session.peer_known(accept.window, accept.max_streams, accept.resume_timeout / 1000, None)
+        self.session.authenticated(connection)
         for waiting in self._waiting:
             self._join(waiting, now)
         self._waiting.clear()
@@ -326,38 +272,53 @@ class ClientAuthenticator(Authenticator):
         if not connection.facts.secure:
             proof = self.keys.join_proof(b"C", request, part, ticket + admit.nonce, binding)
             self._send(connection, SegmentType.PROVE, proof, now)
-        self.outcome.authenticated(connection)
+        self.session.authenticated(connection)
 
     def knows_reset(self, token: bytes) -> bool:
         return bool(token) and same(reset_commitment(token), self._reset)
 
     def _challenge(self, connection: Connection, challenge: Challenge, now: float) -> None:
         assert self.keys is not None
-        join, terms = self._joins.pop(connection.id), self._terms[connection.id]
-        self._check_choice(terms, challenge.sealed, challenge.cipher)
+        join = self._joins.pop(connection.id)
+        self._check_choice(join.terms, challenge)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
-        if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
-            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
+        _check_proof(self.keys.join_proof(b"S", *parts), challenge.proof)
         if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
-            self.outcome.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
-        connection.number = challenge.number
-        self._send(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), now)
-        if challenge.sealed:
-            outgoing, incoming = self._secrets(challenge.number, join.nonce, challenge.nonce)
-            connection.protect(outgoing, incoming, challenge.cipher)
-        self.outcome.authenticated(connection)
+            self.session.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
+        self._prove(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), challenge, join.nonce, now)
+        self.session.authenticated(connection)
+
+    def _prove(
+        self,
+        connection: Connection,
+        type_: SegmentType,
+        proof: bytes,
+        answer: Accept | Challenge,
+        nonce: bytes,
+        now: float,
+    ) -> None:
+        connection.number = answer.number
+        self._send(connection, type_, proof, now)
+        if answer.sealed:
+            outgoing, incoming = self._secrets(answer.number, nonce, answer.nonce)
+            connection.protect(answer.cipher, outgoing=outgoing, incoming=incoming)
 
     @staticmethod
-    def _check_choice(terms: ConnectionTerms, sealed: bool, cipher: Cipher) -> None:
-        if sealed != terms.sealed:
+    def _check_choice(terms: ConnectionTerms, answer: Accept | Challenge) -> None:
+        if answer.sealed != terms.sealed:
             raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
-        if cipher not in terms.ciphers:
+        if answer.cipher not in terms.ciphers:
             raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
 
 
 def _milliseconds(seconds: float) -> int:
     return min(round(seconds * 1000), (1 << 32) - 1)
+
+
+def _check_proof(expected: bytes, found: bytes) -> None:
+    if not same(expected, found):
+        raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
 
 
 def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
@@ -370,24 +331,20 @@ def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
 # --- server  ---
 
 
-@dataclass(slots=True)
-class _Expected:
-    """The proof a connection has to bring."""
+class _Expected(NamedTuple):
+    """The proof a connection has to bring, and the secret of what follows it; None = that is not sealed."""
 
     type: SegmentType
     proof: bytes
-    incoming: bytes
-    outgoing: bytes
+    incoming: bytes | None
     cipher: Cipher
-    sealed: bool
-    terms: ConnectionTerms
 
 
 class ServerAuthenticator(Authenticator):
     """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
 
-    def __init__(self, session: Identity, outcome: Outcome, psk: Callable[[bytes], bytes | None] | None = None) -> None:
-        super().__init__(session, outcome)
+    def __init__(self, session: SessionBase, psk: Callable[[bytes], bytes | None] | None = None) -> None:
+        super().__init__(session)
         self._psk = psk
         self._hello_part: bytes | None = None
         self._origin = b""
@@ -417,7 +374,10 @@ class ServerAuthenticator(Authenticator):
                 if expected.type != segment.type or not same(expected.proof, decode_proof(segment.payload)):
                     self._refuse(connection, RefuseCode.REFUSED)
                     return
-                self._proved(connection, expected)
+                del self._expected[connection.id]
+                self._confirmed = True
+                connection.protect(expected.cipher, incoming=expected.incoming)
+                self.session.authenticated(connection)
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
@@ -426,7 +386,7 @@ class ServerAuthenticator(Authenticator):
         # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
         # every failed JOIN has to be the same bytes.
         connection.output[0].append(encode(SegmentType.REFUSE, self.session.session_id, refuse.encode()))
-        self.outcome.disconnect(connection, refuse.reason, abort=False)
+        self.session.disconnect(connection, refuse.reason, abort=False)
 
     def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
         """The cipher for these terms; None when this side does not agree to them."""
@@ -463,49 +423,36 @@ class ServerAuthenticator(Authenticator):
         assert self._accept is not None
         assert self.keys is not None
         accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)
-        terms, choice = hello.terms.encode(), accept.connection_part()
-        connection.number = accept.number
-        accept = replace(accept, proof=self.keys.hello_proof(b"S", terms, choice, binding))
-        self._send(connection, SegmentType.ACCEPT, accept.encode(), now)
-        incoming, outgoing = self._secrets(accept.number, hello.nonce, accept.nonce)
-        self._expected[connection.id] = _Expected(
-            SegmentType.CONFIRM,
-            self.keys.hello_proof(b"C", terms, choice, binding),
-            incoming,
-            outgoing,
-            cipher,
-            hello.terms.sealed,
-            hello.terms,
-        )
-        self._apply(connection, hello.terms)
-        if hello.terms.sealed:
-            connection.protect_outgoing(outgoing, cipher)
+        parts = (hello.terms.encode(), accept.connection_part(), binding)
+        accept = replace(accept, proof=self.keys.hello_proof(b"S", *parts))
+        proof = self.keys.hello_proof(b"C", *parts)
+        self._answer(connection, hello, accept, proof, now)
         if not repeat:
-            self.outcome.peer_known(hello.window, hello.max_streams, hello.resume_timeout / 1000, hello.policy)
+            self.session.peer_known(hello.window, hello.max_streams, hello.resume_timeout / 1000, hello.policy)
         # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
         if not repeat and (not psk or proved_by_binder):
-            self.outcome.may_send(connection, receives=not hello.terms.sealed)
+            self.session.may_send(connection, receives=not hello.terms.sealed)
 
     def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
-        pair = KeyPair(self.session.entropy(32))
-        shared = pair.agree(hello.key)
-        settings = self.session.settings
+        session, settings = self.session, self.session.settings
+        pair = KeyPair(session.entropy(32))
         self._origin = origin_of(part)
         self._accept = Accept(
             version,
-            self.session.entropy(32),
-            pair.public,
-            settings.initial_window,
-            settings.max_streams,
-            0,
-            False,
-            Cipher.AES_128_GCM,
+            nonce=session.entropy(32),
+            key=pair.public,
+            window=settings.initial_window,
+            max_streams=settings.max_streams,
+            number=0,
+            sealed=False,
+            cipher=Cipher.AES_128_GCM,
             resume_timeout=_milliseconds(settings.resume_timeout),
             reset=self._reset_commitment(),
         )
+        shared = pair.agree(hello.key)
         self._hello_part = part
         self.psk_id = hello.psk_id if psk else b""
-        self.keys = SessionKeys(self.session.session_id, part, self._accept.session_part(), shared, psk)
+        self.keys = SessionKeys(session.session_id, part, self._accept.session_part(), shared, psk)
 
     def _reset_commitment(self) -> bytes:
         key = self.session.settings.reset_key
@@ -530,21 +477,22 @@ class ServerAuthenticator(Authenticator):
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
-        connection.number = challenge.number
-        self._send(connection, SegmentType.CHALLENGE, challenge.encode(), now)
-        incoming, outgoing = self._secrets(challenge.number, join.nonce, challenge.nonce)
-        self._expected[connection.id] = _Expected(
-            SegmentType.PROVE,
-            self.keys.join_proof(b"C", *parts),
-            incoming,
-            outgoing,
-            cipher,
-            join.terms.sealed,
-            join.terms,
-        )
-        self._apply(connection, join.terms)
-        if join.terms.sealed:
-            connection.protect_outgoing(outgoing, cipher)
+        self._answer(connection, join, challenge, self.keys.join_proof(b"C", *parts), now)
+
+    def _answer(
+        self, connection: Connection, asked: Hello | Join, answer: Accept | Challenge, proof: bytes, now: float
+    ) -> None:
+        """Send ACCEPT or CHALLENGE; what follows is sealed if it was asked for, and `proof` has to come first."""
+        accepts = isinstance(answer, Accept)
+        connection.number = answer.number
+        self._send(connection, SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
+        self._apply(connection, asked.terms)
+        incoming: bytes | None = None
+        if answer.sealed:
+            incoming, outgoing = self._secrets(answer.number, asked.nonce, answer.nonce)
+            connection.protect(answer.cipher, outgoing=outgoing)
+        expected = SegmentType.CONFIRM if accepts else SegmentType.PROVE
+        self._expected[connection.id] = _Expected(expected, proof, incoming, answer.cipher)
 
     def _admit(self, connection: Connection, join: Join, cipher: Cipher, now: float) -> bool:
         """Take a JOIN with a ticket; False where the ticket is not good any more, and the client has to be asked."""
@@ -560,23 +508,16 @@ class ServerAuthenticator(Authenticator):
         nonce = self.session.entropy(32)
         parts = (join.request(), choice_part(number, sealed, cipher), join.ticket + nonce, binding)
         self._send(connection, SegmentType.ADMIT, Admit(nonce, self.keys.join_proof(b"A", *parts)).encode(), now)
-        incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
         if sealed:
-            connection.protect(outgoing, incoming, cipher)
+            incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
+            connection.protect(cipher, outgoing=outgoing, incoming=incoming)
         if connection.facts.secure:
-            self.outcome.authenticated(connection)
+            self.session.authenticated(connection)
             return True
         # Somebody may have heard it and been faster: what was said is the client's, who said it is still to be seen.
-        self._expected[connection.id] = _Expected(
-            SegmentType.PROVE,
-            self.keys.join_proof(b"C", *parts),
-            incoming,
-            outgoing,
-            cipher,
-            sealed,
-            join.terms,
-        )
-        self.outcome.admitted(connection)
+        proof = self.keys.join_proof(b"C", *parts)
+        self._expected[connection.id] = _Expected(SegmentType.PROVE, proof, None, cipher)
+        self.session.admitted(connection)
         return True
 
     def hand_out_tickets(self, connection: Connection) -> None:
@@ -587,13 +528,6 @@ class ServerAuthenticator(Authenticator):
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
             self.session.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
-
-    def _proved(self, connection: Connection, expected: _Expected) -> None:
-        del self._expected[connection.id]
-        self._confirmed = True
-        if expected.sealed and not connection.opens:
-            connection.protect_incoming(expected.incoming, expected.cipher)
-        self.outcome.authenticated(connection)
 
     def _take_number(self) -> int:
         number = self._next_number

@@ -14,11 +14,11 @@ from math import inf
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
-from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.schedulers.base import Scheduler, SendRequest
 from multi.schedulers.estimates import arrival, soonest
 from multi.types import ConnectionId, StreamId
 
+REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 MIN_REINJECT_AGE = 0.020  # seconds (as the deadline rule of xquic's reinjection)
@@ -71,6 +71,8 @@ class Sender:
         self.streams: dict[StreamId, SendStream] = {}
         self.window = session_window
         """Absolute: bytes over all streams the peer allows."""
+        self.window_known = False
+        """It is the peer's own word: HELLO or ACCEPT has come."""
         self.used = 0
         """Sum of what was sent for the first time."""
         self.reinjected_bytes = 0
@@ -87,8 +89,8 @@ class Sender:
         self._turn: dict[int, StreamId] = {}
         self.hold_until: float | None = None
         """When a waiting scheduler is asked again."""
-        self.early_limit: int | None = EARLY_DATA_LIMIT
-        """Most bytes before the peer's ACCEPT; None = no limit any more."""
+        self.reinject_at: float | None = None
+        """When late bytes are looked at again; None = nothing could be done about them."""
 
     # --- state  ---
 
@@ -99,11 +101,6 @@ class Sender:
     @property
     def unacked(self) -> int:
         return sum(stream.unacked for stream in self.streams.values())
-
-    @property
-    def window_left(self) -> int:
-        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
-        return limit - self.used
 
     @property
     def waiting(self) -> bool:
@@ -117,7 +114,7 @@ class Sender:
     def blocked_by_window(self) -> bool:
         """Bytes wait, and only the peer's windows keep them from being sent."""
         waiting = [s for s in self.streams.values() if s.unsent]
-        return bool(waiting) and (self.window_left <= 0 or all(s.sendable <= 0 for s in waiting))
+        return bool(waiting) and (self.window <= self.used or all(s.sendable <= 0 for s in waiting))
 
     # --- acknowledgements  ---
 
@@ -181,44 +178,39 @@ class Sender:
     def recover(self, connection: Connection) -> None:
         """`connection` made progress again: what it carries need not be rescued any more."""
         for stream in self.streams.values():
-            for item in stream.rescues():
-                if connection.id in item.carriers:
-                    stream.rescued(item)
+            for item in [i for i in stream.lost if connection.id in i.carriers]:
+                stream.rescued(item)
 
     # --- sending  ---
 
     def fill(self, usable: Sequence[Connection], now: float) -> None:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
-        self.hold_until = None
-        for connection in usable:
-            if connection.credit > 0:
-                break
-        else:
-            return
+        self.hold_until = self.reinject_at = None
         several = len(usable) > 1
+        if not self._has_credit(usable):
+            return
         if several:
             for connection in usable:
                 connection.estimate_not_sent(now)
-        for stream in self.streams.values():
-            if stream.lost:
-                if not self._rescue(usable, now):
-                    return
-                break
         reinjects = several and self.reinject == "full"
-        if reinjects and self._window_runs_out(usable):
-            self._reinject(usable, now, only_head=True)
-        if self._send_new(usable, now) and reinjects:
-            self._reinject(usable, now)
+        lost = [stream for stream in self.streams.values() if stream.lost]
+        if not lost or self._rescue(lost, usable, now):
+            if reinjects and self._window_runs_out(usable):
+                self._reinject(usable, now, only_head=True)
+            if self._send_new(usable, now) and reinjects:
+                self._reinject(usable, now)
+        if reinjects and self._has_credit(usable) and any(c.in_flight for c in self._connections.values()):
+            self.reinject_at = now + REINJECT_CHECK
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
         """A copy sent when the window is full comes too late: it arrives after what is on its way already.
 
         Windows that have grown hold more than a slow path is late, and copies cost fast ones processor time.
         """
-        if self.early_limit is not None or self._window_size > WINDOW_SMALL:
+        if not self.window_known or self._window_size > WINDOW_SMALL:
             return False
         windows = [s.window - s.next_offset for s in self.streams.values() if s.unsent]
-        left = min([self.window_left, *windows])
+        left = min([self.window - self.used, *windows])
         return any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
 
     @staticmethod
@@ -232,9 +224,8 @@ class Sender:
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
         """Ask the scheduler; empty = it waits."""
-        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
-        window, growing = limit - self.used, now < max(self._window_grown_at, self._run_began) + GROWING
-        request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, window), again, now, growing)
+        window, growing = max(0, self.window - self.used), now < max(self._window_grown_at, self._run_began) + GROWING
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, growing)
         try:
             chosen = self.scheduler.select(request, usable)
             if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
@@ -247,9 +238,9 @@ class Sender:
             self.hold_until = now + HOLD_CHECK
         return picked
 
-    def _rescue(self, usable: Sequence[Connection], now: float) -> bool:
+    def _rescue(self, streams: list[SendStream], usable: Sequence[Connection], now: float) -> bool:
         """Send lost ranges again; return False when some still wait for a connection."""
-        for stream in self._by_priority(list(self.streams.values())):
+        for stream in sorted(streams, key=_priority):
             self._backlog = stream.unacked
             while (item := stream.next_rescue()) is not None:
                 others = [c for c in usable if c.id not in item.carriers]
@@ -287,9 +278,8 @@ class Sender:
             return True
         # What a writer still has, nobody knows; the best guess is as much as it has written so far.
         self._backlog = max(backlog, self._run) if self.held_back else backlog
-        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
         while True:
-            room = limit - self.used
+            room = self.window - self.used
             stream = self._next_stream() if room > 0 else None
             if stream is None or stream.next_offset == stream.end_offset:
                 return True
@@ -326,16 +316,7 @@ class Sender:
             (only,) = self.streams.values()
             return only
         ready = [s for s in self.streams.values() if s.sendable > 0]
-        if not ready:
-            return None
-        best = min(s.priority for s in ready)
-        ready = [s for s in ready if s.priority == best]
-        last = self._turn.get(best, StreamId(-1))
-        return min(ready, key=lambda s: (s.id <= last, s.id))
-
-    @staticmethod
-    def _by_priority(streams: list[SendStream]) -> list[SendStream]:
-        return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
+        return min(ready, key=lambda s: (s.priority, s.id <= self._turn.get(s.priority, -1), s.id), default=None)
 
     # --- opportunistic reinjection  ---
 
@@ -348,7 +329,7 @@ class Sender:
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
         queues: dict[ConnectionId, _Queue] = {}
-        for stream in self._by_priority(list(self.streams.values())):
+        for stream in sorted(self.streams.values(), key=_priority):
             scanned = 0
             for item in stream.outstanding():
                 scanned += 1
@@ -378,6 +359,10 @@ class Sender:
                         return
                 elif only_head:
                     break
+
+
+def _priority(stream: SendStream) -> tuple[int, StreamId]:
+    return stream.priority, stream.id
 
 
 @dataclass(slots=True)

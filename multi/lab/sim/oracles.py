@@ -127,7 +127,7 @@ class Oracles:
         self.data_log.append((self._end.now, wire.id, stream, size))
         carried = self._carried.setdefault((wire.id, stream), _Ranges())
         if carried.overlaps(start, start + size):
-            others = [c.id for c in self._end.session.usable() if c.id != wire.id]
+            others = [c.id for c in self._end.session.connections.for_data() if c.id != wire.id]
             free = [c for c in others if not self._has_carried(c, stream, start, start + size)]
             if free:
                 self._fail(f"bytes {start}..{start + size} of stream {stream} again on {wire.id}, with {free} usable")
