@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multi.config.errors import Finding, KeyPath, closest, shown
-from multi.config.model import KINDS, ConfigModel, Entry, address_family
-from multi.errors import ConfigError
+from multi.config.errors import Finding, KeyPath, shown
+from multi.config.model import KINDS, ConfigModel, Entry
+from multi.errors import ConfigError, closest
 from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type
 from multi.transports.settings import Section
@@ -114,7 +114,7 @@ def _scheduler_parameters(config: ConfigModel) -> Iterator[Finding]:
         create_scheduler(scheduler.name, scheduler.parameters)
     except ConfigError as error:
         place = ("multi_config", "scheduler", *((error.key_path,) if error.key_path else ()))
-        yield Finding(place, str(error).removeprefix(f"{error.key_path}: "))
+        yield Finding(place, error.message)
 
 
 def _misspelt_kinds(config: ConfigModel, entry: Entry, place: KeyPath) -> Iterator[Finding]:
@@ -132,13 +132,12 @@ def _misspelt_kinds(config: ConfigModel, entry: Entry, place: KeyPath) -> Iterat
 
 def _meant_kind(name: str) -> str:
     """The kind that `name` looks like a misspelling of; empty when it may well be an interface name."""
-    if name in (*KINDS, "any") or not name.isalpha() or address_family(name):
-        return ""
     folded = name.casefold()
+    if name in KINDS or not name.isalpha():
+        return ""
     if folded not in KINDS and folded.startswith(KINDS):  # "etha", "wifib": names people give interfaces
         return ""
-    guess = closest(name, KINDS, cutoff=MISSPELT)
-    return guess if len(name) >= len(guess) - 1 else ""
+    return closest(name, KINDS, cutoff=MISSPELT)
 
 
 # --- warnings ---

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Self, cast
 from pydantic import ValidationError, create_model
 
 from multi.config import checks
-from multi.config.errors import TRIPLE, Finding, KeyPath, as_written, error_of, explain, path_text, shown
+from multi.config.errors import REPEATED, TRIPLE, as_written, error_of, explain, shown
 from multi.config.model import ConfigModel, Entry, SslConfig
 from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
@@ -164,23 +165,15 @@ def _named(path: Path) -> str:
     return str(path) if str(path).isprintable() else ascii(str(path))
 
 
-class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys were written more than once."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        self.repeated: list[str] = []
-        if len(self) < len(pairs):
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    self.repeated.append(key)
-                seen.add(key)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; what is there twice fits no key."""
+    times = Counter(key for key, _ in pairs)
+    return {key: value if times[key] == 1 else REPEATED for key, value in pairs}
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=_Object)
+        value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"no JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_named(path)}"
@@ -189,26 +182,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"no configuration: {_named(path)} is nested too deeply") from None
     except ValueError as error:  # CPython refuses integers of more than 4300 digits
         raise ConfigError(f"no JSON for us: {_named(path)} holds a number that is too long") from error
-    if not isinstance(value, _Object):
+    if not isinstance(value, dict):
         raise ConfigError(f"found {shown(value)} in {_named(path)}; allowed: an object, {{...}}")
-    repeated = _repeated_keys(value)
-    if repeated:
-        raise error_of(repeated)
     return value
-
-
-def _repeated_keys(value: object) -> list[Finding]:
-    findings: list[Finding] = []
-    waiting: list[tuple[KeyPath, object]] = [((), value)]  # no recursion: the depth is the writer's choice
-    while waiting:
-        path, part = waiting.pop()
-        if isinstance(part, _Object):
-            message = "found twice in the same object; allowed: once"
-            findings += [Finding((*path, key), message) for key in dict.fromkeys(part.repeated)]
-            waiting += [((*path, key), inside) for key, inside in part.items()]
-        elif isinstance(part, list):
-            waiting += [((*path, index), inside) for index, inside in enumerate(part)]
-    return sorted(findings, key=lambda finding: path_text(finding.location))
 
 
 # --- JSON Schema ---
