@@ -13,6 +13,7 @@ from multi.config.model import KINDS, ConfigModel, Entry
 from multi.errors import ConfigError, closest
 from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.settings import Section
 from multi.types import Side
 
@@ -78,7 +79,8 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
             yield Finding(("ssl_config", key), "missing; allowed: the name of a PEM file, a server needs cert and key")
     if ssl.client_ca is None and ssl.pin:
         yield Finding(("ssl_config", "client_ca"), "missing; allowed: a PEM file, pin is about clients' certificates")
-    if ssl.client_ca is not None and config.quic_config.engine == "qh3" and "quic" in listen.transports:
+    quic = config.section_of("quic")
+    if ssl.client_ca and "quic" in listen.transports and isinstance(quic, QuicSettings) and quic.engine == "qh3":
         yield Finding(
             ("quic_config", "engine"),
             'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", qh3 cannot ask for certificates',

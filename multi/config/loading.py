@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
 from multi.config import checks
 from multi.config.errors import REPEATED, TRIPLE, as_written, error_of, explain, shown
@@ -30,11 +30,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 logger = logging.getLogger("multi.config")
 
 
-class Config(ConfigModel, defer_build=False):
+class Config(ConfigModel):
     """Configuration of a MULTI session (client: `connection_priority`) or server (`listen`)."""
 
     def __new__(cls, /, **data: Any) -> Self:
-        # Transports registered by the application have sections too. Copies are made without data.
+        # Copies are made without data.
         return cast(Self, super().__new__(_complete(cls) if data else cls))
 
     def __init__(self, /, **data: Any) -> None:
@@ -48,7 +48,7 @@ class Config(ConfigModel, defer_build=False):
             raise error_of(as_written(findings, data))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The class with sections for the transports of an application has no name by which it could be found.
+        # The class with the sections of the transports has no name by which it could be found.
         return _restored, (self.__getstate__(),)
 
     def check_entry(self, entry: Entry) -> None:
@@ -98,15 +98,20 @@ def _with_possible_transports(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(config: type[Config]) -> type[Config]:
-    """The class with a section for every transport that was registered by the application."""
-    sections = {f"{name}_config": transport_type(name).settings for name in transport_names()}
-    return _extended(config, tuple(item for item in sections.items() if item[0] not in config.model_fields))
+    """The class with the section `<name>_config` of every transport."""
+    known = ((name, transport_type(name).settings) for name in transport_names())
+    return _extended(config, tuple(item for item in known if f"{item[0]}_config" not in config.model_fields))
 
 
 @cache
 def _extended(config: type[Config], sections: tuple[tuple[str, type[TransportSection]], ...]) -> type[Config]:
-    fields: dict[str, Any] = {key: (settings, settings()) for key, settings in sections}
-    return create_model("Config", __base__=config, **fields) if fields else config
+    fields: dict[str, Any] = {}
+    for name, settings in sections:
+        text = f"{name.upper()} connections. Default: see its fields."
+        fields[f"{name}_config"] = (settings, Field(settings.model_construct(), description=text))
+    return (
+        create_model("Config", __base__=config, __cls_kwargs__={"defer_build": False}, **fields) if fields else config
+    )
 
 
 def _restored(state: dict[Any, Any]) -> Config:
@@ -242,3 +247,6 @@ def _tidy(part: JSON) -> None:
         _tidy(field)
         if isinstance(field.get("default"), dict):
             field["default"] = {}
+
+
+_complete(Config)  # built before the first configuration needs it

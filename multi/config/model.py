@@ -36,10 +36,7 @@ from multi.config.errors import TRIPLE, not_one_of, secret, shown
 from multi.schedulers import scheduler_names
 from multi.transports import TransportSection, TransportSettings, transport_names
 from multi.transports.base import TlsSettings, transport_type
-from multi.transports.mptcp.settings import MptcpSettings
-from multi.transports.quic.settings import QuicSettings
 from multi.transports.settings import DAY, Range, Section
-from multi.transports.tcp.settings import TcpSettings
 from multi.types import SESSION_ID_LENGTH, Family, Role, SessionId, Side
 
 MIB = 1 << 20
@@ -506,12 +503,6 @@ class ConfigModel(Section):
     multi_config: MultiConfig = MultiConfig.model_construct()
     """How connections are opened and data is divided among them. On a server: what it sets is used instead of
     what clients ask for. Default: see its fields."""
-    tcp_config: TcpSettings = TcpSettings.model_construct()
-    """TCP connections. Default: see its fields."""
-    mptcp_config: MptcpSettings = MptcpSettings.model_construct()
-    """MPTCP connections. Default: see its fields."""
-    quic_config: QuicSettings = QuicSettings.model_construct()
-    """QUIC connections. Default: see its fields."""
     ssl_config: SslConfig | None = None
     """TLS on TCP and MPTCP, certificates for QUIC. Default null: TCP and MPTCP are sealed by the session
     itself, a server offers no QUIC."""
