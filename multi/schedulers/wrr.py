@@ -25,8 +25,6 @@ class WeightedRoundRobin:
         self._clock = 0.0
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         if request.reinjection:
             return earliest(connections, request.size)
         best: ConnectionView | None = None

@@ -506,7 +506,7 @@ def test_adaptive_tests_a_bad_estimate_again_after_five_seconds(rtt: float, prob
         ("cost", {"seconds": -1.0}, "seconds", "0 to 3600"),
         ("cost", {"second": 1.0}, "second", "did you mean 'seconds'"),
         ("cost", {"seconds": 10**400}, "seconds", "a finite number"),
-        ("cost", {1: 2.0}, "", "found 1 as a parameter"),
+        ("cost", {1: 2.0}, "1", "no such parameter"),
     ],
 )
 def test_a_wrong_name_or_parameter_is_explained(
