@@ -76,7 +76,7 @@ class connect:
 
 
 async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
-    if not config.is_client:
+    if config.is_server:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of the reader; allowed: more than 0")

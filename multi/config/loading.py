@@ -151,10 +151,8 @@ def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_SIZE + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {_named(path)}: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"cannot read {_named(path)}: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(f"cannot read {_named(path)}: {getattr(error, 'strerror', '') or error}") from error
     if len(content) > MAX_FILE_SIZE:
         raise ConfigError(f"{_named(path)}: found more than {MAX_FILE_SIZE} bytes; allowed: a file of at most so many")
     try:

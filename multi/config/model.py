@@ -26,7 +26,6 @@ from pydantic import (
     Field,
     PlainSerializer,
     PrivateAttr,
-    ValidationInfo,
     WithJsonSchema,
     field_validator,
     model_validator,
@@ -37,7 +36,7 @@ from multi.schedulers import scheduler_names
 from multi.transports import TransportSection, TransportSettings, transport_names
 from multi.transports.base import TlsSettings, transport_type
 from multi.transports.settings import DAY, Range, Section
-from multi.types import SESSION_ID_LENGTH, Family, Role, SessionId, Side
+from multi.types import SESSION_ID_LENGTH, Role, SessionId, Side
 
 MIB = 1 << 20
 KINDS = ("eth", "wifi", "cellular")
@@ -58,10 +57,10 @@ _HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
 # A function that refuses a value raises ValueError with what is allowed instead.
 
 
-def address_family(text: str) -> Family | None:
-    """Family of a literal IP address (a zone such as `%eth0` is allowed), None when `text` is none."""
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """A literal IP address (a zone such as `%eth0` is allowed), None when `text` is none."""
     try:
-        return Family.IPV4 if ipaddress.ip_address(text).version == 4 else Family.IPV6
+        return ipaddress.ip_address(text)
     except ValueError:
         return None
 
@@ -84,31 +83,23 @@ def _at_most_bytes(limit: int) -> AfterValidator:
 
 
 def _host(value: str) -> str:
-    if address_family(value):
-        return value
-    if "/" in value or any(character.isspace() for character in value):
-        raise ValueError("a host name or IP address, no URL")
-    if value.startswith("[") or re.fullmatch(r"[^:]+:[0-9]+", value):
-        raise ValueError("a host name or IP address alone, without brackets; the port belongs in remote_port or port")
-    if ":" in value or _DOTTED_NUMBERS.fullmatch(value):
-        raise ValueError("a host name or a valid IP address")
+    if _address(value) is None and (re.search(r"[\s/:\[]", value) or _DOTTED_NUMBERS.fullmatch(value)):
+        raise ValueError("a host name or a valid IP address, without brackets and port; no URL")
     return value
 
 
 def _interface(value: str) -> str:
-    if address_family(value):
-        address = ipaddress.ip_address(value)
+    address = _address(value)
+    if address is not None:
         if address.is_unspecified or address.is_multicast:
             raise ValueError('an address of this machine, or "any"')
-    elif ":" in value or _DOTTED_NUMBERS.fullmatch(value):
-        raise ValueError("a valid IP address, an interface name or a kind")
-    elif "/" in value:
-        raise ValueError("an IP address without prefix length, or an interface name")
+    elif re.search("[:/]", value) or _DOTTED_NUMBERS.fullmatch(value):
+        raise ValueError("an interface name, a kind, or a valid IP address without prefix length")
     return value
 
 
 def _announced(value: str) -> str:
-    address = ipaddress.ip_address(value) if address_family(value) else None
+    address = _address(value)
     if address is None or address.is_unspecified or address.is_multicast or address.is_link_local:
         raise ValueError("an IP address that clients elsewhere can reach")
     return value
@@ -160,13 +151,6 @@ def _variable(value: str) -> str:
     return value
 
 
-def _each_once(values: tuple[str, ...]) -> tuple[str, ...]:
-    for position, value in enumerate(values):
-        if value in values[:position]:
-            raise ValueError(f"each once, but {shown(value)} is there twice")
-    return values
-
-
 def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
@@ -213,7 +197,6 @@ class Entry(Section):
         tuple[InterfaceChoice, ...],
         Field(strict=False, min_length=1, max_length=16),
         BeforeValidator(_as_tuple),
-        AfterValidator(_each_once),
     ]
     """Where the connection may go out: a kind (`eth`, `wifi`, `cellular`, `any`), an interface name, a local
     IP address, or a list of them. tcp and quic open one connection per interface, mptcp one connection with
@@ -256,15 +239,6 @@ class Entry(Section):
         if not isinstance(value, list | tuple) or len(value) != len(TRIPLE):
             raise ValueError(f"a list of 3, [{', '.join(TRIPLE)}], or an object")
         return dict(zip(TRIPLE, value, strict=True))
-
-    @field_validator("interface")
-    @classmethod
-    def _addresses_fit_the_ip_version(cls, interfaces: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        for name in interfaces:
-            family, ip = address_family(name), info.data.get("ip", "any")
-            if family and ip not in ("any", family.value):
-                raise ValueError(f"local addresses of its family, and {shown(name)} is not {ip}")
-        return interfaces
 
     @field_validator("max_rate_mbps")
     @classmethod
@@ -362,13 +336,6 @@ class SslConfig(Section):
     and instead of it when that is false. On a server they are for clients, whose certificates `client_ca` verifies.
     Default empty: verification is enough."""
 
-    @field_validator("tls", mode="before")
-    @classmethod
-    def _no_older_tls(cls, value: object) -> object:
-        if value not in ("TLS_v3", "TLSv1.3"):
-            raise ValueError('"TLS_v3", "TLSv1.3" (versions before TLS 1.3 are refused)')
-        return value
-
 
 class WifiConfig(Section):
     """The WiFi link itself (paper Figure 2, `wifi_config`)."""
@@ -418,7 +385,9 @@ class Listen(Section):
     """Port, the same for all transports: TCP and MPTCP take the TCP port, QUIC the UDP port; 0 = a free one,
     chosen by the system. Default 7788: the default of the client's `remote_port`."""
     transports: Annotated[
-        tuple[TransportName, ...], Field(strict=False, min_length=1, max_length=16), AfterValidator(_each_once)
+        tuple[TransportName, ...],
+        Field(strict=False, min_length=1, max_length=16),
+        AfterValidator(lambda names: tuple(dict.fromkeys(names))),
     ] = tuple(name for name in transport_names() if transport_type(name).shipped)
     """Transports to accept. Default all three, so that clients can choose; without `ssl_config` only tcp and
     mptcp, because QUIC cannot work without a certificate."""
@@ -529,10 +498,6 @@ class ConfigModel(Section):
         return self.listen is not None
 
     @property
-    def is_client(self) -> bool:
-        return self.listen is None
-
-    @property
     def base_directory(self) -> Path:
         """Where file names in this configuration start: the directory of its file, or the current one."""
         return self._base_directory
@@ -564,10 +529,6 @@ class ConfigModel(Section):
         """Host and port an entry connects to."""
         return entry.remote_host or self.remote_host or "", entry.remote_port or self.remote_port
 
-    def kind_by_interface(self) -> dict[str, str]:
-        """Configured kind of each interface named in `interfaces`."""
-        return {name: kind for kind, names in self.interfaces for name in names}
-
     def section_of(self, transport: str) -> TransportSection:
         """The section `<transport>_config`."""
         section = getattr(self, f"{transport}_config", None)
@@ -585,6 +546,6 @@ class ConfigModel(Section):
         cert, key, ca, client_ca = (
             self.resolve(name) if name is not None else None for name in (ssl.cert, ssl.key, ssl.ca, ssl.client_ca)
         )
-        if self.is_client and key is None:  # a certificate to trust, as in the paper's Figure 2
+        if not self.is_server and key is None:  # a certificate to trust, as in the paper's Figure 2
             cert, ca = None, ca or cert
         return TlsSettings(cert, key, ca, ssl.verify, ssl.server_name or "", client_ca, ssl.pin)
