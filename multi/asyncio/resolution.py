@@ -55,7 +55,7 @@ class Found:
 
     def reason(self, entry: int) -> str:
         """Why an entry leads nowhere now."""
-        reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
+        reasons = dict.fromkeys(r.reason for r in self.rejections if r.entry == entry)
         return "; ".join(list(reasons)[:MAX_REASONS]) or "its network is not there"
 
 

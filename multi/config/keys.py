@@ -56,13 +56,10 @@ def check_certificate_files(config: ConfigModel) -> None:
     """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
     for key, path in _needed_files(config).items():
         try:
-            reason = "is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
-            if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-                reason = "permission denied"
+            path.open("rb").close()
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        if reason:
-            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}")
+            reason = getattr(error, "strerror", "") or str(error)
+            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}") from None
 
 
 def _needed_files(config: ConfigModel) -> dict[str, Path]:

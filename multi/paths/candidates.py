@@ -56,9 +56,6 @@ class Rejection:
     reason: str
     """Why, complete in itself: `wlan0: no carrier`."""
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:

@@ -315,19 +315,19 @@ class PathManager:
                 self._drop(slot, now)
                 if slot.connection is not None:
                     self._session.drain(slot.connection)
-        self._check_handover()
 
     def remove(self, connection: ConnectionId, now: float) -> None:
         """Do not want this connection any more (the session drains it)."""
         for slot in list(self.slots):
             if slot.connection == connection or connection in slot.attempts:
                 self._drop(slot, now)
-        self._check_handover()
 
     def _drop(self, slot: Slot, now: float) -> None:
         self._cancel(slot, slot.attempts, now)
         self.slots.remove(slot)
         self._unwanted.add(slot.key)
+        if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
+            self._fail_handover(Reason(Cause.REMOVED, "it was removed"))
 
     def set_role(self, connection: ConnectionId, role: Role, now: float) -> None:
         """The application's choice; it outlives the connection."""
@@ -564,11 +564,11 @@ class PathManager:
         if self._mode is Mode.SWITCH:
             self._carrier = self._best(up, now)
         for slot in up:
-            if self._mode is Mode.SWITCH and slot.role is None:
-                best = self._carrier
-                role = Role.ACTIVE if slot is best else Role.BACKUP
-                reason = "it carries the session" if slot is best else "another carries the session"
-            elif slot.wanted_role is Role.ACTIVE and self._on_trial(slot, now) and self._others_carry(slot):
+            if self._mode is Mode.SWITCH and slot.role is None and slot is self._carrier:
+                role, reason = Role.ACTIVE, "it carries the session"
+            elif self._mode is Mode.SWITCH and slot.role is None:
+                role, reason = Role.BACKUP, "another carries the session"
+            elif slot.wanted_role is Role.ACTIVE and slot.on_trial(now) and self._others_carry(slot):
                 role, reason = Role.BACKUP, "it must prove itself first"
             else:
                 role, reason = slot.wanted_role, "as configured" if slot.role is None else "as the application wants"
@@ -582,13 +582,9 @@ class PathManager:
     def _best(self, up: Sequence[Slot], now: float) -> Slot | None:
         """The slot to carry a `switch` session: the first in order that can be relied on."""
         sound = [slot for slot in up if slot.healthy]
-        proven = [slot for slot in sound if not self._on_trial(slot, now)]
+        proven = [slot for slot in sound if not slot.on_trial(now)]
         lasting = [slot for slot in proven if not self._fades(slot)]
         return next(iter(lasting or proven or sound or up), None)
-
-    @staticmethod
-    def _on_trial(slot: Slot, now: float) -> bool:
-        return slot.trial_until is not None and now < slot.trial_until
 
     def _fades(self, slot: Slot) -> bool:
         return slot.source is not None and slot.source.interface in self._fading
@@ -598,7 +594,7 @@ class PathManager:
         probations = [slot for slot in self.slots if slot.trial_until is not None and slot.healthy]
         for slot in probations:
             assert slot.connection is not None
-            if not self._on_trial(slot, now):
+            if not slot.on_trial(now):
                 slot.trial_until = None
             elif self._ping_at is not None and now >= self._ping_at:
                 self._session.ping(slot.connection)
@@ -637,10 +633,6 @@ class PathManager:
         self._cancel(slot, slot.attempts, now)
         if slot.connection is not None:
             self._session.drain(slot.connection)
-
-    def _check_handover(self) -> None:
-        if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
-            self._fail_handover(Reason(Cause.REMOVED, "it was removed"))
 
     def _fail_handover(self, reason: Reason) -> None:
         handover, self._handover = self._handover, None

@@ -163,6 +163,9 @@ class Slot:
         """Its connection failed."""
         self.flap_count = 1 if now - self.up_since >= STABLE_AFTER else self.flap_count + 1
 
+    def on_trial(self, now: float) -> bool:
+        return self.trial_until is not None and now < self.trial_until
+
     def start_trial(self, now: float, *, switch: bool) -> None:
         """What came back after a loss answers for a while before it carries the stream."""
         if not self.flap_count:

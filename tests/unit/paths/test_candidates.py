@@ -65,7 +65,7 @@ def paths(found: Sequence[Candidate]) -> list[tuple[str, str, str]]:
 
 
 def reasons(rejected: Sequence[Rejection]) -> list[str]:
-    return [str(r) for r in rejected]
+    return [r.reason for r in rejected]
 
 
 # What an element of the interface list stands for
