@@ -28,8 +28,7 @@ class MultiError(Exception):
 class ConfigError(MultiError, ValueError):
     """A configuration is wrong.
 
-    `key_path` names the place (`connection_priority[0].role`), the message says what was found there and what
-    is allowed.
+    `key_path` names the place (`connection_priority[0].role`), `message` says what was found there and what is allowed.
     """
 
     def __init__(self, message: str, key_path: str = "") -> None:

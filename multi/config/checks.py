@@ -18,7 +18,6 @@ from multi.transports.settings import Section
 from multi.types import Side
 
 MISSPELT = 0.8  # similarity from which an interface name is taken for a misspelt kind ("celular", "wfi")
-NO_EFFECT = {Side.CLIENT: "not used: it is for clients", Side.SERVER: "not used: it is for servers"}
 
 
 def contradictions(config: ConfigModel) -> list[Finding]:
@@ -152,7 +151,7 @@ def _keys_for(side: Side, section: Section, place: KeyPath) -> Iterator[Finding]
             continue
         value = getattr(section, key)
         if side in field.metadata:
-            yield Finding((*place, key), NO_EFFECT[side])
+            yield Finding((*place, key), f"not used: it is for {side.value}s")
         elif isinstance(value, Section):
             yield from _keys_for(side, value, (*place, key))
 

@@ -124,6 +124,7 @@ class PathManager:
         self._detached = False
         self._established = False
         self._stopped = False
+        self._given_up = False
         self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
@@ -374,6 +375,7 @@ class PathManager:
     def give_up(self, after: float) -> None:
         """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
         within = f"within {round(after, 1):g} s"
+        self._given_up = True
         failed = {candidate for candidate, _ in self.failures}
         for slot in self.slots:
             for candidate in slot.candidates:
@@ -415,13 +417,12 @@ class PathManager:
     def next_timer(self) -> float | None:
         if self._stopped:
             return None
-        due = [t for s in self.slots if (t := self._dial_again_at(s)) is not None]
-        due += [attempt.started + ATTEMPT_TIMEOUT for s in self.slots for attempt in s.attempts.values()]
-        due += [s.trial_until for s in self.slots if s.trial_until is not None and s.healthy]
-        due += [t for t in (self._race.next_timer(), self._ping_at, self._dismiss_at) if t is not None]
-        if self._handover is not None:
-            due.append(self._handover.deadline)
-        return min(due, default=None)
+        due = [self._race.next_timer(), self._ping_at, self._dismiss_at]
+        due += [self._handover.deadline] if self._handover is not None else []
+        for slot in self.slots:
+            due += [self._dial_again_at(slot), slot.trial_until if slot.healthy else None]
+            due += [attempt.started + ATTEMPT_TIMEOUT for attempt in slot.attempts.values()]
+        return min((at for at in due if at is not None), default=None)
 
     def _dial_again_at(self, slot: Slot) -> float | None:
         if not self._established:
@@ -516,7 +517,7 @@ class PathManager:
             slot.refusals += 1
             slot.unanswered_since = None
         slot.rotate(candidate)
-        if not self._established:
+        if not self._established and not self._given_up:
             self.failures.append((str(candidate), reason))
         if slot.failures >= len(slot.candidates) and not slot.attempts:
             slot.attempted = True
