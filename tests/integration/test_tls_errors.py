@@ -17,10 +17,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from multi.errors import TransportError
+from multi.linux.mptcp_pm import mptcp_available
 from multi.transports import transport
 from multi.transports.base import Channel, Listener, TlsSettings, TransportSettings
 from multi.transports.certificates import first_certificate, pin_of
-from multi.transports.mptcp.transport import mptcp_available
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import Recorder

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi.errors import TransportError
-from multi.linux.mptcp_pm import FLAG_SUBFLOW, MptcpLimits, MptcpPathManager, path_manager_type, why_no_subflows
+from multi.linux.mptcp_pm import MptcpPathManager, path_manager_type, why_no_subflows
 from multi.types import Candidate, Family
 
 if TYPE_CHECKING:  # slow to import, and not needed by what only looks at a host
@@ -30,15 +30,15 @@ CAPABILITY_VERSION_3 = 0x20080522  # include/uapi/linux/capability.h
 def state() -> tuple[list[str], int]:
     """The addresses of the host's endpoints and its limit of subflows."""
     with MptcpPathManager() as manager:
-        return [endpoint.address for endpoint in manager.endpoints()], manager.limits().subflows
+        return [endpoint.address for endpoint in manager.endpoints()], manager.subflow_limit()
 
 
 def administer(addresses: list[tuple[str, int]], subflows: int) -> None:
     """What an administrator does: endpoints (address, interface index) and a limit."""
     with MptcpPathManager() as manager:
         for address, index in addresses:
-            manager.add_endpoint(address, index, FLAG_SUBFLOW)
-        manager.set_limits(MptcpLimits(subflows, 0))
+            manager.add_endpoint(address, index)
+        manager.set_subflow_limit(subflows)
 
 
 def choose(path_manager: str) -> bool:

@@ -7,7 +7,6 @@ Where the peer does not speak MPTCP the kernel falls back to TCP: the channel is
 
 from __future__ import annotations
 
-import errno
 import logging
 import socket
 import sys
@@ -15,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from multi.errors import TransportError
+from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, UNSUPPORTED, mptcp_available
 from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
-from multi.transports.mptcp.info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
+from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
 from multi.transports.tcp.accepting import MakeChannel, StreamReception
@@ -35,10 +35,8 @@ logger = logging.getLogger("multi.transports")
 
 FELL_BACK = "fell back to TCP: the peer or a middlebox does not speak MPTCP"
 SCHEDULER = Path("/proc/sys/net/mptcp/scheduler")
-NO_MPTCP = "this kernel has no MPTCP (Linux 5.6 or later with net.mptcp.enabled=1 is needed)"
 
 _DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
-_NOT_SUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
 
 
 class MptcpChannel(StreamChannel):
@@ -47,30 +45,10 @@ class MptcpChannel(StreamChannel):
     def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
         super().__init__(sock, info, secured)
         self._cipher = info.detail  # what TLS said; empty without it
-        self._token = 0
         self._bytes_acked = self._subflows_acked = 0
-        self._base = 0
         self._keeper: SubflowManager | None = None
-        kernel = read_mptcp_info(sock)
-        if kernel is not None:
-            self._base = kernel.bytes_acked
-            self._token = kernel.token
-        self._describe(kernel)
-
-    @property
-    def fell_back(self) -> bool:
-        """Plain TCP underneath, as of the last `sample`."""
-        return self._info.fell_back
-
-    @property
-    def subflows(self) -> int:
-        """Established subflows, as of the last `sample`; 0 after a fallback."""
-        return self._info.subflows
-
-    @property
-    def token(self) -> int:
-        """The kernel's name for this connection on this host, for its path manager; 0 after a fallback."""
-        return self._token
+        kernel = self._read()
+        self._base = kernel.bytes_acked if kernel else 0
 
     def keep_subflows(self, candidate: Candidate, lease: EndpointLease | None, reason: str) -> None:
         """Make subflows over the candidate's further interfaces and keep them; takes over the lease."""
@@ -96,15 +74,12 @@ class MptcpChannel(StreamChannel):
         sample = self._sample_of(kernel, flows) if kernel and flows else super().sample()
         if self._is_released():
             return sample
+        acked, unacked = sample.bytes_acked, sample.unacked
         if kernel is not None:
-            sample = replace(
-                sample,
-                bytes_acked=self._acknowledged(kernel, flows),
-                unacked=kernel.unacked + self._queued,
-            )
+            acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._queued
         # A late fallback changes where the counter comes from; progress must not run backwards.
-        self._bytes_acked = max(self._bytes_acked, sample.bytes_acked)
-        return replace(sample, bytes_acked=self._bytes_acked)
+        self._bytes_acked = max(self._bytes_acked, acked)
+        return replace(sample, bytes_acked=self._bytes_acked, unacked=unacked)
 
     def _acknowledged(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> int:
         """What grows while anything gets through.
@@ -113,11 +88,9 @@ class MptcpChannel(StreamChannel):
         """
         if not flows:
             return kernel.bytes_acked - self._base
-        acked = sum(flow.bytes_acked for flow in flows)
+        before, self._subflows_acked = self._subflows_acked, sum(flow.bytes_acked for flow in flows)
         # Less: a subflow is gone, and its count with it.
-        progress = self._bytes_acked + max(0, acked - self._subflows_acked)
-        self._subflows_acked = acked
-        return progress
+        return self._bytes_acked + max(0, self._subflows_acked - before)
 
     def _sample_of(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> TransportSample:
         # What a subflow measured before its network died says nothing about the others, which go on.
@@ -141,18 +114,16 @@ class MptcpChannel(StreamChannel):
         )
 
     def _describe(self, kernel: MptcpInfo | None) -> None:
-        if kernel is None:
-            count, detail = 0, FELL_BACK
-        else:
+        count, detail = 0, FELL_BACK
+        if kernel is not None:
             count = kernel.subflow_count
             detail = f"{count} subflow{'' if count == 1 else 's'}"
             if self._keeper is not None:
                 detail += f" ({self._keeper.describe(kernel)})"
         if self._cipher:
             detail = f"{self._cipher}; {detail}"
-        info = self._info
-        if (detail, count, kernel is None) != (info.detail, info.subflows, info.fell_back):
-            self._info = replace(info, detail=detail, subflows=count, fell_back=kernel is None)
+        if (detail, count) != (self._info.detail, self._info.subflows):
+            self._info = replace(self._info, detail=detail, subflows=count, fell_back=kernel is None)
 
 
 def _rtt(flow: TcpInfo) -> float:
@@ -177,7 +148,7 @@ class Mptcp(Transport):
         try:
             channel = await self._connect(candidate, settings)
             assert isinstance(channel, MptcpChannel)
-            if candidate.more_interfaces and not channel.fell_back:
+            if candidate.more_interfaces and not channel.info.fell_back:
                 channel.keep_subflows(candidate, lease, reason)
                 lease = None
         finally:
@@ -190,7 +161,7 @@ class Mptcp(Transport):
             mptcp = settings.section("mptcp", MptcpSettings)
             return await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
         except TransportError as error:
-            if error.errno in _NOT_SUPPORTED and not mptcp_available():
+            if error.errno in UNSUPPORTED and not mptcp_available():
                 raise TransportError(error.errno, NO_MPTCP) from error
             raise
 
@@ -252,20 +223,11 @@ def host_scheduler() -> str:
         return ""
 
 
-def mptcp_available() -> bool:
-    """Whether the kernel gives out MPTCP sockets."""
-    try:
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP).close()
-    except OSError as error:
-        return error.errno not in _NOT_SUPPORTED
-    return True
-
-
 def _open_listener(family: int) -> socket.socket:
     try:
         return socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP)
     except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
+        if error.errno not in UNSUPPORTED:
             raise
         logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
         return socket.socket(family, socket.SOCK_STREAM)
