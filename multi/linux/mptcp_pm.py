@@ -28,7 +28,7 @@ SYSCTL = Path("/proc/sys/net/mptcp")
 KERNEL = "kernel"
 FLAG_SIGNAL, FLAG_SUBFLOW = 1, 2
 
-UNSUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
+_UNSUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
 _ADD_ADDR, _DEL_ADDR, _GET_ADDR, _SET_LIMITS, _GET_LIMITS = 1, 2, 3, 5, 6
 _ADDR, _SUBFLOWS = 1, 3
 _FAMILY, _ID, _ADDR4, _ADDR6, _FLAGS, _INDEX = 1, 2, 3, 4, 6, 7
@@ -120,7 +120,7 @@ def mptcp_available() -> bool:
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP).close()
     except OSError as error:
-        return error.errno not in UNSUPPORTED
+        return error.errno not in _UNSUPPORTED
     return True
 
 

@@ -6,19 +6,19 @@ Decides what is verified and how application bytes become records. Sockets and e
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
-from multi.transports.certificates import check_own, openssl_cause, refused, stamp
-from multi.transports.sockets import transport_error
+from multi.transports.certificates import check_own, check_pin, openssl_cause, refused, stamp
+from multi.transports.sockets import ready, transport_error
 
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
@@ -48,33 +48,20 @@ _WORDS = {
 }
 
 
-_contexts: dict[TlsSettings, tuple[tuple[object, ...], ssl.SSLContext]] = {}
-
-
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
     """Raises TransportError if a file cannot be used.
 
     Reading certificates takes longer than a handshake, so the context is used again until one of the files changes.
     """
-    state = _state_of_files(tls)
-    known = _contexts.get(tls)
-    if known is None or known[0] != state:
-        while len(_contexts) >= CONTEXTS_KEPT:
-            _contexts.pop(next(iter(_contexts)), None)
-        known = _contexts[tls] = (state, _new_client_context(tls))
-    return known[1]
-
-
-def _state_of_files(tls: TlsSettings) -> tuple[object, ...]:
-    """What is different once a file that the client's context is made of has been replaced or written to."""
     paths: list[Path | str | None] = [tls.cert, tls.key, tls.ca]
     if tls.verify and tls.ca is None and (tls.cert is None or tls.key is not None):
         system = ssl.get_default_verify_paths()
         paths += [system.cafile, system.capath]
-    return tuple(stamp(path) for path in paths if path is not None)
+    return _client_context(tls, tuple(stamp(path) for path in paths if path is not None))
 
 
-def _new_client_context(tls: TlsSettings) -> ssl.SSLContext:
+@lru_cache(maxsize=CONTEXTS_KEPT)
+def _client_context(tls: TlsSettings, files: tuple[object, ...]) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _common(context)
     if not tls.verify:
@@ -127,74 +114,39 @@ def _load(path: Path, load: Callable[[], object]) -> None:
         raise transport_error(error, f"cannot read {path}") from error
 
 
-def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, verified: bool, own: bytes = b"") -> ChannelInfo:
-    """What TLS adds to the facts of a channel; `own` is the server's certificate on the server itself."""
-    peer = sock.getpeercert(binary_form=True) or b""
+def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer: str, own: bytes = b"") -> ChannelInfo:
+    """What TLS adds to the facts of a channel; `own` is the server's certificate on the server itself.
+
+    Raises TransportError, in which `peer` names the other side, when its certificate is not pinned.
+    """
+    certificate = sock.getpeercert(binary_form=True) or b""
     cipher = sock.cipher()
+    verified = tls.client_ca is not None if own else tls.verify
     return replace(
         info,
         secure=True,
-        peer_verified=verified,
-        peer_certificate=peer,
-        channel_binding=hashlib.sha256(own or peer).digest(),
+        peer_verified=check_pin(tls, certificate, peer) or verified,
+        peer_certificate=certificate,
+        channel_binding=hashlib.sha256(own or certificate).digest(),
         detail=f"{sock.version()}, {cipher[0] if cipher else 'no cipher'}",
     )
 
 
-class TlsHandshake:
-    """Drives one handshake by callbacks; `finished` hears of the end unless it was cancelled."""
-
-    def __init__(self, sock: ssl.SSLSocket, peer: str, finished: Callable[[TransportError | None], None]) -> None:
-        """`peer` names the other side in errors."""
-        self._peer = peer
-        self._loop = asyncio.get_running_loop()
-        self._sock = sock
-        self._fd = sock.fileno()
-        self._finished = finished
-        self._watching: Callable[[int], bool] | None = None
-
-    def start(self) -> None:
-        self._step()
-
-    def cancel(self) -> None:
-        if self._watching is not None:
-            self._watching(self._fd)
-            self._watching = None
-
-    def _step(self) -> None:
-        try:
-            self._sock.do_handshake()
-            if self._sock.selected_alpn_protocol() != ALPN:
-                raise TransportError(f"the peer does not speak {ALPN}")
-        except ssl.SSLWantReadError:
-            self._watch(self._loop.add_reader, self._loop.remove_reader)
-        except ssl.SSLWantWriteError:
-            self._watch(self._loop.add_writer, self._loop.remove_writer)
-        except OSError as error:
-            self.cancel()
-            self._finished(handshake_error(error, self._peer))
-        else:
-            self.cancel()
-            self._finished(None)
-
-    def _watch(self, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], bool]) -> None:
-        if self._watching != remove:
-            self.cancel()
-            add(self._fd, self._step)
-            self._watching = remove
-
-
 async def handshake(sock: ssl.SSLSocket, peer: str) -> None:
-    """The client's handshake. Raises TransportError in words; cancelling is safe."""
-    done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
-    driver = TlsHandshake(sock, peer, lambda error: None if done.done() else done.set_result(error))
-    driver.start()
-    try:
-        error = await done
-    finally:
-        driver.cancel()
-    if error is not None:
-        raise error
+    """Raises TransportError in words, in which `peer` names the other side; cancelling is safe."""
+    while True:
+        try:
+            sock.do_handshake()
+            break
+        except ssl.SSLWantReadError:
+            writing = False
+        except ssl.SSLWantWriteError:
+            writing = True
+        except OSError as error:
+            raise handshake_error(error, peer) from error
+        await ready(sock, writing=writing)
+    if sock.selected_alpn_protocol() != ALPN:
+        raise TransportError(f"the peer does not speak {ALPN}")
 
 
 def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> ssl.SSLSocket:
@@ -216,8 +168,6 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
 
 def handshake_error(error: OSError, peer: str) -> TransportError:
     """What ended a TLS handshake with `peer`, in words."""
-    if isinstance(error, TransportError):
-        return error
     if isinstance(error, ssl.SSLCertVerificationError):
         return refused(peer, openssl_cause(error))
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):

@@ -7,20 +7,21 @@ Where the peer does not speak MPTCP the kernel falls back to TCP: the channel is
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from multi.errors import TransportError
-from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, UNSUPPORTED, mptcp_available
+from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, mptcp_available
 from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
 from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
-from multi.transports.tcp.accepting import MakeChannel, StreamReception
-from multi.transports.tcp.channel import StreamChannel, StreamIo
+from multi.transports.tcp.channel import MakeChannel, StreamChannel, StreamIo
 from multi.transports.tcp.info import TcpInfo
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
@@ -140,13 +141,15 @@ class Mptcp(Transport):
 
         Where they cannot be made the connection has one, and `info.detail` says why.
         """
-        lease, reason = None, ""
+        if not mptcp_available():
+            raise TransportError(errno.EPROTONOSUPPORT, NO_MPTCP)
+        mptcp, lease, reason = settings.section("mptcp", MptcpSettings), None, ""
         if candidate.more_interfaces and sys.platform == "linux":
             lease, reason = await lease_subflows(candidate)
             if reason:
                 logger.warning("%s has no further subflows: %s", candidate, reason)
         try:
-            channel = await self._connect(candidate, settings)
+            channel = await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
             assert isinstance(channel, MptcpChannel)
             if candidate.more_interfaces and not channel.info.fell_back:
                 channel.keep_subflows(candidate, lease, reason)
@@ -155,15 +158,6 @@ class Mptcp(Transport):
             if lease is not None:
                 release_subflows(lease)
         return channel
-
-    async def _connect(self, candidate: Candidate, settings: TransportSettings) -> StreamChannel:
-        try:
-            mptcp = settings.section("mptcp", MptcpSettings)
-            return await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
-        except TransportError as error:
-            if error.errno in UNSUPPORTED and not mptcp_available():
-                raise TransportError(error.errno, NO_MPTCP) from error
-            raise
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         tcp, mptcp = settings.section("tcp", TcpSettings), settings.section("mptcp", MptcpSettings)
@@ -178,8 +172,19 @@ class Mptcp(Transport):
 
         check_congestion(tcp, "tcp_config.congestion: ")
         check_congestion(mptcp, "mptcp_config.congestion: ")
-        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
-        return _MptcpListener(listening_socket(host, port, _open_listener), reception)
+        available = mptcp_available()
+        if not available:
+            logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
+        protocol = IPPROTO_MPTCP if available else 0
+        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM, protocol))
+        listener = StreamListener(sock, settings, accept, prepare)
+        if available and sys.platform == "linux":
+            lease, reason = lease_acceptance()
+            if lease is not None:
+                listener.on_close = partial(release_subflows, lease)
+            if reason:
+                logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
+        return listener
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         if not mptcp_available():
@@ -197,37 +202,9 @@ class Mptcp(Transport):
         ]
 
 
-class _MptcpListener(StreamListener):
-    """Sees that the host accepts further subflows while it listens, and says so where it will not."""
-
-    def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
-        super().__init__(sock, reception)
-        self._lease: EndpointLease | None = None
-        if sys.platform == "linux" and sock.proto == IPPROTO_MPTCP:
-            self._lease, reason = lease_acceptance()
-            if reason:
-                logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
-
-    def close(self) -> None:
-        super().close()
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            release_subflows(lease)
-
-
 def host_scheduler() -> str:
     """The kernel's MPTCP scheduler, which is one for the whole host (network namespace); empty where it tells none."""
     try:
         return SCHEDULER.read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def _open_listener(family: int) -> socket.socket:
-    try:
-        return socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP)
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
-        return socket.socket(family, socket.SOCK_STREAM)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import islice
@@ -18,7 +18,14 @@ from weakref import WeakKeyDictionary
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
-from multi.transports.sockets import NOTSENT_LOWAT, reset_on_close, set_notsent_lowat, transport_error
+from multi.transports.sockets import (
+    NOTSENT_LOWAT,
+    family_of,
+    format_address,
+    reset_on_close,
+    set_notsent_lowat,
+    transport_error,
+)
 from multi.transports.tcp.info import TcpInfo, read_tcp_info
 from multi.types import TransportSample
 
@@ -75,6 +82,18 @@ class StreamIo(Protocol):
         """Say goodbye before our direction is shut down."""
 
 
+def channel_info(sock: socket.socket, transport: str, interface: str = "") -> ChannelInfo:
+    """What a connected stream socket says about itself. Raises OSError if the peer is already gone."""
+    remote = sock.getpeername()
+    return ChannelInfo(
+        transport=transport,
+        family=family_of(remote),
+        local=format_address(sock.getsockname()),
+        remote=format_address(remote),
+        interface=interface,
+    )
+
+
 class _State(Enum):
     OPEN = "open"
     FLUSHING = "flushing"
@@ -94,7 +113,7 @@ class StreamChannel:
         self._fd = sock.fileno()
         self._secured = secured
         self._recv_into = secured.recv_into if secured else sock.recv_into
-        self._sendmsg = secured.sendmsg if secured else getattr(sock, "sendmsg", self._send_first)
+        self._sendmsg = secured.sendmsg if secured else sock.sendmsg
         self._buffer = receive_buffer(self._loop)
         self._sink: ChannelSink | None = None
         self._state = _State.OPEN
@@ -190,9 +209,6 @@ class StreamChannel:
         except OSError:
             return False
         return True
-
-    def _send_first(self, buffers: Sequence[Buffer]) -> int:
-        return self._sock.send(buffers[0])  # Windows has no sendmsg
 
     def _on_writable(self) -> None:
         self._blocked = False
@@ -371,3 +387,6 @@ class StreamChannel:
         if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
             self._lowat = lowat
             set_notsent_lowat(self._sock, lowat)
+
+
+MakeChannel = Callable[[socket.socket, ChannelInfo, StreamIo | None], StreamChannel]
