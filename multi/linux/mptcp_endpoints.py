@@ -1,9 +1,9 @@
-"""Endpoints and limits of the kernel's MPTCP path manager, lent to the connections that need them.
+"""Endpoints of the kernel's MPTCP path manager, lent to the connections that need them.
 
-They belong to the host, not to a connection: what was changed is recorded in a file that all processes of this user
-share, and put back when the last connection that uses any of it has ended. What an administrator has set up is used and
-left alone. Who uses something holds a lock that the system drops when a process is killed: so whoever comes next finds
-that nobody uses what the record names, and puts it back.
+They belong to the host, not to a connection: what was added is recorded in a file that all processes of this user
+share, and taken away when the last connection that uses any of it has ended. What an administrator has set up is used
+and left alone. Who uses something holds a lock that the system drops when a process is killed: so whoever comes next
+finds that nobody uses what the record names, and takes it away.
 """
 
 from __future__ import annotations
@@ -16,27 +16,25 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from pydantic import BaseModel, ValidationError
 
 from multi.discovery.namespace import namespace
-from multi.linux.mptcp_pm import FLAG_SUBFLOW, MAX_SUBFLOWS, Endpoint, MptcpAddress, MptcpPathManager
+from multi.linux.mptcp_pm import Endpoint, MptcpAddress, MptcpPathManager
 
 log = logging.getLogger("multi.linux")
 
 RENEWED_RECENTLY = 1.0  # seconds
 
 
-class _Changes(BaseModel):
+class _Added(BaseModel):
     """What this host would not have without us."""
 
     endpoints: dict[str, tuple[int, float]] = {}
     """Address -> index of its interface, and when it was last added (the monotonic clock, one for all processes)."""
-    limit: tuple[int, int] | None = None
-    """Subflows of a connection: before, and as we have set it."""
 
 
 class EndpointLease:
@@ -46,13 +44,13 @@ class EndpointLease:
     OSError: EPERM where this process may not, and what it would rely on is not there.
     """
 
-    def __init__(self, places: Sequence[MptcpAddress], subflows: int) -> None:
-        """See that the kernel makes subflows from these places, and allows a connection so many besides its first.
+    def __init__(self, places: Iterable[MptcpAddress]) -> None:
+        """See that the kernel makes subflows from these places.
 
         To be made before the socket: the kernel decides then whether a connection will ever have subflows.
         """
         directory = _directory()
-        self._record = directory / "changes"
+        self._record = directory / "added"
         self._users = _opened(directory / "users")
         try:
             self._kernel = MptcpPathManager()
@@ -61,44 +59,34 @@ class EndpointLease:
             raise
         _leases.add(self)
         try:
-            with self._changes() as changes:
+            with self._added() as added:
                 if _alone(self._users):
-                    self._put_back(changes)
+                    self._take_away(added)
                 fcntl.flock(self._users, fcntl.LOCK_SH)
                 for place in places:
-                    self._use(changes, place)
-                self._allow(changes, subflows)
+                    self._use(added, place)
         except BaseException:
             self.release()
             raise
 
-    def renew(self, place: MptcpAddress) -> None:
-        """Take the endpoint away and add it again: the kernel then makes the subflows from there anew.
+    def renew(self, place: MptcpAddress, *, usable: bool) -> None:
+        """Take the endpoint away, and add it again if a subflow can leave from there.
 
-        It never does so by itself when a subflow has ended. Subflows of other connections end and begin too, so what
-        several connections ask for at once is done once, and an administrator's endpoint is left alone.
+        The kernel gives up the subflows from there then, and what they had in flight goes over the others; it never
+        makes one anew by itself. Other connections' subflows end and begin too, so what several connections ask for at
+        once is done once, and an administrator's endpoint is left alone.
         """
-        with self._changes() as changes:
-            if self not in _leases:
+        with self._added() as added:
+            index, when = added.endpoints.get(place.address, (0, 0.0))
+            recently = index == place.index and time.monotonic() < when + RENEWED_RECENTLY
+            if self not in _leases or (usable and recently):
                 return
-            index, added = changes.endpoints.get(place.address, (0, 0.0))
-            if index == place.index and time.monotonic() < added + RENEWED_RECENTLY:
-                return
-            self._remove(changes, place.address)
-            self._use(changes, place)
-
-    def suspend(self, place: MptcpAddress) -> None:
-        """Take the endpoint away until it is renewed, so that the kernel at once gives up the subflows from there.
-
-        What they had in flight goes over the others then, not only when the kernel finds out.
-        """
-        with self._changes() as changes:
-            if self not in _leases:
-                return
-            self._use(changes, place)  # the first subflow of a connection needs none, and ends with one all the same
-            if place.address in changes.endpoints:
-                self._remove(changes, place.address)
-                changes.endpoints[place.address] = place.index, 0.0
+            if not usable:
+                self._use(added, place)  # the first subflow of a connection needs none, and ends with one all the same
+            if place.address in added.endpoints:
+                self._remove(added, place.address)
+            if usable:
+                self._use(added, place)
 
     def release(self) -> None:
         """Give everything back; a second time does nothing."""
@@ -106,21 +94,20 @@ class EndpointLease:
             return
         _leases.discard(self)
         try:
-            with self._changes() as changes:
+            with self._added() as added:
                 if _alone(self._users):
-                    self._put_back(changes)
+                    self._take_away(added)
         except OSError as error:
             log.warning("MPTCP endpoints could not be taken away again: %s", error)
         finally:
             self._users.close()
             self._kernel.close()
 
-    def _use(self, changes: _Changes, place: MptcpAddress) -> None:
+    def _use(self, added: _Added, place: MptcpAddress) -> None:
         """See that the kernel makes subflows from there."""
-        known = changes.endpoints.get(place.address)
-        if known is not None and known[0] != place.index:
+        if added.endpoints.get(place.address, (place.index,))[0] != place.index:
             # The interface has vanished and come back with another number: the endpoint would never fit again.
-            self._remove(changes, place.address)
+            self._remove(added, place.address)
         present = self._present(place.address)
         if any(endpoint.fits(place) for endpoint in present):
             return
@@ -128,58 +115,44 @@ class EndpointLease:
             # Subflows are not what it is for, or it is tied to another interface: not ours to change.
             raise FileExistsError(errno.EEXIST, f"the MPTCP endpoint {place.address} is there for another purpose")
         self._kernel.add_endpoint(place.address, place.index)
-        changes.endpoints[place.address] = place.index, time.monotonic()
+        added.endpoints[place.address] = place.index, time.monotonic()
         log.info("MPTCP endpoint %s added", place.address)
-        self._allow(changes, sum(bool(endpoint.flags & FLAG_SUBFLOW) for endpoint in self._kernel.endpoints()))
 
-    def _remove(self, changes: _Changes, address: str) -> None:
+    def _remove(self, added: _Added, address: str) -> None:
         """Nothing that is not ours."""
-        index, _added = changes.endpoints.get(address, (-1, 0.0))
         for endpoint in self._present(address):
-            if endpoint.index == index:
+            if endpoint.index == added.endpoints[address][0]:
                 try:
                     self._kernel.remove_endpoint(endpoint)
                 except OSError as error:
                     if error.errno not in (errno.EINVAL, errno.ENOENT):  # somebody was faster
                         raise
                 log.info("MPTCP endpoint %s removed", address)
-        changes.endpoints.pop(address, None)
+        del added.endpoints[address]
 
     def _present(self, address: str) -> list[Endpoint]:
         return [endpoint for endpoint in self._kernel.endpoints() if endpoint.address == address]
 
-    def _allow(self, changes: _Changes, subflows: int) -> None:
-        now, wanted = self._kernel.subflow_limit(), min(subflows, MAX_SUBFLOWS)
-        if now < wanted:
-            self._kernel.set_subflow_limit(wanted)
-            before = changes.limit[0] if changes.limit and changes.limit[1] == now else now
-            changes.limit = before, wanted
-            log.info("limit of MPTCP subflows raised from %d to %d", now, wanted)
-
-    def _put_back(self, changes: _Changes) -> None:
+    def _take_away(self, added: _Added) -> None:
         with contextlib.suppress(PermissionError):  # left by a process that was allowed more
-            for address in list(changes.endpoints):
-                self._remove(changes, address)
-            # A limit that is not as we have set it: somebody else has changed it meanwhile.
-            if changes.limit is not None and self._kernel.subflow_limit() == changes.limit[1]:
-                self._kernel.set_subflow_limit(changes.limit[0])
-            changes.limit = None
+            for address in list(added.endpoints):
+                self._remove(added, address)
 
     @contextlib.contextmanager
-    def _changes(self) -> Iterator[_Changes]:
+    def _added(self) -> Iterator[_Added]:
         """The record, ours alone meanwhile; what was changed in it is written at the end, whatever happens."""
         with _opened(self._record) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
-                changes = _Changes.model_validate_json(file.read() or "{}")
+                added = _Added.model_validate_json(file.read() or "{}")
             except (ValidationError, UnicodeDecodeError):
                 log.warning("the record of MPTCP endpoints was damaged; some may stay behind")
-                changes = _Changes()
+                added = _Added()
             try:
-                yield changes
+                yield added
             finally:
                 file.seek(0)
-                file.write(changes.model_dump_json())
+                file.write(added.model_dump_json())
                 file.truncate()
 
 

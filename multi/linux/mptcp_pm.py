@@ -172,17 +172,27 @@ def why_no_subflows(candidate: Candidate) -> str:
         return f"the MPTCP path manager of this host is {kind!r}, which takes no requests from `multi`"
     try:
         with MptcpPathManager() as manager:
-            return "" if manager.permitted() else _what_is_missing(manager, candidate)
+            return limited(manager, len(candidate.more_interfaces)) or _missing_endpoint(manager, candidate)
     except OSError as error:
         if error.errno in (errno.ENOENT, None):
             return "this kernel has no MPTCP path manager to ask (generic netlink family mptcp_pm)"
         return f"the MPTCP path manager cannot be asked: {(error.strerror or str(error)).lower()}"
 
 
-def _what_is_missing(manager: MptcpPathManager, candidate: Candidate) -> str:
-    """For a process that may only rely on what the administrator has set up."""
-    endpoints, sources = manager.endpoints(), sources_of(candidate)
-    for source in sources:
+def limited(manager: MptcpPathManager, needed: int) -> str:
+    """What to do where a connection may not have `needed` subflows besides its first; empty = it may."""
+    limit = manager.subflow_limit()
+    if limit >= needed:
+        return ""
+    return f"this host allows MPTCP connections {limit} further subflows (ip mptcp limits set subflows {needed})"
+
+
+def _missing_endpoint(manager: MptcpPathManager, candidate: Candidate) -> str:
+    """A process without privilege may only rely on what the administrator has set up."""
+    if manager.permitted():
+        return ""
+    endpoints = manager.endpoints()
+    for source in sources_of(candidate):
         place = address_of(source, candidate.family)
         if isinstance(place, str):
             return place
@@ -191,10 +201,4 @@ def _what_is_missing(manager: MptcpPathManager, candidate: Candidate) -> str:
                 f"the kernel's MPTCP path manager has no endpoint for {source.interface}, and adding one needs "
                 f"CAP_NET_ADMIN (ip mptcp endpoint add {place.address} dev {source.interface} subflow)"
             )
-    limit, needed = manager.subflow_limit(), len(sources)
-    if limit < needed:
-        return (
-            f"this host allows MPTCP connections {limit} further subflows, and raising the limit needs "
-            f"CAP_NET_ADMIN (ip mptcp limits set subflows {needed})"
-        )
     return ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
-from multi.transports.certificates import check_own, check_pin, openssl_cause, refused, stamp
+from multi.transports.certificates import check_own, check_pin, fault_of, refused, stamp
 from multi.transports.sockets import ready, transport_error
 
 ALPN = "multi/1"
@@ -169,7 +169,7 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
 def handshake_error(error: OSError, peer: str) -> TransportError:
     """What ended a TLS handshake with `peer`, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        return refused(peer, openssl_cause(error))
+        return refused(peer, fault_of(error.verify_message))
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
         return TransportError("the peer closed the connection in the TLS handshake; it may not speak TLS")
     if isinstance(error, ssl.SSLError):

@@ -27,10 +27,17 @@ CHUNK = bytes(65536)
 CAPABILITY_VERSION_3 = 0x20080522  # include/uapi/linux/capability.h
 
 
-def state() -> tuple[list[str], int]:
-    """The addresses of the host's endpoints and its limit of subflows."""
+def state() -> list[str]:
+    """The addresses of the host's endpoints."""
     with MptcpPathManager() as manager:
-        return [endpoint.address for endpoint in manager.endpoints()], manager.subflow_limit()
+        return [endpoint.address for endpoint in manager.endpoints()]
+
+
+def accepting() -> str:
+    """Why this host does not accept all subflows."""
+    from multi.transports.mptcp.subflows import why_few_accepted
+
+    return why_few_accepted()
 
 
 def administer(addresses: list[tuple[str, int]], subflows: int) -> None:

@@ -11,7 +11,6 @@ taken away and added again then, which concerns all connections of the host and 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import math
 from collections.abc import Callable
@@ -20,7 +19,16 @@ from functools import partial
 
 from multi.discovery.resources import in_thread, start_in_thread
 from multi.linux.mptcp_endpoints import EndpointLease
-from multi.linux.mptcp_pm import KERNEL, MptcpAddress, address_of, path_manager_type, sources_of, why_no_subflows
+from multi.linux.mptcp_pm import (
+    KERNEL,
+    MptcpAddress,
+    MptcpPathManager,
+    address_of,
+    limited,
+    path_manager_type,
+    sources_of,
+    why_no_subflows,
+)
 from multi.transports.mptcp.info import ESTABLISHED, SYN_SENT, MptcpInfo, local_addresses
 from multi.transports.sockets import words
 from multi.transports.tcp.info import TcpInfo
@@ -72,21 +80,18 @@ def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
     if reason:
         return None, reason
     found = [address_of(source, candidate.family) for source in sources_of(candidate)]
-    places = [place for place in found if isinstance(place, MptcpAddress)]
-    return EndpointLease(places, len(places)), ""
+    return EndpointLease(place for place in found if isinstance(place, MptcpAddress)), ""
 
 
-def lease_acceptance() -> tuple[EndpointLease | None, str]:
-    """See that this host accepts the further subflows of its clients, or why it will not take all of them."""
+def why_few_accepted() -> str:
+    """Why this host will not take all further subflows of its clients; empty = it will."""
     if (kind := path_manager_type()) != KERNEL:
-        return None, f"its MPTCP path manager is {kind!r}, which has to accept them"
+        return f"its MPTCP path manager is {kind!r}, which has to accept them"
     try:
-        return EndpointLease((), ACCEPTED_SUBFLOWS), ""
-    except OSError as error:
-        if error.errno in (errno.EPERM, errno.EACCES):
-            return None, "raising the limit needs CAP_NET_ADMIN"
-        # ENOENT: a kernel without path managers to talk to; it does as it likes
-        return None, "" if error.errno == errno.ENOENT else words(error)
+        with MptcpPathManager() as manager:
+            return limited(manager, ACCEPTED_SUBFLOWS)
+    except OSError:
+        return ""  # a kernel without path managers to talk to does as it likes
 
 
 def _release_unwanted(work: asyncio.Future[tuple[EndpointLease | None, str]]) -> None:
@@ -173,7 +178,7 @@ class SubflowManager:
             if own and not wanted.lost:
                 # It cannot carry anything: have what is in flight there sent over the others now.
                 logger.info("MPTCP subflow given up: %s", wanted.absent)
-                self._in_thread(partial(lease.suspend, place))
+                self._in_thread(partial(lease.renew, place, usable=False))
             wanted.lost = True
             return
         if wanted.lost:
@@ -186,7 +191,7 @@ class SubflowManager:
             if now < wanted.asked_at + max(wanted.delay, SYN_PATIENCE if asking else 0.0):
                 return
         logger.info("MPTCP endpoint %s is added anew", place.address)
-        self._in_thread(partial(lease.renew, place))
+        self._in_thread(partial(lease.renew, place, usable=True))
         wanted.asked_at, wanted.delay = now, min(wanted.delay * 2, MAX_RETRY)
 
     def _in_thread(self, change: Callable[[], None]) -> None:

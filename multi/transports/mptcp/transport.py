@@ -12,7 +12,6 @@ import logging
 import socket
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from multi.errors import TransportError
@@ -30,7 +29,7 @@ from multi.types import Candidate, TransportSample
 
 if sys.platform == "linux":
     from multi.linux.mptcp_endpoints import EndpointLease
-    from multi.transports.mptcp.subflows import SubflowManager, lease_acceptance, lease_subflows, release_subflows
+    from multi.transports.mptcp.subflows import SubflowManager, lease_subflows, release_subflows, why_few_accepted
 
 logger = logging.getLogger("multi.transports")
 
@@ -177,14 +176,9 @@ class Mptcp(Transport):
             logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
         protocol = IPPROTO_MPTCP if available else 0
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM, protocol))
-        listener = StreamListener(sock, settings, accept, prepare)
-        if available and sys.platform == "linux":
-            lease, reason = lease_acceptance()
-            if lease is not None:
-                listener.on_close = partial(release_subflows, lease)
-            if reason:
-                logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
-        return listener
+        if available and sys.platform == "linux" and (reason := why_few_accepted()):
+            logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
+        return StreamListener(sock, settings, accept, prepare)
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         if not mptcp_available():

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, TlsSettings
-from multi.transports.certificates import aioquic_cause, refused
+from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import (
     ALPN,
     CONNECTION_ID_LENGTH,
@@ -249,7 +249,7 @@ class AioquicEngine:
         try:
             verify_certificate(tls._peer_certificate, tls._peer_certificate_chain, cadata=issuers)
         except (Alert, ValueError) as error:
-            raise refused("the client", aioquic_cause(str(error))) from error
+            raise refused("the client", fault_of(str(error))) from error
 
     def has_stream(self, stream_id: int) -> bool:
         return stream_id in self._connection._streams

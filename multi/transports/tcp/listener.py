@@ -65,8 +65,6 @@ class StreamListener:
         self._pause: asyncio.TimerHandle | None = None
         self._next_log = 0.0
         self._greetings: set[Greeting] = set()
-        self.on_close: Callable[[], object] = lambda: None
-        """Called once."""
         with ExitStack() as undo:
             undo.callback(sock.close)
             if self._tls is not None:
@@ -100,7 +98,6 @@ class StreamListener:
         self._sock.close()
         for greeting in self._greetings:
             greeting.cancel()
-        self.on_close()
 
     def _resume(self) -> None:
         self._pause = None

@@ -1,4 +1,4 @@
-"""Endpoints and limits of the host: lent to who needs them, shared, and put back whatever happens."""
+"""Endpoints of the host: lent to who needs them, shared, and put back whatever happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.linux.fake_mptcp import ETH, WLAN, Kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPTCP path managers exist on Linux only")
 
-NOTHING: dict[str, object] = {"endpoints": {}, "limit": None}
+NOTHING: dict[str, object] = {"endpoints": {}}
 
 
 class Clock:
@@ -38,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(mptcp_endpoints, "_directory", lambda: tmp_path)
-    return tmp_path / "changes"
+    return tmp_path / "added"
 
 
 def addresses(kernel: Kernel) -> list[str]:
@@ -46,38 +46,38 @@ def addresses(kernel: Kernel) -> list[str]:
 
 
 def test_what_was_added_goes_with_the_last_who_uses_it(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(limit=0).install(monkeypatch)
-    first, second = EndpointLease([WLAN], 1), EndpointLease([WLAN], 1)
-    assert (addresses(kernel), kernel.limit) == (["10.0.2.2"], 1)
+    kernel = Kernel().install(monkeypatch)
+    first, second = EndpointLease([WLAN]), EndpointLease([WLAN])
+    assert addresses(kernel) == ["10.0.2.2"]
     first.release()
     first.release()
-    assert (addresses(kernel), kernel.limit) == (["10.0.2.2"], 1)
+    assert addresses(kernel) == ["10.0.2.2"]
     second.release()
-    assert (addresses(kernel), kernel.limit) == ([], 0)
+    assert addresses(kernel) == []
     assert json.loads(record.read_text()) == NOTHING
 
 
 def test_what_another_process_uses_stays(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(limit=0).install(monkeypatch)
-    lease = EndpointLease([WLAN], 1)
+    kernel = Kernel().install(monkeypatch)
+    lease = EndpointLease([WLAN])
     with (record.parent / "users").open() as another:
         fcntl.flock(another, fcntl.LOCK_SH)
         lease.release()
-        assert (addresses(kernel), kernel.limit) == (["10.0.2.2"], 1)
-        following = EndpointLease([ETH], 1)
+        assert addresses(kernel) == ["10.0.2.2"]
+        following = EndpointLease([ETH])
         assert addresses(kernel) == ["10.0.2.2", "10.0.1.2"]
     following.release()
-    assert (addresses(kernel), kernel.limit) == ([], 0)
+    assert addresses(kernel) == []
 
 
 def test_the_next_one_takes_away_what_a_killed_process_left(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW), limit=1).install(monkeypatch)
-    record.write_text(json.dumps({"endpoints": {"10.0.2.2": [3, 5.0]}, "limit": [0, 1]}))
-    lease = EndpointLease([ETH], 0)
+    kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW)).install(monkeypatch)
+    record.write_text(json.dumps({"endpoints": {"10.0.2.2": [3, 5.0]}}))
+    lease = EndpointLease([ETH])
     assert addresses(kernel) == ["10.0.1.2"]
     assert kernel.removed == ["10.0.2.2"]
     lease.release()
-    assert (addresses(kernel), kernel.limit) == ([], 0)
+    assert addresses(kernel) == []
 
 
 def test_a_forked_child_gives_nothing_back_that_its_parent_uses(tmp_path: Path) -> None:
@@ -90,23 +90,23 @@ from tests.unit.linux.fake_mptcp import WLAN, Kernel
 kernel = Kernel()
 mptcp_endpoints.MptcpPathManager = lambda: kernel
 mptcp_endpoints._directory = lambda: Path(sys.argv[1])
-lease = mptcp_endpoints.EndpointLease([WLAN], 1)
+lease = mptcp_endpoints.EndpointLease([WLAN])
 if not os.fork():
     sys.exit()
 os.wait()
-print(Path(sys.argv[1], "changes").read_text())
+print(Path(sys.argv[1], "added").read_text())
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
     assert list(json.loads(done.stdout)["endpoints"]) == ["10.0.2.2"]
-    assert json.loads((tmp_path / "changes").read_text()) == NOTHING
+    assert json.loads((tmp_path / "added").read_text()) == NOTHING
 
 
 def test_what_an_administrator_has_set_up_is_used_and_left_alone(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = Endpoint("10.0.2.2", 0, 1, FLAG_SUBFLOW)
     kernel = Kernel(theirs).install(monkeypatch)
-    lease = EndpointLease([WLAN], 1)
-    lease.renew(WLAN)
-    lease.suspend(WLAN)
+    lease = EndpointLease([WLAN])
+    lease.renew(WLAN, usable=True)
+    lease.renew(WLAN, usable=False)
     lease.release()
     assert kernel.present == [theirs]
     assert kernel.removed == []
@@ -116,18 +116,16 @@ def test_an_endpoint_for_another_purpose_is_not_touched(record: Path, monkeypatc
     theirs = Endpoint("10.0.2.2", 3, 1, FLAG_SIGNAL)
     kernel = Kernel(theirs).install(monkeypatch)
     with pytest.raises(FileExistsError, match="for another purpose"):
-        EndpointLease([ETH, WLAN], 2)
+        EndpointLease([ETH, WLAN])
     assert kernel.present == [theirs]
     assert json.loads(record.read_text()) == NOTHING
 
 
 def test_without_privilege_only_what_is_there_can_be_used(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW), privileged=False).install(monkeypatch)
-    EndpointLease([WLAN], 1).release()
+    EndpointLease([WLAN]).release()
     with pytest.raises(PermissionError):
-        EndpointLease([ETH], 1)
-    with pytest.raises(PermissionError):
-        EndpointLease([WLAN], 3)
+        EndpointLease([ETH])
     assert len(kernel.present) == 1
     assert json.loads(record.read_text()) == NOTHING
 
@@ -136,46 +134,18 @@ def test_what_a_process_left_that_was_allowed_more_is_no_obstacle(
     record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW), privileged=False).install(monkeypatch)
-    left = {"endpoints": {"10.0.2.2": [3, 5.0]}, "limit": [0, 2]}
+    left = {"endpoints": {"10.0.2.2": [3, 5.0]}}
     record.write_text(json.dumps(left))
-    EndpointLease([WLAN], 1).release()
+    EndpointLease([WLAN]).release()
     assert len(kernel.present) == 1
     assert json.loads(record.read_text()) == left
 
 
-def test_a_limit_that_somebody_else_changed_meanwhile_stays(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(limit=0).install(monkeypatch)
-    lease = EndpointLease([], 2)
-    kernel.limit = 5
-    lease.release()
-    assert kernel.limit == 5
-
-
-def test_a_limit_raised_twice_goes_back_to_what_it_was_at_first(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Kernel(limit=1).install(monkeypatch)
-    first, second = EndpointLease([], 2), EndpointLease([], 4)
-    assert kernel.limit == 4
-    for lease in (first, second):
-        lease.release()
-    assert kernel.limit == 1
-
-
-def test_the_limit_has_room_for_the_endpoints_of_an_administrator_too(
-    record: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    others = [Endpoint(f"10.0.9.{n}", 0, n, FLAG_SUBFLOW) for n in (1, 2)]
-    kernel = Kernel(*others, limit=2).install(monkeypatch)
-    lease = EndpointLease([WLAN], 1)
-    assert kernel.limit == 3
-    lease.release()
-    assert (kernel.present, kernel.limit) == (others, 2)
-
-
-@pytest.mark.parametrize("content", [b"{", b"[]", b"[{}]", b'{"limit": 3}', b"3", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"[{}]", b'{"endpoints": 3}', b"3", b"\xff\xfe"])
 def test_a_damaged_record_stops_nobody(record: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
     record.write_bytes(content)
-    EndpointLease([WLAN], 1).release()
+    EndpointLease([WLAN]).release()
     assert kernel.present == []
     assert json.loads(record.read_text()) == NOTHING
 
@@ -184,36 +154,36 @@ def test_what_several_connections_want_renewed_at_once_is_renewed_once(
     record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = Kernel().install(monkeypatch)
-    first, second = EndpointLease([WLAN], 1), EndpointLease([WLAN], 1)
+    first, second = EndpointLease([WLAN]), EndpointLease([WLAN])
     clock.now += 5
-    first.renew(WLAN)
-    second.renew(WLAN)
+    first.renew(WLAN, usable=True)
+    second.renew(WLAN, usable=True)
     assert kernel.removed == ["10.0.2.2"]
     clock.now += 5
-    second.renew(WLAN)
+    second.renew(WLAN, usable=True)
     assert kernel.removed == ["10.0.2.2"] * 2
     assert addresses(kernel) == ["10.0.2.2"]
     for lease in (first, second):
         lease.release()
 
 
-def test_what_was_suspended_is_renewed_at_once(record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_given_up_is_renewed_at_once(record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
-    lease = EndpointLease([WLAN], 1)
-    lease.suspend(WLAN)
+    lease = EndpointLease([WLAN])
+    lease.renew(WLAN, usable=False)
     assert addresses(kernel) == []
-    lease.renew(WLAN)
+    lease.renew(WLAN, usable=True)
     assert addresses(kernel) == ["10.0.2.2"]
     lease.release()
-    lease.suspend(WLAN)
-    lease.renew(WLAN)
+    lease.renew(WLAN, usable=False)
+    lease.renew(WLAN, usable=True)
     assert addresses(kernel) == []
 
 
 def test_an_interface_with_a_new_number_gets_a_new_endpoint(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
-    lease = EndpointLease([WLAN], 1)
-    lease.renew(MptcpAddress(9, WLAN.address))
+    lease = EndpointLease([WLAN])
+    lease.renew(MptcpAddress(9, WLAN.address), usable=True)
     assert [(endpoint.address, endpoint.index) for endpoint in kernel.present] == [(WLAN.address, 9)]
     lease.release()
     assert kernel.present == []
@@ -222,9 +192,9 @@ def test_an_interface_with_a_new_number_gets_a_new_endpoint(record: Path, monkey
 def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Kernel().install(monkeypatch)
     monkeypatch.setattr(mptcp_endpoints, "Path", lambda _name: tmp_path)
-    EndpointLease([WLAN], 1).release()
+    EndpointLease([WLAN]).release()
     (directory,) = tmp_path.iterdir()
     directory.chmod(0o777)
     with pytest.raises(PermissionError, match="only this user"):
-        EndpointLease([WLAN], 1)
+        EndpointLease([WLAN])
     assert os.listdir(directory)
