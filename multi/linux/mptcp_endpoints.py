@@ -44,30 +44,30 @@ class EndpointLease:
     OSError: EPERM where this process may not, and what it would rely on is not there.
     """
 
-    def __init__(self, places: Iterable[MptcpAddress]) -> None:
-        """See that the kernel makes subflows from these places.
-
-        To be made before the socket: the kernel decides then whether a connection will ever have subflows.
-        """
+    def __init__(self) -> None:
         directory = _directory()
         self._record = directory / "added"
-        self._users = _opened(directory / "users")
+        self._kernel = MptcpPathManager()
         try:
-            self._kernel = MptcpPathManager()
+            self._users = _opened(directory / "users")
         except OSError:
-            self._users.close()
+            self._kernel.close()
             raise
         _leases.add(self)
-        try:
-            with self._added() as added:
-                if _alone(self._users):
-                    self._take_away(added)
-                fcntl.flock(self._users, fcntl.LOCK_SH)
-                for place in places:
-                    self._use(added, place)
-        except BaseException:
-            self.release()
-            raise
+
+    def use(self, places: Iterable[MptcpAddress]) -> None:
+        """See that the kernel makes subflows from these places.
+
+        To be called before the socket is made: the kernel decides then whether a connection will ever have subflows.
+        """
+        with self._added() as added:
+            if self not in _leases:
+                return
+            if _alone(self._users):
+                self._take_away(added)
+            fcntl.flock(self._users, fcntl.LOCK_SH)
+            for place in places:
+                self._use(added, place)
 
     def renew(self, place: MptcpAddress, *, usable: bool) -> None:
         """Take the endpoint away, and add it again if a subflow can leave from there.

@@ -26,15 +26,12 @@ SocketAddress: TypeAlias = Any
 
 LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 NOTSENT_LOWAT = 16 * 1024  # bytes; unsent ones cannot be taken back from a slow path. Channels raise it on fast ones
-SYN_RETRIES = 3  # Linux >= 6.5 repeats the first SYNs 1 s apart; the path manager gives up earlier anyway
 RTO_MAX_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
 USER_TIMEOUT_MS = 10_000  # sent and not acknowledged for so long; a backstop, our own detection is faster
-KEEPALIVE_PROBES = 3
 
 # Options the socket module of Python 3.11 has no name for (include/uapi/linux/in.h, tcp.h).
 _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_RTO_MAX_MS = 44
-_SO_BINDTODEVICE = 25
 
 _WORDS = {  # where the system's own text is not what people say
     errno.ECONNABORTED: "connection aborted",
@@ -86,10 +83,6 @@ def family_of(address: SocketAddress) -> Family:
     return Family.IPV6 if ":" in unmapped(address[0]) else Family.IPV4
 
 
-def socket_family(family: Family) -> socket.AddressFamily:
-    return socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET
-
-
 def socket_address(host: str, port: int, interface: str = "") -> SocketAddress:
     """The form `connect` and `bind` take for a literal address.
 
@@ -114,70 +107,40 @@ def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.s
 
     Raises TransportError when the interface or the address does not exist here.
     """
-    try:
-        sock = socket.socket(socket_family(candidate.family), kind, protocol)
-    except OSError as error:
-        raise transport_error(error) from error
+    interface, address, doing = candidate.interface, candidate.local_address, ""
+    family = socket.AF_INET6 if candidate.family is Family.IPV6 else socket.AF_INET
     with ExitStack() as undo:
-        undo.enter_context(sock)
-        sock.setblocking(False)
-        if candidate.interface:
-            _bind_to_device(sock, candidate.interface)
-        if candidate.local_address:
-            _bind_to_address(sock, candidate.local_address, candidate.interface)
+        try:
+            sock = undo.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            if interface and sys.platform == "linux":
+                # An address alone does not choose the interface: with one default route, packets leave through it,
+                # whatever source address they carry. Elsewhere the address has to do.
+                doing = f"cannot bind to interface {interface}"
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+            if address:
+                doing = f"cannot bind to {address}"
+                # Choose the port at connect, when the remote address is known: one port can then serve many remotes.
+                _try_option(sock, _IP_BIND_ADDRESS_NO_PORT, 1, socket.IPPROTO_IP)
+                sock.bind(socket_address(address, 0, interface))
+        except OSError as error:
+            raise transport_error(error, doing) from error
         undo.pop_all()
     return sock
 
 
-def _bind_to_device(sock: socket.socket, interface: str) -> None:
-    # An address alone does not choose the interface: with one default route, packets leave through it,
-    # whatever source address they carry.
-    # Elsewhere the address has to do.
-    try:
-        socket.if_nametoindex(interface)
-    except OSError as error:
-        raise TransportError(errno.ENODEV, f"no interface named {interface!r}") from error
-    if sys.platform == "linux":
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, interface.encode())
-        except OSError as error:
-            raise transport_error(error, f"cannot bind to interface {interface}") from error
-
-
-def _bind_to_address(sock: socket.socket, address: str, interface: str) -> None:
-    # Choose the port at connect, when the remote address is known: one port can then serve many remotes.
-    _try_option(sock, socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-    try:
-        sock.bind(socket_address(address, 0, interface))
-    except OSError as error:
-        raise transport_error(error, f"cannot bind to {address}") from error
-
-
 def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None:
-    """Set the options of a TCP or MPTCP connection to or from the address `remote`.
-
-    MPTCP sockets lack some of them, which is no error.
-    """
-    tcp = socket.IPPROTO_TCP
-    if settings.congestion and hasattr(socket, "TCP_CONGESTION"):
-        _try_option(sock, tcp, socket.TCP_CONGESTION, settings.congestion.encode())
+    """Set the options of a TCP or MPTCP connection to or from the address `remote`."""
+    if settings.congestion:
+        _try_option(sock, "TCP_CONGESTION", settings.congestion.encode())
     elif is_loopback(remote):
         send_unpaced(sock)
     # asyncio sets TCP_NODELAY only on sockets whose protocol number it knows, and never on MPTCP.
-    _try_option(sock, tcp, socket.TCP_NODELAY, 0 if settings.nagle else 1)
+    _try_option(sock, "TCP_NODELAY", 0 if settings.nagle else 1)
     set_notsent_lowat(sock, NOTSENT_LOWAT)
+    _try_option(sock, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
     if sys.platform == "linux":
-        _try_option(sock, tcp, _TCP_RTO_MAX_MS, RTO_MAX_MS)
-        _try_option(sock, tcp, socket.TCP_SYNCNT, SYN_RETRIES)
-        _try_option(sock, tcp, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-    if settings.idle_timeout > 0:
-        _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        half = settings.idle_timeout / 2
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            _try_option(sock, tcp, socket.TCP_KEEPIDLE, max(1, round(half)))
-        if hasattr(socket, "TCP_KEEPINTVL"):
-            _try_option(sock, tcp, socket.TCP_KEEPINTVL, max(1, round(half / KEEPALIVE_PROBES)))
-            _try_option(sock, tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        _try_option(sock, _TCP_RTO_MAX_MS, RTO_MAX_MS)
 
 
 def send_unpaced(sock: socket.socket) -> None:
@@ -186,19 +149,23 @@ def send_unpaced(sock: socket.socket) -> None:
     A timer for every 64 KiB costs both ends two fifths of the processor time of a transfer (measured: 351 against 202
     ms per GiB sent, 306 against 186 received). Reno is in every kernel and may always be chosen.
     """
-    if hasattr(socket, "TCP_CONGESTION"):
-        _try_option(sock, socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    _try_option(sock, "TCP_CONGESTION", b"reno")
 
 
 def set_notsent_lowat(sock: socket.socket, size: int) -> None:
     """Let the kernel hold about `size` bytes not yet sent before it stops taking more."""
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        _try_option(sock, socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
+    _try_option(sock, "TCP_NOTSENT_LOWAT", size)
+
+
+def _try_option(sock: socket.socket, option: int | str, value: int | bytes, level: int = socket.IPPROTO_TCP) -> None:
+    # Other systems, older kernels and MPTCP sockets lack some options; each only sharpens what works without.
+    with suppress(OSError, AttributeError):
+        sock.setsockopt(level, getattr(socket, option) if isinstance(option, str) else option, value)
 
 
 def reset_on_close(sock: socket.socket) -> None:
     """Make `close` drop what is unsent and send a reset."""
-    _try_option(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def check_congestion(settings: TcpSettings, place: str = "") -> None:
@@ -229,12 +196,6 @@ def available_congestion_controls() -> list[str]:
     return sorted(text.split())
 
 
-def _try_option(sock: socket.socket, level: int, option: int, value: int | bytes) -> None:
-    # Older kernels and MPTCP sockets refuse some options; each of them only sharpens what works without.
-    with suppress(OSError):
-        sock.setsockopt(level, option, value)
-
-
 async def connect(sock: socket.socket, candidate: Candidate) -> None:
     """Connect a non-blocking stream socket. Raises TransportError in words; cancelling is safe.
 
@@ -262,17 +223,12 @@ async def ready(sock: socket.socket, *, writing: bool = False) -> None:
     """Wait until something can be read, or written. Cancelling is safe."""
     loop = asyncio.get_running_loop()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
-    done: asyncio.Future[None] = loop.create_future()
-    add(sock.fileno(), _resolve, done)
+    event = asyncio.Event()
+    add(sock.fileno(), event.set)
     try:
-        await done
+        await event.wait()
     finally:
         remove(sock.fileno())
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def listening_socket(host: str, port: int, open_socket: Callable[[int], socket.socket]) -> socket.socket:
@@ -300,10 +256,10 @@ def _bind_server(host: str, port: int, open_socket: Callable[[int], socket.socke
             sock = undo.enter_context(open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             sock.setblocking(False)
             if ":" in host:
-                _try_option(sock, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                _try_option(sock, socket.IPV6_V6ONLY, 0, socket.IPPROTO_IPV6)
             if sock.type == socket.SOCK_STREAM and os.name == "posix":
                 # A restarted server must not wait for connections of its former life to leave TIME-WAIT.
-                _try_option(sock, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(socket_address(host, port))
         except OSError as error:
             raise transport_error(error, f"cannot listen on {format_address((host, port))}") from error

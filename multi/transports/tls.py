@@ -25,26 +25,26 @@ FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
 WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
 
-_WORDS = {
-    "CERTIFICATE_VERIFY_FAILED": "certificate verify failed",
-    "HTTP_REQUEST": "the peer does not speak TLS",
+_NO_TLS = "the peer does not speak TLS"
+_NOT_OURS = "the peer did not accept our certificate"
+_WORDS = {  # where OpenSSL's own word says too little
+    "HTTP_REQUEST": _NO_TLS,
     "NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
-    "PACKET_LENGTH_TOO_LONG": "the peer does not speak TLS",
+    "PACKET_LENGTH_TOO_LONG": _NO_TLS,
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer has no certificate",
-    "RECORD_LAYER_FAILURE": "the peer does not speak TLS",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer did not accept our certificate",
-    "NO_CERTIFICATE_OR_CRL_FOUND": "no certificate found",
-    "SSLV3_ALERT_CERTIFICATE_REVOKED": "the peer did not accept our certificate: it was revoked",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer did not accept our certificate",
-    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "the peer did not accept our certificate: it is not made for this purpose",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer did not accept our certificate: it has expired",
+    "RECORD_LAYER_FAILURE": _NO_TLS,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _NOT_OURS,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": f"{_NOT_OURS}: it has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": f"{_NOT_OURS}: it was revoked",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _NOT_OURS,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": f"{_NOT_OURS}: it is not made for this purpose",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer requires a certificate",
     "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
     "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not support TLS 1.3",
-    "TLSV1_ALERT_UNKNOWN_CA": "the peer did not accept our certificate: unknown issuer",
-    "UNEXPECTED_MESSAGE": "the peer does not speak TLS",
+    "TLSV1_ALERT_UNKNOWN_CA": f"{_NOT_OURS}: unknown issuer",
+    "UNEXPECTED_MESSAGE": _NO_TLS,
     "UNSUPPORTED_PROTOCOL": "the peer does not support TLS 1.3",
-    "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
+    "WRONG_VERSION_NUMBER": _NO_TLS,
 }
 
 
@@ -53,11 +53,8 @@ def client_context(tls: TlsSettings) -> ssl.SSLContext:
 
     Reading certificates takes longer than a handshake, so the context is used again until one of the files changes.
     """
-    paths: list[Path | str | None] = [tls.cert, tls.key, tls.ca]
-    if tls.verify and tls.ca is None and (tls.cert is None or tls.key is not None):
-        system = ssl.get_default_verify_paths()
-        paths += [system.cafile, system.capath]
-    return _client_context(tls, tuple(stamp(path) for path in paths if path is not None))
+    system = ssl.get_default_verify_paths()
+    return _client_context(tls, tuple(map(stamp, (tls.cert, tls.key, tls.ca, system.cafile, system.capath))))
 
 
 @lru_cache(maxsize=CONTEXTS_KEPT)
@@ -240,15 +237,13 @@ class TlsStream:
 
 
 def _gather(buffers: Sequence[Buffer]) -> Buffer:
-    first = buffers[0]
-    if len(first) >= WRITE_SIZE:
-        return memoryview(first)[:WRITE_SIZE]
-    if len(buffers) == 1:
+    """The first bytes, in one piece; those of one long buffer are not copied."""
+    first = memoryview(buffers[0])[:WRITE_SIZE]
+    if len(buffers) == 1 or len(first) == WRITE_SIZE:
         return first
-    parts: list[Buffer] = []
-    room = WRITE_SIZE
+    parts, room = [], WRITE_SIZE
     for buffer in buffers:
-        parts.append(buffer if len(buffer) <= room else memoryview(buffer)[:room])
+        parts.append(memoryview(buffer)[:room])
         room -= len(parts[-1])
         if not room:
             break

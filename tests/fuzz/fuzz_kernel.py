@@ -16,7 +16,7 @@ from multi.linux import genetlink, nl80211, policy_routes, wifi_signal
 from multi.linux.genetlink import GenericNetlink
 from multi.linux.nl80211 import Nl80211
 from multi.transports.mptcp import info as mptcp_info
-from multi.transports.mptcp.info import MptcpInfo, local_addresses, read_mptcp_info
+from multi.transports.mptcp.info import MptcpInfo, parse_address, read_mptcp_info
 from multi.transports.tcp import info as tcp_info
 from multi.transports.tcp.info import read_tcp_info
 from multi.types import Interface, Kind
@@ -219,19 +219,19 @@ def run_socket_info(data: bytes) -> None:
     full: Any = None
     if choices.chance(2):
         infos = [choices.take(232).ljust(232, b"\0") for _ in range(count)]
-        names = b"".join(_names(choices) for _ in range(count))
-        full = (choices.take(96), tuple(map(tcp_info.parse_tcp_info, infos)), names)
+        addresses = tuple(parse_address(_address(choices)) for _ in range(count))
+        full = (choices.take(96), tuple(map(tcp_info.parse_tcp_info, infos)), addresses)
     with patch.object(mptcp_info, "_read_full", lambda _sock: full):
         found = read_mptcp_info(sock)
     if isinstance(found, MptcpInfo):
         check(found.bytes_acked >= 0 and found.unacked >= 0 and found.subflow_count >= 0, "a count below zero")
-        check(len(local_addresses(found.names)) == len(found.subflows), "subflows without names")
+        check(len(found.addresses) == len(found.subflows), "subflows without addresses")
 
 
-def _names(choices: Choices) -> bytes:
-    address = choices.pick((b"\2\0", b"\n\0", b"\0\0")) + choices.take(2).ljust(2, b"\0") + choices.take(28)
-    other = choices.pick((b"\2\0", b"\n\0", b"\xff\xff")) + bytes(6) + b"\0" * 10 + b"\xff\xff" + choices.take(4)
-    return bytes(8) + address.ljust(128, b"\0") + other.ljust(128, b"\0")
+def _address(choices: Choices) -> bytes:
+    if choices.chance(2):
+        return (choices.pick((b"\2\0", b"\n\0", b"\0\0")) + choices.take(30)).ljust(32, b"\0")
+    return choices.pick((b"\2\0", b"\n\0", b"\xff\xff")) + bytes(16) + b"\xff\xff" + choices.take(4).ljust(12, b"\0")
 
 
 def _random_looking() -> list[bytes]:

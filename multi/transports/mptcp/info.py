@@ -7,7 +7,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 from multi.transports.sockets import unmapped
 from multi.transports.tcp.info import TcpInfo, parse_tcp_info
@@ -16,7 +16,6 @@ SOL_MPTCP = 284
 _MPTCP_INFO = 1
 _MPTCP_FULL_INFO = 4  # Linux >= 6.6
 ESTABLISHED = 1  # state of a subflow, include/net/tcp_states.h
-SYN_SENT = 2
 CARRYING = frozenset({1, 4, 5, 8, 9, 11})  # established or closing, not opening and not closed
 _FALLBACK = 1  # bit of the flags: the connection is plain TCP
 _MAX_SUBFLOWS = 8  # the kernel's own limit
@@ -42,8 +41,8 @@ class MptcpInfo:
     subflow_count: int
     subflows: tuple[TcpInfo, ...]
     """Empty where the kernel tells only about the first one (before Linux 6.6), and when none is left."""
-    names: bytes = b""
-    """Of `subflows`, for `local_addresses`."""
+    addresses: tuple[str, ...] = ()
+    """Where each of `subflows` leaves from; IPv4 addresses mapped into IPv6 are given as IPv4."""
     acknowledged: bool = False
     """Data has gone through, one way at least: from about then on there may be more subflows (RFC 8684 section 3.1)."""
 
@@ -56,10 +55,10 @@ def read_mptcp_info(sock: socket.socket) -> MptcpInfo | None:
     if sys.platform != "linux":
         return None
     subflows: tuple[TcpInfo, ...] = ()
-    names = b""
+    addresses: tuple[str, ...] = ()
     full = _read_full(sock)
     if full is not None:
-        data, subflows, names = full
+        data, subflows, addresses = full
     else:
         try:
             data = sock.getsockopt(SOL_MPTCP, _MPTCP_INFO, _INFO.size)
@@ -74,18 +73,13 @@ def read_mptcp_info(sock: socket.socket) -> MptcpInfo | None:
         unacked=max(0, written - una),
         subflow_count=(total or further + 1) if full is None else sum(flow.state == ESTABLISHED for flow in subflows),
         subflows=subflows,
-        names=names,
+        addresses=addresses,
         acknowledged=not counted or bool(received or acked),
     )
 
 
-@lru_cache(maxsize=64)
-def local_addresses(names: bytes) -> tuple[str, ...]:
-    """Where each subflow leaves from, in their order; IPv4 addresses mapped into IPv6 are given as IPv4."""
-    return tuple(_socket_address(names[at + 8 : at + 32]) for at in range(0, len(names), _NAME_SIZE))
-
-
-def _socket_address(data: bytes) -> str:
+def parse_address(data: bytes) -> str:
+    """Of a sockaddr_storage."""
     family = int.from_bytes(data[:2], sys.byteorder)
     if family == socket.AF_INET:
         return socket.inet_ntop(socket.AF_INET, data[4:8])
@@ -109,7 +103,7 @@ class _FullInfoBuffers:
 _buffers = cache(_FullInfoBuffers)
 
 
-def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...], bytes] | None:
+def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...], tuple[str, ...]] | None:
     # By ctypes because the option reads its buffer before it fills it, which socket.getsockopt cannot do.
     memory = _buffers()
     size = len(memory.request)
@@ -119,8 +113,7 @@ def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...], bytes] 
         return None
     raw = memory.full.raw[: memory.length.value]
     count = min(_FULL.unpack_from(raw)[4], _MAX_SUBFLOWS)
-    infos = memory.tcp_info.raw
-    subflows = tuple(
-        parse_tcp_info(infos[at : at + _TCP_INFO_SIZE]) for at in range(0, count * _TCP_INFO_SIZE, _TCP_INFO_SIZE)
-    )
-    return raw[_FULL.size :], subflows, ctypes.string_at(memory.names, count * _NAME_SIZE)
+    infos, names = memory.tcp_info.raw, memory.names.raw
+    subflows = tuple(parse_tcp_info(infos[n * _TCP_INFO_SIZE : (n + 1) * _TCP_INFO_SIZE]) for n in range(count))
+    addresses = tuple(parse_address(names[n * _NAME_SIZE + 8 : n * _NAME_SIZE + 32]) for n in range(count))
+    return raw[_FULL.size :], subflows, addresses

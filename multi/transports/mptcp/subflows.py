@@ -15,9 +15,8 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from multi.discovery.resources import in_thread, start_in_thread
+from multi.discovery.resources import in_thread
 from multi.linux.mptcp_endpoints import EndpointLease
 from multi.linux.mptcp_pm import (
     KERNEL,
@@ -29,7 +28,7 @@ from multi.linux.mptcp_pm import (
     sources_of,
     why_no_subflows,
 )
-from multi.transports.mptcp.info import ESTABLISHED, SYN_SENT, MptcpInfo, local_addresses
+from multi.transports.mptcp.info import ESTABLISHED, MptcpInfo
 from multi.transports.sockets import words
 from multi.transports.tcp.info import TcpInfo
 from multi.types import Candidate, Source
@@ -39,7 +38,6 @@ logger = logging.getLogger("multi.transports")
 CHECK_INTERVAL = 0.25  # seconds; an interface that is usable again must have its subflow within one
 CHECK_DOUBTFUL = 0.05  # seconds, until data has gone through, and while a subflow has repeated something in vain
 STUCK_RETRANSMITS = 2  # unanswered retransmissions in a row: the path is dead, not slow
-SYN_PATIENCE = 3.0  # seconds for a subflow to be answered before another attempt
 ACCEPTED_SUBFLOWS = 2  # besides the first: clients with three interfaces, and the default of Linux
 RETRY_FIRST = 0.5  # seconds until a subflow that could not be made or did not last is tried again
 MAX_RETRY = 60.0  # renewing an endpoint interrupts other connections
@@ -65,22 +63,20 @@ async def lease_subflows(candidate: Candidate) -> tuple[EndpointLease | None, st
 
     To be called before the socket is made. Cancelling it borrows nothing.
     """
-    work = asyncio.ensure_future(in_thread(_lease, candidate))
-    try:
-        return await asyncio.shield(work)
-    except OSError as error:
-        return None, words(error)
-    except asyncio.CancelledError:
-        work.add_done_callback(_release_unwanted)
-        raise
-
-
-def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
-    reason = why_no_subflows(candidate)
-    if reason:
+    if reason := why_no_subflows(candidate):
         return None, reason
-    found = [address_of(source, candidate.family) for source in sources_of(candidate)]
-    return EndpointLease(place for place in found if isinstance(place, MptcpAddress)), ""
+    lease = None
+    try:
+        lease = EndpointLease()
+        found = [address_of(source, candidate.family) for source in sources_of(candidate)]
+        await in_thread(lease.use, [place for place in found if isinstance(place, MptcpAddress)])
+    except (OSError, asyncio.CancelledError) as error:
+        if lease is not None:
+            release_subflows(lease)
+        if isinstance(error, OSError):
+            return None, words(error)
+        raise
+    return lease, ""
 
 
 def why_few_accepted() -> str:
@@ -92,11 +88,6 @@ def why_few_accepted() -> str:
             return limited(manager, ACCEPTED_SUBFLOWS)
     except OSError:
         return ""  # a kernel without path managers to talk to does as it likes
-
-
-def _release_unwanted(work: asyncio.Future[tuple[EndpointLease | None, str]]) -> None:
-    if not work.cancelled() and work.exception() is None and (lease := work.result()[0]) is not None:
-        release_subflows(lease)
 
 
 def release_subflows(lease: EndpointLease) -> None:
@@ -122,7 +113,7 @@ class SubflowManager:
         self._family, self._lease, self._reason, self._read = candidate.family, lease, reason, read
         first = Source(candidate.interface, candidate.local_address, candidate.kind)
         self._wanted = [_Wanted(source) for source in (first, *sources_of(candidate)) if source.interface]
-        self._changing: asyncio.Future[None] | None = None
+        self._renewing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._check()
 
@@ -135,13 +126,15 @@ class SubflowManager:
 
     def describe(self, kernel: MptcpInfo) -> str:
         """`eth0, wlan0`, and what is missing with its reason."""
-        names = {wanted.address.address: wanted.source.interface for wanted in self._wanted if wanted.address}
-        live = {names.get(address, address) for address, flow in _flows(kernel) if flow.state == ESTABLISHED}
-        here = [wanted.source.interface for wanted in self._wanted if wanted.source.interface in live]
-        said = [", ".join([*here, *sorted(live.difference(here))])] if live else []
+        live = {address for address, flow in _flows(kernel) if flow.state == ESTABLISHED}
         why = f": {self._reason}" if self._reason else ""
-        missing = [wanted for wanted in self._wanted if wanted.source.interface not in live]
-        return "; ".join([*said, *(one.absent or f"none over {one.source.interface}{why}" for one in missing)])
+        here, missing = [], []
+        for wanted in self._wanted:
+            if wanted.address is not None and wanted.address.address in live:
+                here.append(wanted.source.interface)
+            else:
+                missing.append(wanted.absent or f"none over {wanted.source.interface}{why}")
+        return "; ".join([", ".join(here), *missing] if here else missing)
 
     def _check(self) -> None:
         kernel = self._read()
@@ -150,7 +143,7 @@ class SubflowManager:
             return
         try:
             for wanted in self._wanted:
-                if self._changing is None:
+                if self._renewing is None or self._renewing.done():
                     self._keep(wanted, kernel)
         except OSError as error:  # a shortage, which tells nothing of the interfaces
             logger.debug("MPTCP subflows not looked at: %s", words(error))
@@ -178,7 +171,7 @@ class SubflowManager:
             if own and not wanted.lost:
                 # It cannot carry anything: have what is in flight there sent over the others now.
                 logger.info("MPTCP subflow given up: %s", wanted.absent)
-                self._in_thread(partial(lease.renew, place, usable=False))
+                self._renewing = self._loop.create_task(self._renew(lease, place, usable=False))
             wanted.lost = True
             return
         if wanted.lost:
@@ -186,31 +179,22 @@ class SubflowManager:
         elif any(_works(flow) for flow in own):
             wanted.delay = RETRY_FIRST
             return
-        else:
-            asking = any(flow.state == SYN_SENT for flow in own)
-            if now < wanted.asked_at + max(wanted.delay, SYN_PATIENCE if asking else 0.0):
-                return
+        elif now < wanted.asked_at + wanted.delay:
+            return
         logger.info("MPTCP endpoint %s is added anew", place.address)
-        self._in_thread(partial(lease.renew, place, usable=True))
+        self._renewing = self._loop.create_task(self._renew(lease, place, usable=True))
         wanted.asked_at, wanted.delay = now, min(wanted.delay * 2, MAX_RETRY)
 
-    def _in_thread(self, change: Callable[[], None]) -> None:
-        """Other processes may hold the lock, and the kernel takes some milliseconds."""
+    async def _renew(self, lease: EndpointLease, place: MptcpAddress, usable: bool) -> None:
+        """In a thread: other processes may hold the lock, and the kernel takes some milliseconds."""
         try:
-            self._changing = start_in_thread(self._loop, change)
-        except OSError as error:  # there is no thread to be had; the next check asks again
+            await in_thread(lease.renew, place, usable=usable)
+        except OSError as error:
             logger.info("MPTCP endpoint not changed: %s", words(error))
-        else:
-            self._changing.add_done_callback(self._changed)
-
-    def _changed(self, done: asyncio.Future[None]) -> None:
-        self._changing = None
-        if not done.cancelled() and (error := done.exception()) is not None:
-            logger.info("MPTCP endpoint not changed: %s", error)
 
 
 def _flows(kernel: MptcpInfo) -> list[tuple[str, TcpInfo]]:
-    return list(zip(local_addresses(kernel.names), kernel.subflows, strict=False))
+    return list(zip(kernel.addresses, kernel.subflows, strict=True))
 
 
 def _works(flow: TcpInfo) -> bool:

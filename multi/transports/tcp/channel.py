@@ -26,7 +26,7 @@ from multi.transports.sockets import (
     set_notsent_lowat,
     transport_error,
 )
-from multi.transports.tcp.info import TcpInfo, read_tcp_info
+from multi.transports.tcp.info import read_tcp_info
 from multi.types import TransportSample
 
 RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
@@ -355,13 +355,11 @@ class StreamChannel:
         kernel = read_tcp_info(self._sock)
         if kernel is None:
             return TransportSample(unacked=self._queued, not_sent=self._queued)
+        acked = max(0, kernel.bytes_acked - self._acked_base)
         if self._secured:
             in_flight = kernel.unacked + kernel.not_sent  # records carry more bytes than were written
         else:
-            in_flight = max(0, self._sent - (kernel.bytes_acked - self._acked_base))
-        return self._sample(kernel, kernel.bytes_acked - self._acked_base, in_flight)
-
-    def _sample(self, kernel: TcpInfo, bytes_acked: int, in_flight: int) -> TransportSample:
+            in_flight = max(0, self._sent - acked)
         now = self._loop.time()
         if self._sampled_at:
             self._turn += TURN_WEIGHT * (min(now - self._sampled_at, LOWAT_TIME_MAX) - self._turn)
@@ -375,10 +373,9 @@ class StreamChannel:
             rate=kernel.rate,
             app_limited=kernel.app_limited,
             congestion_window=kernel.congestion_window,
-            bytes_acked=max(0, bytes_acked),
+            bytes_acked=acked,
             unacked=in_flight + self._queued,
             not_sent=kernel.not_sent + self._queued,
-            retransmits=kernel.retransmits,
         )
 
     def _adapt(self, rate: float) -> None:

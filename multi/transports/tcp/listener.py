@@ -8,13 +8,13 @@ that the session layer can refuse it with a reason the peer understands.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
+from multi.discovery.resources import is_exhaustion
 from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, ChannelInfo, TransportSettings
 from multi.transports.certificates import first_certificate
@@ -35,9 +35,6 @@ logger = logging.getLogger("multi.transports")
 
 ACCEPTS_PER_EVENT = 256  # then established connections get their turn; who waits in the kernel cannot be told apart
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
-EXHAUSTED_LOG_INTERVAL = 10.0  # seconds
-
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 Greeting = asyncio.Task[StreamChannel | None]
 """A connection until TLS is done, or it is known that it does not speak TLS."""
@@ -63,7 +60,6 @@ class StreamListener:
         self._admission, self._tls = settings.admission, settings.tls
         self._address: tuple[str, int] = sock.getsockname()[:2]
         self._pause: asyncio.TimerHandle | None = None
-        self._next_log = 0.0
         self._greetings: set[Greeting] = set()
         with ExitStack() as undo:
             undo.callback(sock.close)
@@ -118,13 +114,10 @@ class StreamListener:
             self._accepted(sock, unmapped(address[0]))
 
     def _wait(self, error: OSError) -> None:
-        now = self._loop.time()
-        if error.errno in _EXHAUSTED:
+        if is_exhaustion(error):
             self._admission.report("file_descriptors")
-        if error.errno not in _EXHAUSTED or now >= self._next_log:
-            self._next_log = now + EXHAUSTED_LOG_INTERVAL
-            place = format_address(self._address)
-            logger.warning("cannot accept a connection on %s: %s; trying again", place, words(error))
+        else:
+            logger.warning("cannot accept a connection on %s: %s", format_address(self._address), words(error))
         self._loop.remove_reader(self._sock.fileno())
         self._pause = self._loop.call_later(EXHAUSTED_PAUSE, self._resume)
 

@@ -41,13 +41,23 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "added"
 
 
+def lease(places: list[MptcpAddress]) -> EndpointLease:
+    made = EndpointLease()
+    try:
+        made.use(places)
+    except OSError:
+        made.release()
+        raise
+    return made
+
+
 def addresses(kernel: Kernel) -> list[str]:
     return [endpoint.address for endpoint in kernel.present]
 
 
 def test_what_was_added_goes_with_the_last_who_uses_it(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
-    first, second = EndpointLease([WLAN]), EndpointLease([WLAN])
+    first, second = lease([WLAN]), lease([WLAN])
     assert addresses(kernel) == ["10.0.2.2"]
     first.release()
     first.release()
@@ -59,12 +69,12 @@ def test_what_was_added_goes_with_the_last_who_uses_it(record: Path, monkeypatch
 
 def test_what_another_process_uses_stays(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
-    lease = EndpointLease([WLAN])
+    lent = lease([WLAN])
     with (record.parent / "users").open() as another:
         fcntl.flock(another, fcntl.LOCK_SH)
-        lease.release()
+        lent.release()
         assert addresses(kernel) == ["10.0.2.2"]
-        following = EndpointLease([ETH])
+        following = lease([ETH])
         assert addresses(kernel) == ["10.0.2.2", "10.0.1.2"]
     following.release()
     assert addresses(kernel) == []
@@ -73,10 +83,10 @@ def test_what_another_process_uses_stays(record: Path, monkeypatch: pytest.Monke
 def test_the_next_one_takes_away_what_a_killed_process_left(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW)).install(monkeypatch)
     record.write_text(json.dumps({"endpoints": {"10.0.2.2": [3, 5.0]}}))
-    lease = EndpointLease([ETH])
+    lent = lease([ETH])
     assert addresses(kernel) == ["10.0.1.2"]
     assert kernel.removed == ["10.0.2.2"]
-    lease.release()
+    lent.release()
     assert addresses(kernel) == []
 
 
@@ -90,7 +100,8 @@ from tests.unit.linux.fake_mptcp import WLAN, Kernel
 kernel = Kernel()
 mptcp_endpoints.MptcpPathManager = lambda: kernel
 mptcp_endpoints._directory = lambda: Path(sys.argv[1])
-lease = mptcp_endpoints.EndpointLease([WLAN])
+lease = mptcp_endpoints.EndpointLease()
+lease.use([WLAN])
 if not os.fork():
     sys.exit()
 os.wait()
@@ -104,10 +115,10 @@ print(Path(sys.argv[1], "added").read_text())
 def test_what_an_administrator_has_set_up_is_used_and_left_alone(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = Endpoint("10.0.2.2", 0, 1, FLAG_SUBFLOW)
     kernel = Kernel(theirs).install(monkeypatch)
-    lease = EndpointLease([WLAN])
-    lease.renew(WLAN, usable=True)
-    lease.renew(WLAN, usable=False)
-    lease.release()
+    lent = lease([WLAN])
+    lent.renew(WLAN, usable=True)
+    lent.renew(WLAN, usable=False)
+    lent.release()
     assert kernel.present == [theirs]
     assert kernel.removed == []
 
@@ -116,16 +127,16 @@ def test_an_endpoint_for_another_purpose_is_not_touched(record: Path, monkeypatc
     theirs = Endpoint("10.0.2.2", 3, 1, FLAG_SIGNAL)
     kernel = Kernel(theirs).install(monkeypatch)
     with pytest.raises(FileExistsError, match="for another purpose"):
-        EndpointLease([ETH, WLAN])
+        lease([ETH, WLAN])
     assert kernel.present == [theirs]
     assert json.loads(record.read_text()) == NOTHING
 
 
 def test_without_privilege_only_what_is_there_can_be_used(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW), privileged=False).install(monkeypatch)
-    EndpointLease([WLAN]).release()
+    lease([WLAN]).release()
     with pytest.raises(PermissionError):
-        EndpointLease([ETH])
+        lease([ETH])
     assert len(kernel.present) == 1
     assert json.loads(record.read_text()) == NOTHING
 
@@ -136,7 +147,7 @@ def test_what_a_process_left_that_was_allowed_more_is_no_obstacle(
     kernel = Kernel(Endpoint("10.0.2.2", 3, 1, FLAG_SUBFLOW), privileged=False).install(monkeypatch)
     left = {"endpoints": {"10.0.2.2": [3, 5.0]}}
     record.write_text(json.dumps(left))
-    EndpointLease([WLAN]).release()
+    lease([WLAN]).release()
     assert len(kernel.present) == 1
     assert json.loads(record.read_text()) == left
 
@@ -145,7 +156,7 @@ def test_what_a_process_left_that_was_allowed_more_is_no_obstacle(
 def test_a_damaged_record_stops_nobody(record: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
     record.write_bytes(content)
-    EndpointLease([WLAN]).release()
+    lease([WLAN]).release()
     assert kernel.present == []
     assert json.loads(record.read_text()) == NOTHING
 
@@ -154,7 +165,7 @@ def test_what_several_connections_want_renewed_at_once_is_renewed_once(
     record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = Kernel().install(monkeypatch)
-    first, second = EndpointLease([WLAN]), EndpointLease([WLAN])
+    first, second = lease([WLAN]), lease([WLAN])
     clock.now += 5
     first.renew(WLAN, usable=True)
     second.renew(WLAN, usable=True)
@@ -163,38 +174,38 @@ def test_what_several_connections_want_renewed_at_once_is_renewed_once(
     second.renew(WLAN, usable=True)
     assert kernel.removed == ["10.0.2.2"] * 2
     assert addresses(kernel) == ["10.0.2.2"]
-    for lease in (first, second):
-        lease.release()
+    for lent in (first, second):
+        lent.release()
 
 
 def test_what_was_given_up_is_renewed_at_once(record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
-    lease = EndpointLease([WLAN])
-    lease.renew(WLAN, usable=False)
+    lent = lease([WLAN])
+    lent.renew(WLAN, usable=False)
     assert addresses(kernel) == []
-    lease.renew(WLAN, usable=True)
+    lent.renew(WLAN, usable=True)
     assert addresses(kernel) == ["10.0.2.2"]
-    lease.release()
-    lease.renew(WLAN, usable=False)
-    lease.renew(WLAN, usable=True)
+    lent.release()
+    lent.renew(WLAN, usable=False)
+    lent.renew(WLAN, usable=True)
     assert addresses(kernel) == []
 
 
 def test_an_interface_with_a_new_number_gets_a_new_endpoint(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
-    lease = EndpointLease([WLAN])
-    lease.renew(MptcpAddress(9, WLAN.address), usable=True)
+    lent = lease([WLAN])
+    lent.renew(MptcpAddress(9, WLAN.address), usable=True)
     assert [(endpoint.address, endpoint.index) for endpoint in kernel.present] == [(WLAN.address, 9)]
-    lease.release()
+    lent.release()
     assert kernel.present == []
 
 
 def test_a_directory_that_others_may_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Kernel().install(monkeypatch)
     monkeypatch.setattr(mptcp_endpoints, "Path", lambda _name: tmp_path)
-    EndpointLease([WLAN]).release()
+    lease([WLAN]).release()
     (directory,) = tmp_path.iterdir()
     directory.chmod(0o777)
     with pytest.raises(PermissionError, match="only this user"):
-        EndpointLease([WLAN])
+        lease([WLAN])
     assert os.listdir(directory)
