@@ -122,11 +122,7 @@ class EndpointLease:
         """Nothing that is not ours."""
         for endpoint in self._present(address):
             if endpoint.index == added.endpoints[address][0]:
-                try:
-                    self._kernel.remove_endpoint(endpoint)
-                except OSError as error:
-                    if error.errno not in (errno.EINVAL, errno.ENOENT):  # somebody was faster
-                        raise
+                self._kernel.remove_endpoint(endpoint)
                 log.info("MPTCP endpoint %s removed", address)
         del added.endpoints[address]
 

@@ -31,9 +31,6 @@ PIN_PREFIX = "sha256/"  # the only hash RFC 7469 defines
 
 EXPIRED = "has expired"
 NOT_YET_VALID = "is not valid yet"
-WRONG_NAME = "is not for that name (see ssl_config.server_name)"
-UNKNOWN_ISSUER = "has an unknown issuer"
-WRONG_PURPOSE = "is not made for this purpose"
 
 
 def pin_of(certificate: bytes) -> str:
@@ -171,9 +168,9 @@ def _public_bytes(key: PublicKeyTypes | CertificatePublicKeyTypes) -> bytes:
 _FAULTS = (  # what OpenSSL and aioquic say, in small letters
     (("not valid yet", "not yet valid"), NOT_YET_VALID),
     (("no longer valid", "expired"), EXPIRED),
-    (("hostname", "subjectaltname", "mismatch"), WRONG_NAME),
-    (("issuer", "self-signed", "self signed", "first certificate"), UNKNOWN_ISSUER),
-    (("purpose",), WRONG_PURPOSE),
+    (("hostname", "subjectaltname", "mismatch"), "is not for that name (see ssl_config.server_name)"),
+    (("issuer", "self-signed", "self signed", "first certificate"), "has an unknown issuer"),
+    (("purpose",), "is not made for this purpose"),
 )
 
 

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -63,8 +62,6 @@ def transport_error(error: OSError, doing: str = "") -> TransportError:
 
 def format_address(address: SocketAddress) -> str:
     """`127.0.0.1:7788` or `[::1]:7788`; IPv4 addresses mapped into IPv6 are shown as IPv4."""
-    if not isinstance(address, tuple) or len(address) < 2:
-        return ""
     host, port = unmapped(address[0]), address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -121,7 +118,7 @@ def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.s
             if address:
                 doing = f"cannot bind to {address}"
                 # Choose the port at connect, when the remote address is known: one port can then serve many remotes.
-                _try_option(sock, _IP_BIND_ADDRESS_NO_PORT, 1, socket.IPPROTO_IP)
+                try_option(sock, _IP_BIND_ADDRESS_NO_PORT, 1, socket.IPPROTO_IP)
                 sock.bind(socket_address(address, 0, interface))
         except OSError as error:
             raise transport_error(error, doing) from error
@@ -132,15 +129,15 @@ def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.s
 def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None:
     """Set the options of a TCP or MPTCP connection to or from the address `remote`."""
     if settings.congestion:
-        _try_option(sock, "TCP_CONGESTION", settings.congestion.encode())
+        try_option(sock, "TCP_CONGESTION", settings.congestion.encode())
     elif is_loopback(remote):
         send_unpaced(sock)
     # asyncio sets TCP_NODELAY only on sockets whose protocol number it knows, and never on MPTCP.
-    _try_option(sock, "TCP_NODELAY", 0 if settings.nagle else 1)
-    set_notsent_lowat(sock, NOTSENT_LOWAT)
-    _try_option(sock, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
+    try_option(sock, "TCP_NODELAY", 0 if settings.nagle else 1)
+    try_option(sock, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT)
+    try_option(sock, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
     if sys.platform == "linux":
-        _try_option(sock, _TCP_RTO_MAX_MS, RTO_MAX_MS)
+        try_option(sock, _TCP_RTO_MAX_MS, RTO_MAX_MS)
 
 
 def send_unpaced(sock: socket.socket) -> None:
@@ -149,23 +146,13 @@ def send_unpaced(sock: socket.socket) -> None:
     A timer for every 64 KiB costs both ends two fifths of the processor time of a transfer (measured: 351 against 202
     ms per GiB sent, 306 against 186 received). Reno is in every kernel and may always be chosen.
     """
-    _try_option(sock, "TCP_CONGESTION", b"reno")
+    try_option(sock, "TCP_CONGESTION", b"reno")
 
 
-def set_notsent_lowat(sock: socket.socket, size: int) -> None:
-    """Let the kernel hold about `size` bytes not yet sent before it stops taking more."""
-    _try_option(sock, "TCP_NOTSENT_LOWAT", size)
-
-
-def _try_option(sock: socket.socket, option: int | str, value: int | bytes, level: int = socket.IPPROTO_TCP) -> None:
-    # Other systems, older kernels and MPTCP sockets lack some options; each only sharpens what works without.
+def try_option(sock: socket.socket, option: int | str, value: int | bytes, level: int = socket.IPPROTO_TCP) -> None:
+    """Set what other systems, older kernels and MPTCP sockets may lack: it only sharpens what works without."""
     with suppress(OSError, AttributeError):
         sock.setsockopt(level, getattr(socket, option) if isinstance(option, str) else option, value)
-
-
-def reset_on_close(sock: socket.socket) -> None:
-    """Make `close` drop what is unsent and send a reset."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def check_congestion(settings: TcpSettings, place: str = "") -> None:
@@ -256,7 +243,7 @@ def _bind_server(host: str, port: int, open_socket: Callable[[int], socket.socke
             sock = undo.enter_context(open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             sock.setblocking(False)
             if ":" in host:
-                _try_option(sock, socket.IPV6_V6ONLY, 0, socket.IPPROTO_IPV6)
+                try_option(sock, socket.IPV6_V6ONLY, 0, socket.IPPROTO_IPV6)
             if sock.type == socket.SOCK_STREAM and os.name == "posix":
                 # A restarted server must not wait for connections of its former life to leave TIME-WAIT.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

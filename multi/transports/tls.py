@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
-from multi.transports.certificates import check_own, check_pin, fault_of, refused, stamp
+from multi.transports.certificates import check_own, check_pin, fault_of, read_certificates, refused, stamp
 from multi.transports.sockets import ready, transport_error
 
 ALPN = "multi/1"
@@ -59,16 +59,15 @@ def client_context(tls: TlsSettings) -> ssl.SSLContext:
 
 @lru_cache(maxsize=CONTEXTS_KEPT)
 def _client_context(tls: TlsSettings, files: tuple[object, ...]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _common(context)
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif tls.ca is not None:
-        _load(tls.ca, lambda: context.load_verify_locations(tls.ca))
+        context.load_verify_locations(cadata=read_certificates(tls.ca).decode())
     elif tls.cert is not None and tls.key is None:
         # A certificate without a key is one to trust, whoever issued it.
-        _load(tls.cert, lambda: context.load_verify_locations(tls.cert))
+        context.load_verify_locations(cadata=read_certificates(tls.cert).decode())
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     else:
         context.load_default_certs()
@@ -81,34 +80,29 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext:
     """Raises TransportError without certificate and key, or if a file cannot be used."""
     if tls.cert is None or tls.key is None:
         raise TransportError("TLS needs ssl_config.cert and ssl_config.key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _common(context)
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # sessions are resumed by MULTI; an unread ticket would turn a close into a reset
     _load_own(context, tls.cert, tls.key)
     if tls.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load(tls.client_ca, lambda: context.load_verify_locations(tls.client_ca))
+        context.load_verify_locations(cadata=read_certificates(tls.client_ca).decode())
     return context
 
 
-def _common(context: ssl.SSLContext) -> None:
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([ALPN])
+    return context
 
 
 def _load_own(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     check_own(cert, key)  # OpenSSL says neither which of the two files it means nor what is wrong with it
-    # An encrypted key is an error: OpenSSL would ask for the password on the terminal.
-    _load(key, lambda: context.load_cert_chain(cert, key, password=lambda: ""))
-
-
-def _load(path: Path, load: Callable[[], object]) -> None:
     try:
-        load()
+        # An encrypted key is an error: OpenSSL would ask for the password on the terminal.
+        context.load_cert_chain(cert, key, password=lambda: "")
     except ssl.SSLError as error:
-        raise TransportError(f"{path} holds no usable PEM certificate ({_reason(error)})") from error
-    except OSError as error:
-        raise transport_error(error, f"cannot read {path}") from error
+        raise TransportError(f"cannot use {cert} with {key}: {_reason(error)}") from error
 
 
 def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer: str, own: bytes = b"") -> ChannelInfo:

@@ -234,7 +234,6 @@ def test_addresses_are_written_as_people_write_them() -> None:
     assert format_address(("127.0.0.1", 80)) == "127.0.0.1:80"
     assert format_address(("::ffff:10.0.0.1", 80, 0, 0)) == "10.0.0.1:80"
     assert format_address(("fe80::1%eth0", 80, 0, 2)) == "[fe80::1%eth0]:80"
-    assert format_address("") == ""
 
 
 def test_link_local_address_takes_its_scope_from_zone_or_interface() -> None:

@@ -23,8 +23,8 @@ _TCP_INFO_SIZE = 232
 _NAME_SIZE = 264  # u32 id, padding, the sockaddr_storage of either end
 
 # include/uapi/linux/mptcp.h, struct mptcp_info: u8 subflows, u32 flags @8, u64 write_seq @16, snd_una @24;
-# u64 bytes_received @64, bytes_acked @72, u8 subflows_total @80 in kernels since 6.5 and 6.8.
-_INFO = struct.Struct("=B7xI4x2Q32x2QB15x")
+# u64 bytes_acked @72, u8 subflows_total @80 in kernels since 6.5 and 6.8.
+_INFO = struct.Struct("=B7xI4x2Q40xQB15x")
 _ACKED_END = 80
 # struct mptcp_full_info: six u32 sizes and counts, two u64 pointers, then struct mptcp_info.
 _FULL = struct.Struct("=6I2Q")
@@ -35,7 +35,7 @@ class MptcpInfo:
     """One MPTCP connection: bytes, counted on the connection and not on its subflows."""
 
     bytes_acked: int
-    """From any beginning."""
+    """0 until data has gone through; in older kernels counted from any beginning."""
     unacked: int
     """Written and not yet acknowledged by the peer's MPTCP."""
     subflow_count: int
@@ -43,8 +43,6 @@ class MptcpInfo:
     """Empty where the kernel tells only about the first one (before Linux 6.6), and when none is left."""
     addresses: tuple[str, ...] = ()
     """Where each of `subflows` leaves from; IPv4 addresses mapped into IPv6 are given as IPv4."""
-    acknowledged: bool = False
-    """Data has gone through, one way at least: from about then on there may be more subflows (RFC 8684 section 3.1)."""
 
 
 def read_mptcp_info(sock: socket.socket) -> MptcpInfo | None:
@@ -64,17 +62,15 @@ def read_mptcp_info(sock: socket.socket) -> MptcpInfo | None:
             data = sock.getsockopt(SOL_MPTCP, _MPTCP_INFO, _INFO.size)
         except OSError:
             return None
-    further, flags, written, una, received, acked, total = _INFO.unpack(data[: _INFO.size].ljust(_INFO.size, b"\0"))
+    further, flags, written, una, acked, total = _INFO.unpack(data[: _INFO.size].ljust(_INFO.size, b"\0"))
     if len(data) < 32 or flags & _FALLBACK:
         return None
-    counted = len(data) >= _ACKED_END
     return MptcpInfo(
-        bytes_acked=acked if counted else una,
+        bytes_acked=acked if len(data) >= _ACKED_END else una,
         unacked=max(0, written - una),
         subflow_count=(total or further + 1) if full is None else sum(flow.state == ESTABLISHED for flow in subflows),
         subflows=subflows,
         addresses=addresses,
-        acknowledged=not counted or bool(received or acked),
     )
 
 

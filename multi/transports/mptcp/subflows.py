@@ -147,7 +147,7 @@ class SubflowManager:
                     self._keep(wanted, kernel)
         except OSError as error:  # a shortage, which tells nothing of the interfaces
             logger.debug("MPTCP subflows not looked at: %s", words(error))
-        doubtful = not kernel.acknowledged or any(flow.retransmits for flow in kernel.subflows)
+        doubtful = not kernel.bytes_acked or any(flow.retransmits for flow in kernel.subflows)
         self._timer = self._loop.call_later(CHECK_DOUBTFUL if doubtful else CHECK_INTERVAL, self._check)
 
     def _keep(self, wanted: _Wanted, kernel: MptcpInfo) -> None:
@@ -161,8 +161,8 @@ class SubflowManager:
         lease, place, now = self._lease, wanted.address, self._loop.time()
         if lease is None or place is None:
             return
-        if not kernel.acknowledged:
-            wanted.asked_at = now  # what the kernel makes by itself comes after that
+        if not kernel.bytes_acked:
+            wanted.asked_at = now  # what the kernel makes by itself comes after that (RFC 8684 section 3.1)
             return
         own = [flow for address, flow in _flows(kernel) if address == place.address]
         if not any(_works(flow) for address, flow in _flows(kernel) if address != place.address):

@@ -12,6 +12,7 @@ import logging
 import socket
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from multi.errors import TransportError
@@ -20,11 +21,12 @@ from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener
 from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
-from multi.transports.tcp.channel import MakeChannel, StreamChannel, StreamIo
+from multi.transports.tcp.channel import StreamChannel
 from multi.transports.tcp.info import TcpInfo
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import dial_stream, stream_obstacle
+from multi.transports.tls import TlsStream
 from multi.types import Candidate, TransportSample
 
 if sys.platform == "linux":
@@ -42,7 +44,7 @@ _DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured 
 class MptcpChannel(StreamChannel):
     """A stream channel that knows about subflows. `info` follows the last `sample`, and further subflows' comings."""
 
-    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
+    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: TlsStream | None = None) -> None:
         super().__init__(sock, info, secured)
         self._cipher = info.detail  # what TLS said; empty without it
         self._bytes_acked = self._subflows_acked = 0
@@ -72,8 +74,6 @@ class MptcpChannel(StreamChannel):
         kernel = self._read()
         flows = tuple(flow for flow in kernel.subflows if flow.state in CARRYING) if kernel else ()
         sample = self._sample_of(kernel, flows) if kernel and flows else super().sample()
-        if self._is_released():
-            return sample
         acked, unacked = sample.bytes_acked, sample.unacked
         if kernel is not None:
             acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._queued
@@ -97,7 +97,7 @@ class MptcpChannel(StreamChannel):
         alive = tuple(flow for flow in flows if flow.retransmits < _DEAD_RETRANSMITS) or flows
         busy = [flow for flow in alive if flow.unacked]
         # Bytes in flight arrive in order only when the slowest subflow that carries some has delivered.
-        rtt_of = max(busy, key=_rtt) if busy else min(alive, key=_rtt)
+        rtt_of = max(busy, key=attrgetter("rtt")) if busy else min(alive, key=attrgetter("rtt"))
         in_flight = sum(flow.unacked for flow in flows)
         rate = sum(flow.rate for flow in alive)
         if rate:
@@ -125,10 +125,6 @@ class MptcpChannel(StreamChannel):
             self._info = replace(self._info, detail=detail, subflows=count, fell_back=kernel is None)
 
 
-def _rtt(flow: TcpInfo) -> float:
-    return flow.rtt
-
-
 class Mptcp(Transport):
     """Multipath TCP in the kernel. Its listener takes plain TCP too; `info.transport` says which it was."""
 
@@ -148,7 +144,6 @@ class Mptcp(Transport):
                 logger.warning("%s has no further subflows: %s", candidate, reason)
         try:
             channel = await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
-            assert isinstance(channel, MptcpChannel)
             if candidate.more_interfaces and not channel.info.fell_back:
                 channel.keep_subflows(candidate, lease, reason)
                 lease = None
@@ -160,7 +155,7 @@ class Mptcp(Transport):
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         tcp, mptcp = settings.section("tcp", TcpSettings), settings.section("mptcp", MptcpSettings)
 
-        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+        def prepare(sock: socket.socket) -> tuple[str, type[StreamChannel]]:
             remote = sock.getpeername()[0]
             if read_mptcp_info(sock) is None:
                 tune_stream(sock, tcp, remote)

@@ -189,7 +189,6 @@ class QuicChannel:
             bytes_acked=self._acked,
             unacked=engine.buffered() + self._waiting_bytes,
             not_sent=engine.unsent() + self._waiting_bytes,
-            retransmits=engine.probe_count,
         )
 
     def _read_late(self) -> float:

@@ -28,7 +28,7 @@ from multi.transports.sockets import (
     unmapped,
     words,
 )
-from multi.transports.tcp.channel import MakeChannel, StreamChannel, channel_info
+from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info, server_context, wrap
 
 logger = logging.getLogger("multi.transports")
@@ -48,7 +48,7 @@ class StreamListener:
         sock: socket.socket,
         settings: TransportSettings,
         accept: AcceptCallback,
-        prepare: Callable[[socket.socket], tuple[str, MakeChannel]],
+        prepare: Callable[[socket.socket], tuple[str, type[StreamChannel]]],
     ) -> None:
         """Take over a bound socket and start to listen.
 
@@ -136,7 +136,7 @@ class StreamListener:
         greeting.add_done_callback(partial(self._greeted, sock, info, host))
         self._admission.admit(greeting, host, partial(self._give_up, greeting, info))
 
-    async def _greet(self, sock: socket.socket, info: ChannelInfo, make: MakeChannel) -> StreamChannel | None:
+    async def _greet(self, sock: socket.socket, info: ChannelInfo, make: type[StreamChannel]) -> StreamChannel | None:
         """None: the peer left without a word."""
         assert self._tls is not None
         async with asyncio.timeout(self._admission.handshake_timeout):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from typing import TypeVar
 
 from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, Transport, TransportSettings
@@ -14,11 +15,13 @@ from multi.transports.sockets import (
     listening_socket,
     tune_stream,
 )
-from multi.transports.tcp.channel import MakeChannel, StreamChannel, StreamIo, channel_info
+from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
 from multi.types import Candidate
+
+C = TypeVar("C", bound=StreamChannel)
 
 
 class Tcp(Transport):
@@ -32,7 +35,7 @@ class Tcp(Transport):
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         tcp = settings.section("tcp", TcpSettings)
 
-        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+        def prepare(sock: socket.socket) -> tuple[str, type[StreamChannel]]:
             tune_stream(sock, tcp, sock.getpeername()[0])
             return "tcp", StreamChannel
 
@@ -56,8 +59,8 @@ def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: boo
 
 
 async def dial_stream(
-    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: MakeChannel
-) -> StreamChannel:
+    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: type[C]
+) -> C:
     """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it."""
     check_congestion(tcp)
     context = client_context(tls) if tls is not None else None
@@ -66,7 +69,7 @@ async def dial_stream(
         tune_stream(sock, tcp, candidate.remote_address)
         await connect(sock, candidate)
         info = channel_info(sock, candidate.transport, candidate.interface)
-        secured: StreamIo | None = None
+        secured: TlsStream | None = None
         if context is not None and tls is not None:
             host = tls.server_name or candidate.remote_host or candidate.remote_address
             secure = undo.enter_context(wrap(sock, context, host))
