@@ -301,10 +301,6 @@ class AioquicEngine:
     def probe_timeout(self) -> float:
         return self._loss.get_probe_timeout()
 
-    @property
-    def probe_count(self) -> int:
-        return self._loss._pto_count
-
 
 def _of_one(configuration: QuicConfiguration, datagram_size: int, exporter: Exporter) -> QuicConfiguration:
     size = min(datagram_size, MAX_DATAGRAM)

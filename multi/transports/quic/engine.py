@@ -146,10 +146,6 @@ class QuicEngine(Protocol):
     @property
     def probe_timeout(self) -> float: ...
 
-    @property
-    def probe_count(self) -> int:
-        """Probe timeouts in a row without an acknowledgement."""
-
 
 Connect: TypeAlias = Callable[[int, NetworkAddress, float], QuicEngine]
 """Begin a connection: largest datagram, the server's address, now."""

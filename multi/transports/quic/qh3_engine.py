@@ -448,10 +448,6 @@ class Qh3Engine:
         # RFC 9002 section 6.2.1
         return (self.rtt or INITIAL_RTT) + max(4 * self._rtt_variation, 0.001) + MAX_ACK_DELAY
 
-    @property
-    def probe_count(self) -> int:
-        return self._core.pto_count
-
     # Inside
 
     @property
