@@ -187,8 +187,6 @@ class TransportSample:
     """Sent or queued in the transport and not acknowledged by the peer's transport."""
     not_sent: int = 0
     """Of `unacked`, the part not yet put on the wire."""
-    retransmits: int = 0
-    """Consecutive retransmission timeouts without an answer (TCP `retransmits`)."""
 
 
 @dataclass(frozen=True, slots=True)

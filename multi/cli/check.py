@@ -18,11 +18,12 @@ from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError
 from multi.lab.files.protocol import printable
+from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.linux.permission import may_administer
 from multi.transports import transport, transport_names
 from multi.transports.base import transport_type
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
-from multi.transports.mptcp.transport import NO_MPTCP, host_scheduler, mptcp_available
+from multi.transports.mptcp.transport import host_scheduler
 from multi.transports.sockets import check_congestion, listening_socket, transport_error
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Kind

@@ -130,11 +130,6 @@ class NetlinkSocket:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def join(self, group: int) -> None:
-        """Hear a multicast group. What arrives is never read: the kernel drops it once the buffer is full."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
-        self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-
     def exchange(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Have something done, or ask; the bodies of the answers, none where there is only an acknowledgement."""
         return self._exchange(kind, NLM_F_ACK | flags, body)[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multi.errors import TransportError
-from multi.linux.mptcp_pm import FLAG_SUBFLOW, MptcpLimits, MptcpPathManager, path_manager_type, why_no_subflows
+from multi.linux.mptcp_pm import MptcpPathManager, path_manager_type, why_no_subflows
 from multi.types import Candidate, Family, Source
 
 if TYPE_CHECKING:  # slow to import, and not needed by what only looks at a host
@@ -27,18 +27,25 @@ CHUNK = bytes(65536)
 CAPABILITY_VERSION_3 = 0x20080522  # include/uapi/linux/capability.h
 
 
-def state() -> tuple[list[str], int]:
-    """The addresses of the host's endpoints and its limit of subflows."""
+def state() -> list[str]:
+    """The addresses of the host's endpoints."""
     with MptcpPathManager() as manager:
-        return [endpoint.address for endpoint in manager.endpoints()], manager.limits().subflows
+        return [endpoint.address for endpoint in manager.endpoints()]
+
+
+def accepting() -> str:
+    """Why this host does not accept all subflows."""
+    from multi.transports.mptcp.subflows import why_few_accepted
+
+    return why_few_accepted()
 
 
 def administer(addresses: list[tuple[str, int]], subflows: int) -> None:
     """What an administrator does: endpoints (address, interface index) and a limit."""
     with MptcpPathManager() as manager:
         for address, index in addresses:
-            manager.add_endpoint(address, index, FLAG_SUBFLOW)
-        manager.set_limits(MptcpLimits(subflows, 0))
+            manager.add_endpoint(address, index)
+        manager.set_subflow_limit(subflows)
 
 
 def choose(path_manager: str) -> bool:
@@ -158,8 +165,7 @@ async def watch(channel: Channel) -> None:
     """Tell of every change of what the channel says of itself."""
     said = None
     while True:
-        sample = channel.sample()
-        assert sample.retransmits >= 0
+        channel.sample()
         info = channel.info
         if (info.detail, info.subflows) != said:
             said = (info.detail, info.subflows)

@@ -15,7 +15,7 @@ from multi.lab.testbed.errors import TestbedNotAllowed
 from multi.lab.testbed.messages import Backend, Build
 from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
 from multi.lab.testbed.specs import LinkSpec, Way
-from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpLimits, MptcpPathManager
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpPathManager
 from multi.linux.route_netlink import RT_TABLE_MAIN, RouteNetlink
 
 log = logging.getLogger("multi.lab.testbed")
@@ -127,7 +127,7 @@ class Hosts:
         for host in (self.server, self.client):
             with inside(host.descriptor):
                 manager = MptcpPathManager()
-            manager.set_limits(MptcpLimits(MAX_SUBFLOWS, MAX_SUBFLOWS))
+            manager.set_subflow_limit(MAX_SUBFLOWS)
         return manager
 
     def _set_congestion(self, host: HostName, name: str) -> None:
