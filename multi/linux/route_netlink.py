@@ -74,15 +74,15 @@ class RouteNetlink(NetlinkSocket):
         with _suppressed(errno.ESRCH, errno.ENODEV):
             self.exchange(netlink.RTM_DELROUTE, _route(index, network, **options))
 
-    def add_rule(self, source: str, table: int, protocol: int = 0) -> None:
-        """Packets from this address are routed by this table, whose number is the rule's priority too."""
+    def add_rule(self, source: str, table: int, priority: int = 0, protocol: int = 0) -> None:
+        """Packets from this address are routed by this table; its number is the priority if there is none."""
         with _suppressed(errno.EEXIST):
-            self.exchange(netlink.RTM_NEWRULE, _rule(source, table, protocol), CREATE)
+            self.exchange(netlink.RTM_NEWRULE, _rule(source, table, priority, protocol), CREATE)
 
-    def delete_rule(self, source: str, table: int, protocol: int = 0) -> None:
+    def delete_rule(self, source: str, table: int, priority: int = 0, protocol: int = 0) -> None:
         """A rule that is not there is no error."""
         with _suppressed(errno.ENOENT, errno.ESRCH):
-            self.exchange(netlink.RTM_DELRULE, _rule(source, table, protocol))
+            self.exchange(netlink.RTM_DELRULE, _rule(source, table, priority, protocol))
 
     def add_neighbour(self, index: int, address: str, mac: str) -> None:
         """For good, so that nothing has to be asked and a silent link does not answer "no route to host"."""
@@ -134,9 +134,14 @@ def _route(
     return _body("rtmsg", header, attributes)
 
 
-def _rule(source: str, table: int, protocol: int) -> bytes:
+def _rule(source: str, table: int, priority: int, protocol: int) -> bytes:
     header = {"family": _family(source), "src_len": ip_address(source).max_prefixlen, "action": FR_ACT_TO_TBL}
-    attributes = {"FRA_SRC": source, "FRA_TABLE": table, "FRA_PRIORITY": table, "FRA_PROTOCOL": protocol}
+    attributes: Attributes = {
+        "FRA_SRC": source,
+        "FRA_TABLE": table,
+        "FRA_PRIORITY": priority or table,
+        "FRA_PROTOCOL": protocol,
+    }
     return _body("fibmsg", header, attributes)
 
 
