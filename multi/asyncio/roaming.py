@@ -18,7 +18,7 @@ from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
 from multi.events import AddressesAnnounced, Event, SessionDetached, SessionResumed, Warned
 from multi.linux.wifi_power import PowerSaving
-from multi.linux.wifi_signal import Signal, SignalWatch
+from multi.linux.wifi_signal import SignalWatch
 from multi.transports.base import ChannelInfo
 from multi.types import Candidate, Kind
 
@@ -119,9 +119,9 @@ class Networks:
         driver.pump_due()
         self.look()
 
-    def _signal(self, interface: str, signal: Signal, dbm: float) -> None:
+    def _signal(self, interface: str, fading: bool, dbm: float) -> None:
         driver = self._driver
-        driver.core.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
+        driver.core.signal_changed(interface, fading, dbm, now=driver.now())
         driver.pump_due()
 
     def _event(self, event: Event) -> None:

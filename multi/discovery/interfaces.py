@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
+from multi.discovery import portable
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts, kind_of
 from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.resources import in_thread, is_exhaustion
@@ -47,11 +48,9 @@ def interfaces(
                 raise
             log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
     try:
-        from multi.discovery import portable
-
         return _interfaces(portable.read(), named)
-    except (ImportError, OSError) as error:
-        if isinstance(error, OSError) and is_exhaustion(error):
+    except OSError as error:
+        if is_exhaustion(error):
             raise
         log.warning("cannot read the interfaces: %s", error)
         return ()

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from multi.discovery import portable
 from multi.discovery.namespace import Namespace, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket
 from multi.discovery.snapshot import LINK_GROUPS, ROUTE_GROUPS, LinkRecord, Snapshot, snapshot
@@ -48,15 +49,6 @@ Unsubscribe = Callable[[], None]
 Read = Callable[[], Snapshot]
 
 
-def read_portably() -> Snapshot:
-    """What there is, where there is no netlink. Raises OSError."""
-    try:
-        from multi.discovery import portable
-    except ImportError as error:
-        raise OSError(str(error)) from error
-    return portable.read()
-
-
 class NetworkMonitor:
     """Tells of changes in one network namespace, on one event loop; use `monitor()` to share it.
 
@@ -64,7 +56,7 @@ class NetworkMonitor:
     """
 
     def __init__(
-        self, *, netlink: bool = True, poll_interval: float = POLL_INTERVAL, read: Read = read_portably
+        self, *, netlink: bool = True, poll_interval: float = POLL_INTERVAL, read: Read = portable.read
     ) -> None:
         self._netlink = netlink
         self._poll_interval = poll_interval

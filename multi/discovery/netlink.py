@@ -118,8 +118,6 @@ class NetlinkSocket:
     """
 
     def __init__(self, open_socket: OpenSocket = partial(open_netlink, NETLINK_ROUTE)) -> None:
-        self.deadline: float | None = None
-        """When requests give up with TimeoutError, by the monotonic clock; None = each after ANSWER_TIMEOUT."""
         self.torn = False
         """Something changed while the kernel answered the last `dump`, again and again: it may have holes."""
         self._socket = open_socket()
@@ -153,13 +151,15 @@ class NetlinkSocket:
 
     def _exchange(self, kind: int, flags: int, body: bytes) -> tuple[list[bytes], bool]:
         self._sequence += 1
-        deadline = time.monotonic() + ANSWER_TIMEOUT if self.deadline is None else self.deadline
-        self._wait_until(deadline)
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        self._socket.settimeout(ANSWER_TIMEOUT)
         self._socket.send(message(kind, NLM_F_REQUEST | flags, self._sequence, body))
         answers: list[bytes] = []
         interrupted = False
         while True:
-            self._wait_until(deadline)
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            self._socket.settimeout(left)
             for answered, told, sequence, content in messages(self._socket.recv(RECEIVE_SIZE)):
                 if sequence != self._sequence:
                     continue
@@ -170,12 +170,6 @@ class NetlinkSocket:
                     return answers, interrupted or bool(told & NLM_F_DUMP_INTR)
                 interrupted = interrupted or bool(told & NLM_F_DUMP_INTR)
                 answers.append(content)
-
-    def _wait_until(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-        self._socket.settimeout(left)
 
 
 class Announcements:

@@ -11,17 +11,19 @@ import zlib
 from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 
-import netifaces
-
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts
 from multi.discovery.snapshot import AddressRecord, LinkRecord, Route, Snapshot
 from multi.types import Family, InterfaceAddress
 
-FAMILIES = ((Family.IPV4, netifaces.AF_INET), (Family.IPV6, netifaces.AF_INET6))
+FAMILIES = ((Family.IPV4, int(socket.AF_INET)), (Family.IPV6, int(socket.AF_INET6)))
 
 
 def read() -> Snapshot:
-    """All interfaces; those that vanish while they are read are left out."""
+    """All interfaces; those that vanish while they are read are left out. Raises OSError."""
+    try:
+        import netifaces
+    except ImportError as error:
+        raise OSError(str(error)) from error
     gateways = netifaces.gateways()
     links, addresses, routes = [], [], []
     for name in netifaces.interfaces():

@@ -145,11 +145,10 @@ def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0)
     return [route for found in readable(routes, answers) for route in found if index in (0, route.index)]
 
 
-def neighbours(indices: set[int]) -> dict[tuple[int, str], str]:
-    """Index of the interface and IP address -> hardware address, of those known on these interfaces."""
+def neighbours() -> dict[tuple[int, str], str]:
+    """Index of the interface and IP address -> hardware address, of those known."""
     with NetlinkSocket() as kernel:
-        found = kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))
-    return {key: mac for key, mac in readable(_neighbour, found) if key[0] in indices}
+        return dict(readable(_neighbour, kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))))
 
 
 def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) -> Iterator[Record]:

@@ -121,7 +121,7 @@ def run_rtnetlink(data: bytes) -> None:
                 check(len(monitor.losses(before, after)) <= held, "more losses than there was")
         elif what == 1:
             gateways = ((next(iter(snapshot.FAMILIES.values())), "192.0.2.1"),)
-            networks.network_id(Interface("eth0", 1, next(iter(Kind)), gateways=gateways))
+            networks.network_ids([Interface("eth0", 1, next(iter(Kind)), gateways=gateways)])
         else:
             reader = netlink.NetlinkSocket()
             if what == 2:

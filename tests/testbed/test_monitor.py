@@ -14,7 +14,7 @@ import uvloop
 from multi.discovery import interfaces
 from multi.discovery.monitor import Loss, NetworkMonitor, monitor
 from multi.discovery.netlink import NetlinkSocket
-from multi.discovery.networks import network_id
+from multi.discovery.networks import network_ids
 from multi.discovery.snapshot import Snapshot, snapshot
 from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
 from multi.lab.testbed.pytest_plugin import started
@@ -89,7 +89,7 @@ class Client:
     def network(self, name: str) -> str:
         interface = self.interface(name)
         with self.testbed.client.entered():
-            return network_id(interface)
+            return network_ids([interface])[name]
 
     def close(self) -> None:
         self.heard.unsubscribe()
