@@ -25,13 +25,10 @@ log = logging.getLogger("multi.discovery")
 
 UserKinds = Mapping[str, Sequence[str]]
 """Kind -> names of interfaces, as in `interfaces` of the configuration."""
+NO_KINDS: UserKinds = {}
 
 
-def interfaces(
-    user_kinds: UserKinds = {},  # noqa: B006 - never changed
-    *,
-    anew: bool = True,
-) -> tuple[Interface, ...]:
+def interfaces(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[Interface, ...]:
     """Read all interfaces now, in the order of the system; takes a few milliseconds, in any thread or loop.
 
     Unless `anew`, what was read before may be used again if the system has told of no change since: who opens many
@@ -56,19 +53,13 @@ def interfaces(
         return ()
 
 
-def interfaces_known(
-    user_kinds: UserKinds = {},  # noqa: B006 - never changed
-) -> tuple[Interface, ...] | None:
+def interfaces_known(user_kinds: UserKinds = NO_KINDS) -> tuple[Interface, ...] | None:
     """What was read before and still holds; None = it has to be read, which takes milliseconds."""
     known = snapshots.known()
     return None if known is None else _interfaces(known, _named_kinds(user_kinds))
 
 
-async def interfaces_async(
-    user_kinds: UserKinds = {},  # noqa: B006 - never changed
-    *,
-    anew: bool = True,
-) -> tuple[Interface, ...]:
+async def interfaces_async(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
     return await in_thread(interfaces, user_kinds, anew=anew)
 

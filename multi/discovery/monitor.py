@@ -22,7 +22,7 @@ from functools import partial
 from multi.discovery import portable
 from multi.discovery.namespace import Namespace, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket
-from multi.discovery.snapshot import LINK_GROUPS, ROUTE_GROUPS, LinkRecord, Snapshot, snapshot
+from multi.discovery.snapshot import LINK_GROUPS, ROUTE_GROUPS, Snapshot, snapshot
 
 log = logging.getLogger("multi.discovery")
 
@@ -175,11 +175,14 @@ class NetworkMonitor:
             if self._subscribers:  # who could not be told what there was when they came
                 self._change()
             return ()
-        if _carriers(before) != _carriers(found):
+        if {link.index for link in before.links if link.carrier} != {
+            link.index for link in found.links if link.carrier
+        }:
             self._carrier_until = self._loop.time() + CARRIER_PAUSE
         lost = losses(before, found)
         # Who hears of a loss reads everything anew.
-        if not lost and _content(before) != _content(found):
+        same = (before.links, before.addresses, before.routes) == (found.links, found.addresses, found.routes)
+        if not same and not lost:
             self._change()
         return lost
 
@@ -217,9 +220,9 @@ def losses(before: Snapshot, after: Snapshot) -> tuple[Loss, ...]:
         name, link = was.facts.name, links.get(was.index)
         if link is None:
             lost.append(Loss(name, "", "the interface was removed"))
-        elif (_connected(was) and not _connected(link)) or was.carrier_downs != link.carrier_downs:
+        elif (was.connected and not link.connected) or was.carrier_downs != link.carrier_downs:
             lost.append(Loss(name, "", "carrier lost" if link.up else "the interface went down"))
-        elif _connected(was):
+        elif was.connected:
             connected[was.index] = name
     there = {(record.index, record.address.address) for record in after.addresses}
     same = {(record.index, record.address.address, record.address.prefix_length): record for record in after.addresses}
@@ -233,18 +236,6 @@ def losses(before: Snapshot, after: Snapshot) -> tuple[Loss, ...]:
         elif now is not None and now.address.reason == "duplicate":
             lost.append(Loss(name, literal, f"the address {literal} is a duplicate"))
     return tuple(dict.fromkeys(lost))
-
-
-def _connected(link: LinkRecord) -> bool:
-    return link.up and link.carrier
-
-
-def _carriers(snapshot: Snapshot) -> set[int]:
-    return {link.index for link in snapshot.links if link.carrier}
-
-
-def _content(snapshot: Snapshot) -> tuple[object, ...]:
-    return snapshot.links, snapshot.addresses, snapshot.routes
 
 
 _monitors: weakref.WeakKeyDictionary[

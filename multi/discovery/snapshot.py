@@ -29,7 +29,7 @@ log = logging.getLogger("multi.discovery")
 RTM_F_FIB_MATCH = 0x2000
 RTN_UNICAST = 1
 RTNH_F_DEAD, RTNH_F_LINKDOWN = 1, 16
-RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC = 1, 2, 4, 5, 6, 7
+RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY = 1, 2, 4, 5, 6
 RTA_MULTIPATH, RTA_TABLE, RTA_VIA = 9, 15, 18
 IFF_UP = 0x1
 IFLA_ADDRESS, IFLA_IFNAME, IFLA_OPERSTATE, IFLA_LINKINFO = 1, 3, 16, 18
@@ -66,6 +66,10 @@ class LinkRecord:
     carrier_downs: int = 0
     """How often the carrier was lost so far: shows a loss that was over before anybody looked."""
 
+    @property
+    def connected(self) -> bool:
+        return self.up and self.carrier
+
 
 @dataclass(frozen=True, slots=True)
 class AddressRecord:
@@ -88,7 +92,6 @@ class Route:
     table: int = 0
     protocol: int = 0
     metric: int = 0
-    source: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,14 +175,13 @@ def routes(body: bytes) -> list[Route]:
     found = attributes(body, netlink.ROUTE.size)
     network = f"{_literal(found.get(RTA_DST))}/{length}" if length else ""
     table, metric = _number(found.get(RTA_TABLE)) or table, _number(found.get(RTA_PRIORITY))
-    source = _literal(found.get(RTA_PREFSRC))
 
     def way(index: int, flags: int, told: dict[int, bytes]) -> list[Route]:
         if not index or flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN):
             return []
         # A router of the other family (RFC 5549) is told with its family in front.
         gateway = _literal(told.get(RTA_GATEWAY) or told.get(RTA_VIA, b"")[2:])
-        return [Route(index, family, gateway, network, table, protocol, metric, source)]
+        return [Route(index, family, gateway, network, table, protocol, metric)]
 
     hops = found.get(RTA_MULTIPATH)
     if hops is None:
