@@ -176,7 +176,7 @@ class Resolver:
             if self._routes is None or self._closed:
                 return
             used = [interface for interface in interfaces if self._may_use(interface)]
-            for problem in self._routes.install(used, remotes=remotes):
+            for problem in self._routes.install(used, remotes):
                 self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
 
     def _may_use(self, interface: Interface) -> bool:

@@ -18,13 +18,12 @@ from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
 from multi.events import AddressesAnnounced, Event, SessionDetached, SessionResumed, Warned
 from multi.linux.wifi_power import PowerSaving
-from multi.linux.wifi_signal import Signal, SignalWatch
+from multi.linux.wifi_signal import SignalWatch
 from multi.transports.base import ChannelInfo
 from multi.types import Candidate, Kind
 
 logger = logging.getLogger("multi.session")
 
-LEARN_AFTER = 0.020  # seconds; then a session is open, or waits for the first answer of a network
 LOOK_APART = 0.050  # seconds between two looks, whoever wants them: a server could keep us busy with its addresses
 LOOK_AGAIN = 1.0  # seconds after one that the system did not allow, for want of file descriptors or memory
 LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system tells when a name leads elsewhere
@@ -50,7 +49,7 @@ class Networks:
         self._detached: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._closed = False
-        self._leave = [monitor().subscribe(self._heard, learn_after=LEARN_AFTER), sleep_watch().subscribe(self._slept)]
+        self._leave = [monitor().subscribe(self._heard), sleep_watch().subscribe(self._slept)]
         driver.on_event = self._event
         driver.on_dialled = self._dialled
 
@@ -120,9 +119,9 @@ class Networks:
         driver.pump_due()
         self.look()
 
-    def _signal(self, interface: str, signal: Signal, dbm: float) -> None:
+    def _signal(self, interface: str, fading: bool, dbm: float) -> None:
         driver = self._driver
-        driver.core.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
+        driver.core.signal_changed(interface, fading, dbm, now=driver.now())
         driver.pump_due()
 
     def _event(self, event: Event) -> None:

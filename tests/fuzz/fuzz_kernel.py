@@ -9,9 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from multi.discovery import link_state as changes
-from multi.discovery import netlink, networks, snapshot
-from multi.discovery.link_state import LinkEvents, LinkState
+from multi.discovery import monitor, netlink, networks, snapshot
 from multi.linux import genetlink, nl80211, policy_routes, wifi_signal
 from multi.linux.genetlink import GenericNetlink
 from multi.linux.nl80211 import Nl80211
@@ -109,40 +107,21 @@ def _told(choices: Choices, sequence: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def run_changes(data: bytes) -> None:
-    """Datagrams, each with two bytes of length, that nobody asked for."""
-    known, heard = LinkState(), LinkEvents()
-    choices = Choices(data)
-    while choices.left:
-        if choices.chance(8):
-            known.begin_dump()
-        known.hear(choices.take(choices.number(2)), heard)
-        if choices.chance(8):
-            known.end_dump(heard)
-    heard.collapsed()
-    check(len(heard.losses) <= len(data), "more losses than bytes")
-
-
-def run_changes_valid(data: bytes) -> None:
-    choices = Choices(data)
-    parts: list[bytes] = []
-    while choices.left and len(parts) < 30:
-        datagram = choices.damaged(_told(choices))
-        parts.append(choices.take(1) + len(datagram).to_bytes(2, "big") + datagram + b"\0")
-    run_changes(b"".join(parts))
-
-
 def run_rtnetlink(data: bytes) -> None:
-    """Snapshots, neighbours and routing tables from what a kernel answers."""
+    """Snapshots, losses, neighbours and routing tables from what a kernel answers."""
     choices = Choices(data)
     what = choices.below(4)
     kernel = Kernel(choices, _told)
     with patch.object(netlink, "socket", _sockets(kernel)), may_raise(OSError):
         if what == 0:
-            snapshot.snapshot()
+            with netlink.NetlinkSocket() as reader:
+                before = snapshot.snapshot(reader)
+                after = snapshot.snapshot(reader)
+                held = len(before.links) + len(before.addresses)
+                check(len(monitor.losses(before, after)) <= held, "more losses than there was")
         elif what == 1:
             gateways = ((next(iter(snapshot.FAMILIES.values())), "192.0.2.1"),)
-            networks.network_id(Interface("eth0", 1, next(iter(Kind)), gateways=gateways))
+            networks.network_ids([Interface("eth0", 1, next(iter(Kind)), gateways=gateways)])
         else:
             reader = netlink.NetlinkSocket()
             if what == 2:
@@ -238,18 +217,16 @@ def _random_looking() -> list[bytes]:
     return [bytes((n * i * i + i) % 256 for i in range(160)) for n in range(1, 16)]
 
 
-def _raw_changes() -> list[bytes]:
-    return [b"\0" + len(d).to_bytes(2, "big") + d + b"\0" for d in map(_told, map(Choices, _random_looking()))]
+def _datagrams() -> list[bytes]:
+    return list(map(_told, map(Choices, _random_looking())))
 
 
 TARGETS = (
-    Target("netlink-changes", run_changes, _raw_changes, (changes,), short=400, longest=600),
-    Target("netlink-changes-valid", run_changes_valid, _random_looking, (changes,), short=300, longest=600),
     Target(
         "netlink-questions",
         run_rtnetlink,
         _random_looking,
-        (netlink, snapshot, networks, policy_routes),
+        (netlink, snapshot, networks, monitor, policy_routes),
         short=120,
         weight=2,
         longest=800,
@@ -264,6 +241,6 @@ TARGETS = (
         short=300,
         longest=600,
     ),
-    Target("netlink-attributes", run_attributes, _raw_changes, (netlink,), short=300, longest=600),
+    Target("netlink-attributes", run_attributes, _datagrams, (netlink,), short=300, longest=600),
     Target("socket-info", run_socket_info, _random_looking, (mptcp_info, tcp_info), short=200, longest=3000),
 )
