@@ -23,20 +23,16 @@ from multi.lab.bench.protocol import (
     INTERVAL,
     LINE_LIMIT,
     WRITE,
+    Answer,
     BenchError,
     Carrier,
     Interval,
     Payload,
+    Received,
     Report,
     Request,
-    encode_received,
-    encode_report,
-    read_answer,
-    read_received,
-    read_report,
-    read_request,
-    ready,
-    refusal,
+    encode,
+    read,
 )
 
 KEPT = 256 * 1024 * 1024  # bytes kept to be checked after the clock has stopped; longer payloads are checked in passing
@@ -129,8 +125,8 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
     recorder = _Recorder(session)
     clock = asyncio.get_running_loop().time
     kept: list[bytes] = []
-    check = request.size > 0
-    keep = check and request.size <= KEPT
+    check = request.bytes > 0
+    keep = check and request.bytes <= KEPT
     intact = True
     while data := await reader.read(READ):
         if keep:
@@ -139,7 +135,7 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
             intact = intact and payload.matches([data], recorder.bytes)
         recorder.read(len(data), clock())
     report = recorder.report()
-    damaged = check and not (intact and payload.matches(kept) and report.bytes == request.size)
+    damaged = check and not (intact and payload.matches(kept) and report.bytes == request.bytes)
     return replace(report, damaged=damaged)
 
 
@@ -147,8 +143,8 @@ async def _send(writer: SessionWriter, request: Request, payload: Payload) -> No
     clock = asyncio.get_running_loop().time
     end = clock() + request.seconds
     offset = 0
-    while offset < request.size if request.size else clock() < end:
-        size = min(WRITE, request.size - offset) if request.size else WRITE
+    while offset < request.bytes if request.bytes else clock() < end:
+        size = min(WRITE, request.bytes - offset) if request.bytes else WRITE
         writer.write(payload.piece(offset, size))
         offset += size
         await writer.drain()
@@ -171,13 +167,13 @@ async def _serve(config: str) -> signal.Signals:
     async def on_client(reader: SessionReader, writer: SessionWriter) -> None:
         session: Session = writer.get_extra_info("session")
         try:
-            request = await read_request(reader)
+            request = await read(reader, Request)
         except BenchError as error:
-            writer.write(refusal(str(error)))
+            writer.write(encode(Answer(str(error))))
             writer.close()
             return
-        writer.write(ready())
-        amount = f"{request.size} bytes" if request.size else f"{request.seconds:g} s"
+        writer.write(encode(Answer()))
+        amount = f"{request.bytes} bytes" if request.bytes else f"{request.seconds:g} s"
         print(
             f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}",
             flush=True,
@@ -187,7 +183,7 @@ async def _serve(config: str) -> signal.Signals:
         else:
             report = await _receive(reader, session, request, payload)
             print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
-            writer.write(encode_report(report))
+            writer.write(encode(report))
             writer.close()
         await writer.wait_closed()
 
@@ -211,8 +207,8 @@ async def _send_to(
     """-R: the payload has a stream of its own, so that the report can follow on stream 0."""
     _, data_writer = await session.open_stream()
     await _send(data_writer, request, payload)
-    print(f"sent {await read_received(reader)} bytes", flush=True)
-    writer.write(encode_report(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
+    print(f"sent {(await read(reader, Received)).received} bytes", flush=True)
+    writer.write(encode(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
     writer.close()
 
 
@@ -248,8 +244,8 @@ async def _measure(config: str, request: Request) -> dict[str, Any]:
     async with connect(loaded, limit=LINE_LIMIT) as session:
         open_ms = elapsed_ms()
         confirming = asyncio.ensure_future(confirmed())
-        session.writer.write(request.encode())
-        await read_answer(session.reader)
+        session.writer.write(encode(request))
+        await read(session.reader, Answer)
         confirmed_ms = await confirming
         if request.reverse:
             async for reader, _ in session.streams():
@@ -258,11 +254,11 @@ async def _measure(config: str, request: Request) -> dict[str, Any]:
             else:
                 raise BenchError("the server ended the session before it sent anything")
             total_ms = elapsed_ms()
-            session.writer.write(encode_received(report.bytes))
-            report = replace(report, retransmitted=(await read_report(session.reader)).retransmitted)
+            session.writer.write(encode(Received(report.bytes)))
+            report = replace(report, retransmitted=(await read(session.reader, Report)).retransmitted)
         else:
             await _send(session.writer, request, payload)
-            report = await read_report(session.reader)
+            report = await read(session.reader, Report)
             total_ms = elapsed_ms()
             report = replace(report, retransmitted=session.bytes_reinjected)
         ours = _connections(session)
