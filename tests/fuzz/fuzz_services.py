@@ -24,7 +24,7 @@ from multi.lab.files import tree as file_tree
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
-    ContentEnd,
+    End,
     FileRefused,
     Get,
     Message,
@@ -137,7 +137,7 @@ def _messages() -> list[bytes]:
         Put("\ud800", (1 << 63) - 1, 0o7777, True),
         Receiving(0, EMPTY),
         Begin(1),
-        ContentEnd(EMPTY),
+        End(EMPTY),
         Stored(5, EMPTY.upper()),
         Refusal("not_found", "\x1b no"),
     ]
@@ -277,7 +277,7 @@ def _conversation(choices: Choices) -> list[bytes]:
             case 2:
                 parts.append(pack_length(choices.edge(0, 5, bits=32)))
             case 3:
-                parts.append(pack_length(0) + encode(ContentEnd(EMPTY)))
+                parts.append(pack_length(0) + encode(End(EMPTY)))
             case _:
                 parts.append(choices.some())
     return [choices.damaged(part) for part in parts]

@@ -110,9 +110,7 @@ class Received:
 
 Message = Request | Answer | Report | Received
 M = TypeVar("M", bound=Message)
-_ADAPTERS: dict[type[Message], TypeAdapter[Any]] = {
-    kind: TypeAdapter(kind) for kind in (Request, Answer, Report, Received)
-}
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Request, Answer, Report, Received)}
 
 
 def encode(message: Message) -> bytes:

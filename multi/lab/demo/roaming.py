@@ -27,7 +27,7 @@ from multi.lab.demo.file_server import DemoFailed, make_file, serving, wait_for_
 from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
 from multi.lab.files.client import Transfer
 from multi.lab.files.progress import Progress, in_words
-from multi.lab.files.protocol import LINE_LIMIT, ContentEnd, Get, Sending, encode, read_length, read_message
+from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
 from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
 
@@ -229,7 +229,7 @@ async def _stream(session: Session, recorder: Recorder, progress: Progress) -> t
                 transfer.done = recorder.delivered
                 sha256.update(piece)
                 length -= len(piece)
-        end = await read_message(reader, ContentEnd)
+        end = await read_message(reader, End)
     except EOFError:
         text = "the server has ended the session before everything was there"
         raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None

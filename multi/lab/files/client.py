@@ -20,7 +20,7 @@ from multi.asyncio.client import ConfigLike, connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, send_blocks
+from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
@@ -131,15 +131,9 @@ async def get_file(
     A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
     disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
     """
-    with _location_of(target) as location:
-        location.check_free(force=True)
-        with ReceivedFile(location.open_partial(), location.shown) as sink:
-            try:
-                async with _session(session) as opened:
-                    return await _get(opened, name, location, sink, progress)
-            except BaseException as error:
-                location.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
-                raise
+    with _location_of(target) as location, receiving(location, force=True) as sink:
+        async with _session(session) as opened:
+            return await _get(opened, name, location, sink, progress)
 
 
 async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
@@ -151,9 +145,7 @@ async def _get(session: Session, name: str, location: FileLocation, sink: Receiv
     answer = await _complete(read_message(session.reader, Sending))
     if answer.offset not in (0, sink.position) or answer.offset > answer.size:
         raise RemoteProtocolError("the server sends another part of the file than the one asked for")
-    if answer.offset != sink.position:
-        sink.rewind()
-    sink.cut()
+    sink.resume(answer.offset)
     transfer.size = answer.size
     transfer.done = transfer.resumed_from = answer.offset
     progress(transfer)
@@ -188,9 +180,7 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
     session.writer.write(encode(Put(name, file.size, file.mode, force)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Receiving))
-    await file.hash_up_to(min(answer.offset, file.size))
-    if file.position != answer.offset or file.sha256 != answer.prefix_sha256.lower():
-        file.rewind()
+    await file.resume(answer.offset, answer.prefix_sha256)
     session.writer.write(encode(Begin(file.position)))
     transfer.done = transfer.resumed_from = file.position
     progress(transfer)
