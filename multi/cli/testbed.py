@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from multi.lab.testbed import TestbedError, daemon, load_profile
 from multi.lab.testbed.daemon import Status
+from multi.lab.testbed.specs import HostName
 
 
 def up(*, name: str, profile: str, **options: object) -> int:
@@ -17,7 +18,7 @@ def up(*, name: str, profile: str, **options: object) -> int:
     return 0
 
 
-def execute(*, name: str, host: str, command: list[str]) -> int:
+def execute(*, name: str, host: HostName, command: list[str]) -> int:
     program = command[1:] if command[:1] == ["--"] else command
     if not program:
         raise TestbedError("no program given: multi testbed exec NAME client|server -- CMD...")

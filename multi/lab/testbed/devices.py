@@ -23,7 +23,7 @@ TUNSETOFFLOAD = 0x400454D0
 TUNSETVNETHDRSZ = 0x400454D8
 TUNSETCARRIER = 0x400454E2
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
-TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6 = 0x1, 0x2, 0x4, 0x20, 0x40
+TUN_F_TCP, TUN_F_UDP = 0x1 | 0x2 | 0x4, 0x20 | 0x40  # TUN_F_CSUM and TUN_F_TSO4, 6; TUN_F_USO4, 6
 TUN = "/dev/net/tun"
 
 # include/uapi/linux/if_packet.h, if_ether.h
@@ -59,6 +59,8 @@ class Namespace:
 
     descriptor: int
     netlink: RouteNetlink
+    congestion: str = ""
+    """Congestion control to be set on routes; empty where the namespace as a whole has it."""
 
 
 class Device(Protocol):
@@ -91,7 +93,10 @@ class TapDevice:
                 flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR
                 fcntl.ioctl(self.descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
                 fcntl.ioctl(self.descriptor, TUNSETVNETHDRSZ, struct.pack("i", VNET_HEADER))
-                _take_uncut(self.descriptor)
+                # Segments are handed over before the kernel cuts them: those of TCP, and of UDP from Linux 6.2 on.
+                fcntl.ioctl(self.descriptor, TUNSETOFFLOAD, TUN_F_TCP)
+                with contextlib.suppress(OSError):
+                    fcntl.ioctl(self.descriptor, TUNSETOFFLOAD, TUN_F_TCP | TUN_F_UDP)
                 self.index = socket.if_nametoindex(name)
             except OSError:
                 os.close(self.descriptor)
@@ -102,15 +107,6 @@ class TapDevice:
 
     def close(self) -> None:
         os.close(self.descriptor)
-
-
-def _take_uncut(descriptor: int) -> None:
-    """Have segments of TCP, and of UDP from Linux 6.2 on, handed over before the kernel cuts them."""
-    of_tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6
-    try:
-        fcntl.ioctl(descriptor, TUNSETOFFLOAD, of_tcp | TUN_F_USO4 | TUN_F_USO6)
-    except OSError:
-        fcntl.ioctl(descriptor, TUNSETOFFLOAD, of_tcp)
 
 
 class VethDevice:

@@ -21,13 +21,22 @@ from dataclasses import replace
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
 from multi.lab.testbed import call
-from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
 from multi.lab.testbed.interception import Interceptor
-from multi.lab.testbed.messages import Backend, Build, Built, WayStatistics, receive, send
 from multi.lab.testbed.namespaces import enterer, inside
-from multi.lab.testbed.relay import Relay
-from multi.lab.testbed.specs import DIRECTIONS, LinkSpec, Way, check_links
+from multi.lab.testbed.relay import Relay, WayStatistics, receive, send
+from multi.lab.testbed.specs import (
+    DIRECTIONS,
+    HOSTS,
+    SERVER_ADDRESSES,
+    HostName,
+    LinkAddresses,
+    LinkSpec,
+    Way,
+    check_links,
+    link_addresses,
+)
+from multi.lab.testbed.wiring import Backend, Build
 
 log = logging.getLogger("multi.lab.testbed")
 
@@ -66,8 +75,11 @@ class Testbed:
         by_host = dict.fromkeys(HOSTS, congestion) if isinstance(congestion, str) else dict(congestion)
         specs = check_links(links)
         self._build = Build(specs, backend, by_host, detect_duplicates, mptcp, seed, owner=0)
+        self.backend = backend
+        """`tap` or `veth`, once it is up."""
+        self.rootless = False
+        """Whether it lives in a user namespace, once it is up."""
         self._relay: _RelayProcess | None = None
-        self._built: Built | None = None
         self._namespaces: dict[HostName, int] = {}
         self._user_namespace: int | None = None
         self.client = Host(self, "client")
@@ -80,14 +92,14 @@ class Testbed:
             raise TestbedError("this testbed is up already")
         self._relay = _RelayProcess()
         try:
-            value, descriptors = self._relay.ask(Relay.build, replace(self._build, owner=os.getpid()))
-            self._built = value
+            built, descriptors = self._relay.ask(Relay.build, replace(self._build, owner=os.getpid()))
+            self.backend, self.rootless = built.backend, built.rootless
             self._namespaces = dict(zip(HOSTS, descriptors[:2], strict=True))
-            self._user_namespace = descriptors[2] if value.rootless else None
+            self._user_namespace = descriptors[2] if built.rootless else None
         except BaseException:
             self.close()
             raise
-        if not value.mptcp:
+        if not built.mptcp:
             log.warning("this kernel has no MPTCP: MPTCP connections cannot be made on this testbed")
 
     def close(self) -> None:
@@ -123,16 +135,6 @@ class Testbed:
         self.close()
 
     @property
-    def backend(self) -> Backend:
-        """`tap` or `veth`, once it is up."""
-        return self._facts().backend
-
-    @property
-    def rootless(self) -> bool:
-        """Whether it lives in a user namespace."""
-        return self._facts().rootless
-
-    @property
     def relay_process(self) -> int:
         """The id of the process that carries everything."""
         return self._running().process
@@ -166,11 +168,6 @@ class Testbed:
         if self._relay is None:
             raise TestbedError("this testbed is not up")
         return self._relay
-
-    def _facts(self) -> Built:
-        if self._built is None:
-            raise TestbedError("this testbed is not up")
-        return self._built
 
 
 class Link:
@@ -275,13 +272,12 @@ class Host:
     def address(self, version: int = 4) -> str:
         """Where to reach this host: the server's address is the same over every link, the client's is its first."""
         if self.name == "server":
-            return SERVER_IPV6 if version == 6 else SERVER_IPV4
-        first = next(iter(self._testbed.links.values()))
-        return first.client_address(version)
+            return SERVER_ADDRESSES[version]
+        return next(iter(self._testbed.links.values())).client_address(version)
 
     def popen(self, command: Command, **options: Any) -> subprocess.Popen[Any]:
         """Start a program on this host, as subprocess.Popen does. It ends with the testbed at the latest."""
-        return subprocess.Popen(command, preexec_fn=self._enterer(), **options)
+        return subprocess.Popen(command, preexec_fn=enterer(*self._testbed.namespace(self.name)), **options)
 
     async def exec(
         self,
@@ -345,9 +341,6 @@ class Host:
         """A socket that belongs to this host, to be used from here. Raises TestbedError. Needs no root."""
         return self._testbed.open_socket(self.name, family, kind, protocol)
 
-    def _enterer(self) -> Callable[[], None]:
-        return enterer(*self._testbed.namespace(self.name))
-
     async def _run(
         self,
         command: Command,
@@ -363,7 +356,7 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=env,
-                preexec_fn=self._enterer(),
+                preexec_fn=enterer(*self._testbed.namespace(self.name)),
             )
         except OSError as error:
             raise TestbedError(f"{self.name}: cannot run {os.fspath(command[0])}: {error.strerror}") from error

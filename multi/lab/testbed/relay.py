@@ -3,6 +3,10 @@
 One thread, one `select`. It ends when its owner does, whatever way that happens: it watches the owner's process and the
 socket between them. (PR_SET_PDEATHSIG would not do: it fires when the *thread* that started the relay ends.) With it
 go the interfaces it holds, the processes left in the namespaces, and so the namespaces.
+
+Owner and relay talk over a socket pair nobody else has: one request, one reply. A request is a method of `Relay` with
+its arguments, a reply is what it returns or the TestbedError it raises. They are pickled, because both ends are the
+same program at the same version.
 """
 
 from __future__ import annotations
@@ -11,23 +15,24 @@ import contextlib
 import gc
 import math
 import os
+import pickle
 import select
 import signal
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
+from typing import Any
 
 from multi.lab.testbed import interception
-from multi.lab.testbed.addressing import HostName
 from multi.lab.testbed.devices import READ_SIZE, wire_size
 from multi.lab.testbed.errors import TestbedError
 from multi.lab.testbed.interception import Interception
-from multi.lab.testbed.messages import Build, Built, WayStatistics, receive, send
-from multi.lab.testbed.namespaces import exact_timers, processes_inside
-from multi.lab.testbed.pipe import Pipe
-from multi.lab.testbed.specs import DIRECTIONS, Direction, Way
-from multi.lab.testbed.wiring import Hosts, LinkEnds, open_socket
+from multi.lab.testbed.namespaces import exact_timers, inside, processes_inside
+from multi.lab.testbed.pipe import Pipe, PipeStatistics
+from multi.lab.testbed.specs import DIRECTIONS, HOSTS, Direction, HostName, Way
+from multi.lab.testbed.wiring import Backend, Build, Hosts, LinkEnds
 
 BATCH = 32  # frames read from one end before the others get their turn
 PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of the links
@@ -36,6 +41,33 @@ HOST_LATENCY = 0.080e-3  # seconds a frame takes besides, mostly waking up: part
 # not for short sleeps, which end in time and are so many under load that we would never sleep.
 LONG_SLEEP = 0.75e-3
 EARLY = 0.3e-3
+MESSAGE_SIZE = 1 << 17  # bytes
+MAX_DESCRIPTORS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    backend: Backend
+    rootless: bool
+    mptcp: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WayStatistics:
+    down: PipeStatistics
+    up: PipeStatistics
+
+
+def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+    socket.send_fds(sock, [pickle.dumps(message)], list(descriptors))
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """The next message and what came with it. Raises EOFError when the other end has gone."""
+    data, descriptors, _flags, _address = socket.recv_fds(sock, MESSAGE_SIZE, MAX_DESCRIPTORS)
+    if not data:
+        raise EOFError
+    return pickle.loads(data), descriptors
 
 
 class RelayLink:
@@ -182,7 +214,7 @@ class Relay:
         for number, spec in enumerate(build.links, 1):
             self._links[spec.name] = RelayLink(LinkEnds(hosts, number, spec), random)
         self._make_roads()
-        namespaces = [hosts.client.descriptor, hosts.server.descriptor]
+        namespaces = [hosts.of[host].descriptor for host in HOSTS]
         self._passing += map(os.dup, [*namespaces, hosts.user_namespace] if hosts.rootless else namespaces)
         return Built(hosts.backend, hosts.rootless, hosts.mptcp)
 
@@ -190,7 +222,8 @@ class Relay:
         """Passes its descriptor."""
         if self._hosts is None:
             raise TestbedError("nothing has been built yet")
-        self._passing.append(open_socket(self._hosts.namespace(host), family, kind, protocol).detach())
+        with inside(self._hosts.of[host].descriptor):
+            self._passing.append(socket.socket(family, kind, protocol).detach())
 
     def shape(self, name: str, way: Way, figures: Direction) -> None:
         link = self._links[name]
@@ -254,7 +287,7 @@ class Relay:
         """Kill what is left in the namespaces of the hosts; a process that forks meanwhile is met again."""
         if self._hosts is None:
             return
-        inodes = {os.fstat(host.descriptor).st_ino for host in (self._hosts.client, self._hosts.server)}
+        inodes = {os.fstat(host.descriptor).st_ino for host in self._hosts.of.values()}
         for _ in range(3):
             left = set(processes_inside(inodes)) - {os.getpid(), self._owner_id}
             for process in left:
