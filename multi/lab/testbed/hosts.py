@@ -24,7 +24,7 @@ from multi.lab.testbed import call
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
 from multi.lab.testbed.interception import Interceptor
 from multi.lab.testbed.namespaces import enterer, inside
-from multi.lab.testbed.relay import Relay, WayStatistics, receive, send
+from multi.lab.testbed.relay import Relay, RelayLink, WayStatistics, receive, send
 from multi.lab.testbed.specs import (
     DIRECTIONS,
     HOSTS,
@@ -208,50 +208,53 @@ class Link:
         # All figures are checked before the first is in force.
         wanted = {way: replace(self.spec.direction(way), **changes) for way in _ways(direction)}
         for way, changed in wanted.items():
-            self._testbed.ask(Relay.shape, self.name, way, changed)
+            self._ask(RelayLink.shape, way, changed)
             self.spec = self.spec.with_direction(way, changed)
 
     def blackhole(self, on: bool, direction: Way | None = None) -> None:
         """Lose every packet, also those on their way, without a sign."""
-        self._testbed.ask(Relay.blackhole, self.name, _ways(direction), on)
+        self._ask(RelayLink.blackhole, _ways(direction), on)
 
     def carrier(self, on: bool) -> None:
         """Pull the client's cable, or put it in again."""
-        self._testbed.ask(Relay.carrier, self.name, on)
+        self._ask(RelayLink.carrier, on)
 
     def remove_address(self, version: int | None = None) -> None:
         """Take the client's addresses and the routes that need them."""
-        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), False)
+        self._ask(RelayLink.set_addresses, self._versions(version), False)
 
     def restore_address(self, version: int | None = None) -> None:
         """Give them back."""
-        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), True)
+        self._ask(RelayLink.set_addresses, self._versions(version), True)
 
     def vanish(self) -> None:
         """Take the client's interface away, as when a modem is pulled out."""
-        self._testbed.ask(Relay.set_presence, self.name, False)
+        self._ask(RelayLink.set_presence, False)
 
     def reappear(self) -> None:
         """Bring it back: the same name and addresses, another index."""
-        self._testbed.ask(Relay.set_presence, self.name, True)
+        self._ask(RelayLink.set_presence, True)
 
     def intercept(self, make: Callable[..., Interceptor] | None, *arguments: object, **keywords: object) -> None:
         """Put somebody into the path: `make(*arguments)` is called in the relay and sees every frame; None = nobody.
 
         The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
         """
-        self._testbed.ask(Relay.intercept, self.name, None if make is None else call.pack(make, arguments, keywords))
+        self._ask(RelayLink.intercept, None if make is None else call.pack(make, arguments, keywords))
 
     def ask_interceptor(self, question: object) -> Any:
         """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
-        return pickle.loads(self._testbed.ask(Relay.ask_interceptor, self.name, pickle.dumps(question)))
+        return pickle.loads(self._ask(RelayLink.ask_interceptor, pickle.dumps(question)))
 
     def inject(self, way: Way, *frames: bytes) -> None:
         """Let frames enter the link as if a host had sent them. At most 100 KiB at a time."""
-        self._testbed.ask(Relay.inject, self.name, way, frames)
+        self._ask(RelayLink.inject, way, *frames)
 
     def statistics(self) -> WayStatistics:
         return self._testbed.statistics()[self.name]
+
+    def _ask(self, request: Callable[[RelayLink, *Arguments], Result], *arguments: *Arguments) -> Result:
+        return self._testbed.ask(Relay.of_link, self.name, request, *arguments)
 
     def _of_version(self, version: int) -> LinkAddresses:
         if version not in self._addresses:

@@ -9,14 +9,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from multi.lab.testbed.devices import Device, Namespace, TapDevice, VethDevice, tap_allowed
 from multi.lab.testbed.errors import TestbedNotAllowed
 from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
 from multi.lab.testbed.specs import HOSTS, SERVER_ADDRESSES, HostName, LinkAddresses, LinkSpec, Way, link_addresses
 from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpLimits, MptcpPathManager
-from multi.linux.route_netlink import RT_TABLE_MAIN, RouteNetlink
+from multi.linux.route_netlink import RouteNetlink
 
 log = logging.getLogger("multi.lab.testbed")
 
@@ -193,50 +193,46 @@ class LinkEnds:
 
     def _add_address(self, host: HostName, device: Device, addresses: LinkAddresses) -> None:
         netlink, congestion = self._hosts.of[host].netlink, self._hosts.of[host].congestion
-        own, table = addresses.of(host), FIRST_TABLE + self._number
+        own = addresses.of(host)
         netlink.add_address(device.index, own, addresses.prefix, detect_duplicates=self._hosts.detect_duplicates)
         if host == "server":
             source = SERVER_ADDRESSES[addresses.version]  # what it calls itself, whatever the link
         else:
             # IPv6 takes no source that is still being checked for duplicates.
             source = "" if addresses.version == 6 and self._hosts.detect_duplicates else own
-        netlink.add_route(device.index, addresses.network, source=source, congestion=congestion)
+        for network, options in self._routes(host, addresses):
+            netlink.add_route(device.index, network, source=source, congestion=congestion, **options)
         if host == "client":
-            anywhere, gateway = _anywhere(addresses), addresses.server
-            # In the table for sockets bound to the address; in the main one for those bound to the device, and others.
-            for where, metric in ((table, 0), (RT_TABLE_MAIN, FIRST_METRIC + self._number)):
-                netlink.add_route(
-                    device.index,
-                    anywhere,
-                    gateway=gateway,
-                    source=source,
-                    table=where,
-                    metric=metric,
-                    congestion=congestion,
-                )
-            netlink.add_route(device.index, addresses.network, source=source, table=table, congestion=congestion)
-            netlink.add_rule(own, table)
+            netlink.add_rule(own, FIRST_TABLE + self._number)
             if self._hosts.subflows is not None:
                 # It keeps what it knows of an address that has gone for a while.
                 with contextlib.suppress(FileExistsError):
                     self._hosts.subflows.add_endpoint(own, device.index)
 
     def _delete_address(self, device: Device, addresses: LinkAddresses) -> None:
-        netlink, table = self._hosts.of["client"].netlink, FIRST_TABLE + self._number
-        anywhere, gateway = _anywhere(addresses), addresses.server
+        netlink = self._hosts.of["client"].netlink
         self._delete_rule(addresses)
-        netlink.delete_route(device.index, anywhere, gateway=gateway, table=table)
-        netlink.delete_route(device.index, anywhere, gateway=gateway, metric=FIRST_METRIC + self._number)
-        netlink.delete_route(device.index, addresses.network, table=table)
-        netlink.delete_route(device.index, addresses.network)
+        for network, options in reversed(self._routes("client", addresses)):
+            netlink.delete_route(device.index, network, **options)
         netlink.delete_address(device.index, addresses.client, addresses.prefix)
+
+    def _routes(self, host: HostName, addresses: LinkAddresses) -> list[tuple[str, dict[str, Any]]]:
+        """Networks, and the options of the routes to them, in the order in which they are made."""
+        direct: tuple[str, dict[str, Any]] = addresses.network, {}
+        if host == "server":
+            return [direct]
+        table = FIRST_TABLE + self._number
+        anywhere = "0.0.0.0/0" if addresses.version == 4 else "::/0"
+        # In the table for sockets bound to the address; in the main one for those bound to the device, and others.
+        return [
+            direct,
+            (anywhere, {"gateway": addresses.server, "table": table}),
+            (anywhere, {"gateway": addresses.server, "metric": FIRST_METRIC + self._number}),
+            (addresses.network, {"table": table}),
+        ]
 
     def _delete_rule(self, addresses: LinkAddresses) -> None:
         self._hosts.of["client"].netlink.delete_rule(addresses.client, FIRST_TABLE + self._number)
-
-
-def _anywhere(addresses: LinkAddresses) -> str:
-    return "0.0.0.0/0" if addresses.version == 4 else "::/0"
 
 
 def _has_ipv6() -> bool:
