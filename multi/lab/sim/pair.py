@@ -27,10 +27,7 @@ STRANGER_REPLY = TableLimits(sessions=0, sessions_per_source=0)
 
 
 class Pair:
-    """A client and a server that hold one session; see the module.
-
-    `candidates` overrides fields of the candidate of each route by index, e.g. {1: {"role": Role.BACKUP}}.
-    """
+    """A client and a server that hold one session; `roles`, `groups` and `max_rates` are those of each route."""
 
     def __init__(
         self,
@@ -124,13 +121,10 @@ class Pair:
     def ends(self) -> list[End]:
         return [self.client] if self.server is None else [self.client, self.server]
 
-    def other(self, end: End) -> End | None:
-        return self.server if end is self.client else self.client
-
     # --- time  ---
 
     def run(self, seconds: float) -> None:
-        self.clock.run(self.clock.now + seconds)
+        self.clock.run_until(lambda: False, seconds)
 
     def until(self, condition: Callable[[], bool], limit: float) -> bool:
         """Run until `condition` holds; False when `limit` seconds pass first."""

@@ -1,25 +1,20 @@
 """Random runs: a random network, a random policy, random operations, then peace, and everything must have arrived.
 
-    python -m multi.lab.sim.random_run START COUNT [PROCESSES]
-
-runs `COUNT` seeds from `START` on all cores and prints those that failed. The same seed always gives the same trace,
-byte for byte, so a failing seed is its own bug report; `trace_digest` says in a few characters what happened in it.
+The same seed always gives the same trace, byte for byte, so a failing seed is its own bug report; `trace_digest` says
+in a few characters what happened in it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import Pool, cpu_count
 from random import Random
-from time import perf_counter
 
 from multi.errors import LocalProtocolError, SessionLost
 from multi.lab.sim.end import End
 from multi.lab.sim.link import LinkSpec
 from multi.lab.sim.pair import Pair
-from multi.lab.sim.trace import ROLE_WORDS, digest
+from multi.lab.sim.trace import digest
 from multi.lab.sim.wire import Route
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect
@@ -180,7 +175,7 @@ class RandomRun:
         """What has not arrived, or is not known to have."""
         missing = []
         for end in self.pair.ends:
-            other = self.pair.other(end)
+            other = end.other
             if other is None:
                 continue
             if other.session.sender.unacked:
@@ -334,7 +329,7 @@ class RandomRun:
         end = self._end()
         if end.active:
             connection, role = self._random.choice(end.active), self._random.choice(list(Role))
-            self._log(end.name, "makes", connection, ROLE_WORDS[role])
+            self._log(end.name, "makes", connection, role.name.lower())
             end.set_role(connection, role)
 
     def _set_scheduler(self) -> None:
@@ -426,31 +421,3 @@ def run_seed(seed: int) -> str:
 def trace_digest(seed: int) -> str:
     """Run one seed; return the digest of its trace (see `multi.lab.sim.trace`)."""
     return digest(run_seed(seed))
-
-
-def outcome(seed: int) -> tuple[int, str]:
-    """(seed, empty or what failed): any exception counts, for this is a search for bugs."""
-    try:
-        run_seed(seed)
-    except Exception as error:
-        return seed, f"{type(error).__name__}: {error}"
-    return seed, ""
-
-
-def main(arguments: list[str]) -> int:
-    start, count = int(arguments[0]), int(arguments[1])
-    processes = int(arguments[2]) if len(arguments) > 2 else cpu_count()
-    began, failed = perf_counter(), 0
-    with Pool(processes) as pool:
-        for seed, failure in pool.imap_unordered(outcome, range(start, start + count), chunksize=20):
-            if failure:
-                failed += 1
-                sys.stdout.write(f"seed {seed}: {failure.splitlines()[0]}\n")
-                sys.stdout.flush()
-    seconds = perf_counter() - began
-    sys.stdout.write(f"{count} runs, {failed} failed, {seconds:.1f} s, {count / seconds:.1f} runs/s\n")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
