@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from multi.lab.demo.recording import Trace, TracedSample
+from multi.lab.demo.recording import Trace
 
 SMOOTHING = 3  # samples a point is the average of: 0.3 s
 COLOURS = {"WiFi": "#3b82c4", "5G": "#f0a03c"}
@@ -120,7 +120,7 @@ def _rates(trace: Trace, network: str) -> list[float]:
     ]
 
 
-def _rate(first: TracedSample, last: TracedSample, ids: Sequence[str]) -> float:
+def _rate(first: Trace, last: Trace, ids: Sequence[str]) -> float:
     moved = sum(last["bytes"].get(c, 0) - first["bytes"].get(c, 0) for c in ids)
     elapsed = last["t"] - first["t"]
     return moved * 8e-6 / elapsed if elapsed > 0 else 0.0
