@@ -50,9 +50,8 @@ class _Recorder:
         self._session = session
         self._first = self._last = 0.0
         self._gap = 0.0
-        self._bins: list[int] = []
-        self._carried: list[dict[int, int]] = []
-        self._before = self._counts()
+        self._begun: list[tuple[int, dict[int, int]]] = []
+        """For each interval, the bytes read before it began, and those that connections had carried."""
         self.bytes = 0
 
     def _counts(self) -> dict[int, int]:
@@ -64,27 +63,20 @@ class _Recorder:
             self._first = self._last = now
         self._gap = max(self._gap, now - self._last)
         self._last = now
+        missing = int((now - self._first) / INTERVAL) + 1 - len(self._begun)
+        if missing > 0:
+            self._begun += [(self.bytes, self._counts())] * missing
         self.bytes += size
-        index = int((now - self._first) / INTERVAL)
-        if index >= len(self._bins):
-            self._close_bins(index)
-        self._bins[index] += size
-
-    def _close_bins(self, upto: int) -> None:
-        counts = self._counts()
-        if self._carried:
-            self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in counts.items()}
-            self._before = counts
-        while len(self._bins) <= upto:
-            self._bins.append(0)
-            self._carried.append({})
 
     def report(self) -> Report:
-        if self._carried:
-            self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in self._counts().items()}
+        ended = [*self._begun[1:], (self.bytes, self._counts())]
         intervals = [
-            Interval(round(index * INTERVAL, 1), _mbps(size), {str(c): _mbps(n) for c, n in carried.items() if n})
-            for index, (size, carried) in enumerate(zip(self._bins, self._carried, strict=True))
+            Interval(
+                round(index * INTERVAL, 1),
+                _mbps(read - read_before),
+                {str(c): _mbps(n - before.get(c, 0)) for c, n in carried.items() if n > before.get(c, 0)},
+            )
+            for index, ((read_before, before), (read, carried)) in enumerate(zip(self._begun, ended, strict=False))
         ]
         return Report(
             self.bytes,

@@ -59,7 +59,6 @@ class Pair:
         """(time, route) of every dial."""
         self.wires: list[Wire] = []
         settings = client or SessionSettings()
-        self._client_settings = replace(settings, policy=policy or settings.policy)
         self._server_settings = server or replace(SessionSettings(), protect=settings.protect)
         self.transparent = settings.protect is Protect.NEVER
         """Segments travel in clear."""
@@ -67,15 +66,7 @@ class Pair:
         self.table: SessionTable[End] = SessionTable(TableLimits(), self._accept)
         self._strangers: SessionTable[End] = SessionTable(STRANGER_REPLY, self._accept)
         self.server: End | None = None
-        session = SessionCore(
-            Side.CLIENT,
-            self.session_id,
-            self._client_settings,
-            entropy=self.clock.entropy,
-            make_scheduler=create_scheduler,
-            now=0.0,
-        )
-        self.client = End(self, session, "client", watched=watched)
+        self.client = self._end(Side.CLIENT, self.session_id, replace(settings, policy=policy or settings.policy))
         self.candidates = [
             self.candidate(
                 index,
@@ -228,16 +219,15 @@ class Pair:
         else:
             wire.client.lose(wire, "")
 
-    def _accept(self, session_id: SessionId, source: str) -> End:
+    def _end(self, side: Side, session_id: SessionId, settings: SessionSettings) -> End:
+        clock = self.clock
         session = SessionCore(
-            Side.SERVER,
-            session_id,
-            self._server_settings,
-            entropy=self.clock.entropy,
-            make_scheduler=create_scheduler,
-            now=self.clock.now,
+            side, session_id, settings, entropy=clock.entropy, make_scheduler=create_scheduler, now=clock.now
         )
-        self.server = End(self, session, "server", watched=self.watched)
+        return End(self, session, side.name.lower(), watched=self.watched)
+
+    def _accept(self, session_id: SessionId, source: str) -> End:
+        self.server = self._end(Side.SERVER, session_id, self._server_settings)
         self.server.other, self.client.other = self.client, self.server
         return self.server
 

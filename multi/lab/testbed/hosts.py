@@ -295,14 +295,12 @@ class Host:
 
         With `check`, raises TestbedError with its standard error if it fails.
         """
-        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env)
-        done = subprocess.CompletedProcess(
-            command, status, output.decode(errors="replace"), errors.decode(errors="replace")
-        )
+        status, *outputs = await self._run(command, input.encode(), subprocess.PIPE, timeout, env)
+        output, errors = (text.decode(errors="replace") for text in outputs)
         if check and status:
             words = " ".join(os.fspath(word) for word in command)
-            raise TestbedError(f"{self.name}: {words}: ended with status {status}: {done.stderr.strip()}")
-        return done
+            raise TestbedError(f"{self.name}: {words}: ended with status {status}: {errors.strip()}")
+        return subprocess.CompletedProcess(command, status, output, errors)
 
     async def run_python(
         self, function: Callable[..., Result] | Callable[..., Awaitable[Result]], *arguments: object, **keywords: object
@@ -328,16 +326,12 @@ class Host:
         raises TestbedNotAllowed, and `socket()` is the way.
         """
         network, user = self._testbed.namespace(self.name)
-        with contextlib.ExitStack() as stack:
-            try:
-                if user is not None:
-                    raise PermissionError
-                stack.enter_context(inside(network))
-            except OSError:
-                raise TestbedNotAllowed(
-                    "a thread cannot enter a host without root; use socket(), exec() or run_python(), or call "
-                    "multi.lab.testbed.enter_user_namespace() when the program starts"
-                ) from None
+        if user is not None:
+            raise TestbedNotAllowed(
+                "a thread cannot enter a host without root; use socket(), exec() or run_python(), or call "
+                "multi.lab.testbed.enter_user_namespace() when the program starts"
+            )
+        with inside(network):
             yield
 
     def socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
