@@ -7,7 +7,6 @@ in a few characters what happened in it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 
 from multi.errors import LocalProtocolError, SessionLost
@@ -38,40 +37,8 @@ SETTLE_STEP = 0.02  # seconds between two looks; looking at every event would co
 CLOSE = 30.0  # seconds in which both sides must have ended after both have closed
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What one seed decided before it starts."""
-
-    settings: SessionSettings
-    routes: list[Route]
-    roles: list[Role]
-    operations: int
-    busy_from_start: bool
-    ends_early: bool
-    """close or abort may be among the operations."""
-
-
 def _link(dice: Random) -> LinkSpec:
     return LinkSpec(dice.choice(RATES), dice.choice(DELAYS), dice.choice(BUFFERS))
-
-
-def _plan(dice: Random) -> _Plan:
-    protect = dice.choice((Protect.NEVER, Protect.NEVER, Protect.AUTO, Protect.AUTO, Protect.ALWAYS))
-    routes = []
-    for _ in range(dice.choice((1, 2, 2, 2, 3, 4))):
-        quic = dice.random() < 0.3
-        secure = quic or dice.random() < 0.3
-        up = _link(dice)
-        down = up if dice.random() < 0.7 else _link(dice)
-        routes.append(Route(up, down, secure, False, 2 if quic else 1, 2 if secure and not quic else 1))
-    settings = SessionSettings(
-        protect=protect,
-        resume_timeout=dice.choice((60.0, 60.0, 60.0, 1.0)),
-        max_streams=dice.choice((2, 8, 128)),
-        max_session_window=dice.choice((128 * 1024, 16 * 1024 * 1024)),
-    )
-    roles = [Role.ACTIVE if index == 0 or dice.random() < 0.7 else Role.BACKUP for index in range(len(routes))]
-    return _Plan(settings, routes, roles, dice.randint(5, 45), dice.random() < 0.3, dice.random() < 0.15)
 
 
 class RandomRun:
@@ -79,16 +46,27 @@ class RandomRun:
 
     def __init__(self, seed: int) -> None:
         self._random = dice = Random(seed)
-        self.plan = plan = _plan(dice)
+        protect = dice.choice((Protect.NEVER, Protect.NEVER, Protect.AUTO, Protect.AUTO, Protect.ALWAYS))
+        routes = [self._random_route() for _ in range(dice.choice((1, 2, 2, 2, 3, 4)))]
+        self.settings = SessionSettings(
+            protect=protect,
+            resume_timeout=dice.choice((60.0, 60.0, 60.0, 1.0)),
+            max_streams=dice.choice((2, 8, 128)),
+            max_session_window=dice.choice((128 * 1024, 16 * 1024 * 1024)),
+        )
+        roles = [Role.ACTIVE if index == 0 or dice.random() < 0.7 else Role.BACKUP for index in range(len(routes))]
+        self._count = dice.randint(5, 45)
+        self._busy_from_start = dice.random() < 0.3
+        ends_early = dice.random() < 0.15
         self.pair = Pair(
-            plan.routes,
+            routes,
             seed=seed,
             policy=self._policy(),
-            client=plan.settings,
-            server=plan.settings,
+            client=self.settings,
+            server=self.settings,
             connect=dice.choice(list(Connect)),
             mode=Mode.SWITCH if dice.random() < 0.15 else Mode.AGGREGATE,
-            roles=plan.roles,
+            roles=roles,
             open_timeout=30.0,
         )
         self.given_up: set[StreamId] = set()
@@ -122,17 +100,25 @@ class RandomRun:
             (1, self._forget_tickets),
             (1, self._add_connection),
         ]
-        if plan.ends_early:
+        if ends_early:
             self._operations.append((1, self._close))
+
+    def _random_route(self) -> Route:
+        dice = self._random
+        quic = dice.random() < 0.3
+        secure = quic or dice.random() < 0.3
+        up = _link(dice)
+        down = up if dice.random() < 0.7 else _link(dice)
+        return Route(up, down, secure, False, 2 if quic else 1, 2 if secure and not quic else 1)
 
     def run(self) -> str:
         """Run to the end; return the trace. Raises AssertionError when something does not hold."""
         try:
-            if not self.plan.busy_from_start:
+            if not self._busy_from_start:
                 self.pair.until(lambda: self.pair.client.session.confirmed, 20.0)
             weights = [weight for weight, _ in self._operations]
             actions = [action for _, action in self._operations]
-            for action in self._random.choices(actions, weights, k=self.plan.operations):
+            for action in self._random.choices(actions, weights, k=self._count):
                 self._do(action)
                 self.pair.run(self._random.choice((0.0, 0.001, 0.01, 0.05, 0.2)) * self._random.random())
             self._settle()
@@ -202,7 +188,7 @@ class RandomRun:
         in_order = not self._ended and not self.closing
         for end in pair.ends:
             end.close()
-        limit = CLOSE + self.plan.settings.resume_timeout
+        limit = CLOSE + self.settings.resume_timeout
         pair.until(lambda: all(end.closed is not None for end in pair.ends), limit)
         for end in pair.ends:
             if end.closed is None:

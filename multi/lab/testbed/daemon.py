@@ -23,10 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar, TypeVarTuple, cast
 
-from multi.lab.testbed import call
+from multi.lab.testbed import call, namespaces
 from multi.lab.testbed.errors import TestbedError
 from multi.lab.testbed.hosts import Link, Testbed
-from multi.lab.testbed.namespaces import enterer
 from multi.lab.testbed.relay import receive, send
 from multi.lab.testbed.specs import DIRECTIONS, FIGURES, HostName, LinkSpec, Way
 
@@ -93,7 +92,7 @@ def enter(name: str, host: HostName) -> None:
     """Move this process to a host of a testbed for good; it must have one thread."""
     network, user = _ask(name, _namespaces, host)
     try:
-        enterer(os.open(network, os.O_RDONLY), None if user is None else os.open(user, os.O_RDONLY))()
+        namespaces.enter(os.open(network, os.O_RDONLY), None if user is None else os.open(user, os.O_RDONLY))
     except OSError as error:
         raise TestbedError(f"cannot enter {host} of {name!r}: {error.strerror}") from None
 

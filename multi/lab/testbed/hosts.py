@@ -18,13 +18,13 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
 from multi.lab.testbed import call
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
-from multi.lab.testbed.interception import Interceptor
-from multi.lab.testbed.namespaces import enterer, inside
-from multi.lab.testbed.relay import Relay, RelayLink, WayStatistics, receive, send
+from multi.lab.testbed.namespaces import enter, inside
+from multi.lab.testbed.relay import Interceptor, Relay, RelayLink, WayStatistics, receive, send
 from multi.lab.testbed.specs import (
     DIRECTIONS,
     HOSTS,
@@ -238,7 +238,7 @@ class Link:
     def intercept(self, make: Callable[..., Interceptor] | None, *arguments: object, **keywords: object) -> None:
         """Put somebody into the path: `make(*arguments)` is called in the relay and sees every frame; None = nobody.
 
-        The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
+        The function must be importable by its name, and its arguments picklable; see `Interceptor`.
         """
         self._ask(RelayLink.intercept, None if make is None else call.pack(make, arguments, keywords))
 
@@ -280,7 +280,7 @@ class Host:
 
     def popen(self, command: Command, **options: Any) -> subprocess.Popen[Any]:
         """Start a program on this host, as subprocess.Popen does. It ends with the testbed at the latest."""
-        return subprocess.Popen(command, preexec_fn=enterer(*self._testbed.namespace(self.name)), **options)
+        return subprocess.Popen(command, preexec_fn=partial(enter, *self._testbed.namespace(self.name)), **options)
 
     async def exec(
         self,
@@ -353,7 +353,7 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=env,
-                preexec_fn=enterer(*self._testbed.namespace(self.name)),
+                preexec_fn=partial(enter, *self._testbed.namespace(self.name)),
             )
         except OSError as error:
             raise TestbedError(f"{self.name}: cannot run {os.fspath(command[0])}: {error.strerror}") from error

@@ -21,16 +21,15 @@ import select
 import signal
 import socket
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
-from typing import Any, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from multi.lab.testbed import call
 from multi.lab.testbed.devices import READ_SIZE, wire_size
 from multi.lab.testbed.errors import TestbedError
-from multi.lab.testbed.interception import Interceptor
 from multi.lab.testbed.namespaces import exact_timers, inside, processes_inside
 from multi.lab.testbed.pipe import Pipe, PipeStatistics
 from multi.lab.testbed.specs import DIRECTIONS, HOSTS, Direction, HostName, LinkSpec, Way
@@ -73,6 +72,24 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
     if not data:
         raise EOFError
     return pickle.loads(data), descriptors
+
+
+class Interceptor(Protocol):
+    """Somebody in the path, who sees every frame of a link and decides what goes on: what `Link.intercept` has made.
+
+    It is made by a function that the relay imports by its name, lives in the relay's process, is quick and sees frames
+    in order. Frames are as the kernels give them: a virtio-net header of ten bytes (see `multi.lab.testbed.devices`),
+    then Ethernet. With an empty header a frame is one packet with its checksums complete.
+    """
+
+    def frame(self, way: Way, frame: bytes) -> Iterable[tuple[Way, bytes]]:
+        """A frame is about to enter the link; return what enters it instead, in order, on either way.
+
+        An empty result loses the frame. What is returned is not shown to `frame` again.
+        """
+
+    def asked(self, question: object) -> object:
+        """The answer to `Link.ask_interceptor`; both travel pickled."""
 
 
 class RelayLink(LinkEnds):
