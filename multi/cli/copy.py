@@ -53,26 +53,21 @@ def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
 
 
 def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
-    last: list[Transfer] = []
+    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True))
 
     async def run() -> Copied:
         # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-        async with Progress(Console(highlight=False, markup=False, soft_wrap=True)) as progress:
-
-            def update(transfer: Transfer) -> None:
-                last[:] = [transfer]
-                progress.update(transfer)
-
-            return await copy(update)
+        async with progress:
+            return await copy(progress.update)
 
     try:
         copied = asyncio.run(run())
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(hint(last[0] if last else None)) from None
+        raise KeyboardInterrupt(hint(progress.transfer)) from None
     except MultiError as error:
         useless = isinstance(error, FileRefused) and error.problem in USELESS
-        if not useless and (text := hint(last[0] if last else None)):
+        if not useless and (text := hint(progress.transfer)):
             error.add_note(text)
         raise
     print("\n".join(summary(copied)))

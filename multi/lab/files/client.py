@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,9 +23,7 @@ from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, recei
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
-    FileRefused,
     Get,
-    Problem,
     Put,
     Receiving,
     Sending,
@@ -169,7 +166,7 @@ async def put_file(
     A `session` is used up by it, and left to its owner to close. Returns when the server has verified it and has it on
     disk under its name. Raises as `get_file`. What has arrived stays on the server, for the next try.
     """
-    with SentFile(_open_source(source), printable(str(source))) as file:
+    with _location_of(source) as location, SentFile(location.open_for_reading(), location.shown) as file:
         async with _session(session) as opened:
             return await _put(opened, file, name, force, progress)
 
@@ -205,9 +202,9 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
 
 
 @contextmanager
-def _location_of(target: Path) -> Iterator[FileLocation]:
-    """The location of a local file. Raises FileRefused."""
-    target = _followed(target)
+def _location_of(path: Path) -> Iterator[FileLocation]:
+    """The location of a local file, `path` or what it links to. Raises FileRefused."""
+    target = _followed(path)
     try:
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -221,16 +218,6 @@ def _location_of(target: Path) -> Iterator[FileLocation]:
 def _followed(target: Path) -> Path:
     """Where writing to `target` would end up."""
     return target.resolve() if target.is_symlink() else target
-
-
-def _open_source(path: Path) -> int:
-    shown = printable(str(path))
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FileRefused(Problem.FORBIDDEN, f"{shown}: it is not a regular file")
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise refused(error, shown) from error
 
 
 @asynccontextmanager
