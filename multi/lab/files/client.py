@@ -210,14 +210,14 @@ def _location_of(path: Path) -> Iterator[FileLocation]:
     except OSError as error:
         raise refused(error, f"directory {printable(str(target.parent))}") from error
     try:
-        yield FileLocation(directory, target.name, printable(str(target)), partial_of(target).name)
+        yield FileLocation(directory, target.name, printable(str(path)), partial_of(target).name)
     finally:
         os.close(directory)
 
 
 def _followed(target: Path) -> Path:
     """Where writing to `target` would end up."""
-    return target.resolve() if target.is_symlink() else target
+    return target.resolve() if target.is_symlink() or not target.name else target
 
 
 @asynccontextmanager
