@@ -23,7 +23,9 @@ from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, recei
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
+    FileRefused,
     Get,
+    Problem,
     Put,
     Receiving,
     Sending,
@@ -205,6 +207,8 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
 def _location_of(path: Path) -> Iterator[FileLocation]:
     """The location of a local file, `path` or what it links to. Raises FileRefused."""
     target = _followed(path)
+    if not target.name:
+        raise FileRefused(Problem.FORBIDDEN, f"{path}: it is a directory")
     try:
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -217,7 +221,7 @@ def _location_of(path: Path) -> Iterator[FileLocation]:
 
 def _followed(target: Path) -> Path:
     """Where writing to `target` would end up."""
-    return target.resolve() if target.is_symlink() or not target.name else target
+    return target.resolve() if target.is_symlink() else target
 
 
 @asynccontextmanager
