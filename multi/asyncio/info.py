@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multi.protocol.connection import Connection
+from multi.transports.base import ChannelInfo
 from multi.types import ConnectionId, ConnectionState, Family, Role
 
 
@@ -52,9 +53,8 @@ class ConnectionInfo:
     """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
 
 
-def connection_info(
-    connection: Connection, detail: str = "", *, subflows: int = 0, fell_back: bool = False
-) -> ConnectionInfo:
+def connection_info(connection: Connection, channel: ChannelInfo | None) -> ConnectionInfo:
+    """What the core and, while it is open, the channel know of a connection."""
     facts = connection.facts
     return ConnectionInfo(
         id=connection.id,
@@ -77,8 +77,8 @@ def connection_info(
         reinjected=connection.reinjected,
         secure=facts.secure,
         sealed=connection.opens,
-        detail=detail or facts.detail,
-        subflows=subflows,
-        fell_back=fell_back,
+        detail=channel.detail if channel is not None and channel.detail else facts.detail,
+        subflows=channel.subflows if channel is not None else 0,
+        fell_back=channel is not None and channel.fell_back,
         number=connection.number,
     )
