@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.resolution import Found, Resolver, outcomes
+from multi.asyncio.resolution import Found, outcomes
 from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
 from multi.asyncio.settings import local_scheduler, session_settings
@@ -93,12 +93,10 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         now=started,
     )
     driver = SessionDriver(core, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
-    resolver = Resolver(config, lambda: networks.look())
-    networks = Networks(driver, resolver, config)
-    driver.on_closed = lambda _: networks.close()
-    session = Session(driver, resolver, limit=limit, owns_close=owns_close)
+    networks = Networks(driver, config)
+    session = Session(driver, networks.resolver, limit=limit, owns_close=owns_close)
     try:
-        found = await _find(resolver, networks, timeout)
+        found = await _find(networks, timeout)
         driver.attempts = list(found.rejected)
         networks.started(found)
         core.open(
@@ -138,8 +136,9 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     return session
 
 
-async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found:
+async def _find(networks: Networks, timeout: float) -> Found:
     """What can be dialled; raises NoUsableConnection when there is nothing, or names are not resolved in time."""
+    resolver = networks.resolver
     try:
         async with asyncio.timeout(timeout):
             found = await resolver.find(anew=False)
@@ -156,6 +155,3 @@ async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found
     if not found.candidates:
         raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
     return found
-
-
-__all__ = ["ConfigLike", "connect", "open_connection"]

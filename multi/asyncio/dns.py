@@ -2,8 +2,8 @@
 
 Decides when racing may begin, which addresses are known, and when a name is asked again. The system's resolver can take
 half a minute without a way to stop it, so questions have daemon threads of their own: they hold up neither the event
-loop nor its executor nor the end of the program. A process has a bounded number of them, for which its sessions take
-turns.
+loop nor its executor nor the end of the program. A process has a bounded number of them; what else is asked
+waits in line.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import errno
 import ipaddress
 import socket
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,9 +22,7 @@ from math import inf
 from multi.types import Family
 
 RESOLUTION_DELAY = 0.050  # seconds, RFC 8305 section 8
-REUSE = 10.0  # seconds an answer serves further questions
-RETRY = 0.5  # seconds before a name that failed is asked again: whoever hears of the failure looks, and would ask
-STALE = 1.0  # seconds after which a question is asked anew: the old one may wait for a server that is out of reach now
+ASK_AGAIN = 1.0  # seconds after a question, which may wait for a server that is out of reach now, and after its answer
 MAX_QUESTIONS = 3  # at once about the same name and family
 MAX_THREADS = 64  # of this process that ask; with a dead resolver every session would hold some for half a minute
 NO_ANSWER_YET = "no answer yet"
@@ -54,6 +52,10 @@ class _Answer:
     def says_no(self) -> bool:
         """The name has no address of this family: an answer, not a failure to get one."""
         return isinstance(self.error, OSError) and self.error.errno in NO_SUCH_ADDRESS
+
+    def may_ask(self, now: float) -> bool:
+        """Whoever hears of an answer looks, and would ask at once again."""
+        return len(self.asked) < MAX_QUESTIONS and now >= max([self.at, *self.asked]) + ASK_AGAIN
 
     def take(self, asked: float, outcome: Outcome, now: float) -> None:
         """What came; old addresses survive a failure, and one of several questions that brings addresses is enough."""
@@ -89,16 +91,6 @@ class _Host:
             return -inf
         return four.at + RESOLUTION_DELAY if four.addresses else inf
 
-    def to_ask(self, now: float) -> Iterable[tuple[Family, _Answer]]:
-        """What is not known, or not well enough."""
-        some = any(answer.addresses and answer.error is None for answer in self.answers.values())
-        for family, answer in self.answers.items():
-            answered = answer.addresses and answer.error is None
-            lifetime = REUSE if answered or (answer.says_no and some) else RETRY
-            waits = answer.asked and (len(answer.asked) >= MAX_QUESTIONS or now - answer.asked[-1] < STALE)
-            if now - answer.at >= lifetime and not waits:
-                yield family, answer
-
     def error(self, name: str) -> str:
         """Why it has no address; empty = it has."""
         if self.addresses:
@@ -118,13 +110,13 @@ class _Threads:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy = 0
-        self._waiting: OrderedDict[Names, deque[Callable[[], None]]] = OrderedDict()
+        self._line: deque[tuple[Names, Callable[[], None]]] = deque()
 
     def ask(self, names: Names, question: Callable[[], None]) -> None:
         """Raises RuntimeError when the system has no more threads."""
         with self._lock:
             if self._busy >= MAX_THREADS:
-                self._waiting.setdefault(names, deque()).append(question)
+                self._line.append((names, question))
                 return
             threading.Thread(target=self._work, args=(question,), name="multi-dns", daemon=True).start()
             self._busy += 1
@@ -132,23 +124,16 @@ class _Threads:
     def forget(self, names: Names) -> None:
         """What they wait to ask is not asked any more."""
         with self._lock:
-            self._waiting.pop(names, None)
+            self._line = deque((who, question) for who, question in self._line if who is not names)
 
-    def _work(self, question: Callable[[], None] | None) -> None:
-        while question is not None:
+    def _work(self, question: Callable[[], None]) -> None:
+        while True:
             question()
-            question = self._next()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._lock:
-            if not self._waiting:
-                self._busy -= 1
-                return None
-            names, questions = self._waiting.popitem(last=False)
-            question = questions.popleft()
-            if questions:
-                self._waiting[names] = questions  # behind the others
-            return question
+            with self._lock:
+                if not self._line:
+                    self._busy -= 1
+                    return
+                _, question = self._line.popleft()
 
 
 _threads = _Threads()
@@ -193,9 +178,9 @@ class Names:
         loop = asyncio.get_running_loop()
         hosts = {name: self._note(name, ip) for name, ip in wanted}
         now = loop.time()
-        if not self._closed:
-            for name, host in hosts.items():
-                for family, answer in host.to_ask(now):
+        for name, host in hosts.items():
+            for family, answer in host.answers.items():
+                if not self._closed and answer.may_ask(now):
                     answer.asked.append(now)
                     self._ask(loop, name, family, now)
         news = asyncio.Event()

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
-from multi.discovery import interfaces_async, interfaces_known, routed
+from multi.discovery import interfaces_async, routed
 from multi.discovery.networks import network_ids
 from multi.discovery.resources import in_thread
 from multi.linux.mptcp_pm import why_no_subflows
@@ -62,12 +62,13 @@ class Found:
 class Resolver:
     """Remembers the entries and what names they have; everything else is read anew, because networks change.
 
-    `on_more` is called when a name has got an answer that `find` did not wait for.
+    `on_more` is called when a name has got an answer that `find` did not wait for, `on_warning` with what cannot be as
+    configured, in words, each once.
     """
 
-    def __init__(self, config: Config, on_more: Callable[[], None], *, may_change: bool = True) -> None:
-        """`may_change`: routes may be installed, where the configuration wants it."""
+    def __init__(self, config: Config, on_more: Callable[[], None], on_warning: Callable[[str], None]) -> None:
         self._config = config
+        self._on_warning = on_warning
         self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         self._names = Names(on_more)
         self._specs: list[EntrySpec] = [self._spec(entry) for entry in config.connection_priority]
@@ -75,11 +76,10 @@ class Resolver:
         self._withdrawn: set[int] = set()
         self._fallen_back: set[int] = set()
         self._announced: tuple[tuple[str, int], ...] = ()
-        self._routes = PolicyRoutes() if config.manage_routes and may_change else None
+        self._routes = PolicyRoutes() if config.manage_routes else None
         self._routes_lock = threading.Lock()
         self._closed = False
         self._warned: set[str] = set()
-        self._warnings: list[str] = []
         self.last: Found | None = None
         """What `find` has found last."""
 
@@ -134,13 +134,17 @@ class Resolver:
         Waits until the name of one entry can be dialled, or with `entry` that one's. Raises OSError when the system
         lacks what looking takes: descriptors, memory, threads.
         """
-        interfaces = await self._interfaces_and_names(anew=anew, entry=entry)
+        awaited = self._wanted() if entry is None else [self._specs[entry]]
+        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
+        interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
-            routes, networks = await in_thread(self._routes_and_networks, interfaces, elsewhere)
+            problems, routes, networks = await in_thread(self._ask_system, interfaces, elsewhere)
+            for problem in problems:
+                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
         usable, rejections = self._expand(interfaces, addresses, routes)
         errors = self._names.errors
         self.last = Found(
@@ -152,32 +156,17 @@ class Resolver:
         )
         return self.last
 
-    async def _interfaces_and_names(self, *, anew: bool, entry: int | None) -> tuple[Interface, ...]:
-        """Read the interfaces while names are resolved."""
-        awaited = self._wanted() if entry is None else [self._specs[entry]]
-        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
-        known = None if anew else interfaces_known(self._kinds)
-        if known is not None:
-            await resolving
-            return known
-        read, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
-        return read
-
-    def _routes_and_networks(
+    def _ask_system(
         self, interfaces: Sequence[Interface], remotes: set[str]
-    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
-        """In a thread: which routes there are, made before where that is wanted, and what the networks are called."""
-        self._install_routes(interfaces, remotes)
-        return routed(interfaces, remotes), network_ids(interfaces)
-
-    def _install_routes(self, interfaces: Sequence[Interface], remotes: set[str]) -> None:
+    ) -> tuple[list[str], frozenset[tuple[str, str]], dict[str, str]]:
+        """In a thread: why routes could not be made, which there are now, and what the networks are called."""
+        problems: list[str] = []
         with self._routes_lock:
             # This thread goes on when the session is over: what it made then would never be taken away.
-            if self._routes is None or self._closed:
-                return
-            used = [interface for interface in interfaces if self._may_use(interface)]
-            for problem in self._routes.install(used, remotes=remotes):
-                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
+            if self._routes is not None and not self._closed:
+                used = [interface for interface in interfaces if self._may_use(interface)]
+                problems = self._routes.install(used, remotes=remotes)
+        return problems, routed(interfaces, remotes), network_ids(interfaces)
 
     def _may_use(self, interface: Interface) -> bool:
         """An entry names it, its kind or one of its addresses."""
@@ -232,12 +221,7 @@ class Resolver:
         """Say something once."""
         if message not in self._warned:
             self._warned.add(message)
-            self._warnings.append(message)
-
-    def take_warnings(self) -> list[str]:
-        """What cannot be as configured, in words, each once: what is new since the last call."""
-        taken, self._warnings = self._warnings, []
-        return taken
+            self._on_warning(message)
 
     def _spec(self, entry: Entry) -> EntrySpec:
         host, port = self._config.remote_of(entry)

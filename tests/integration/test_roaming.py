@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -294,7 +295,7 @@ def test_an_unusable_entry_and_a_name_without_an_answer_end_with_the_open_timeou
 def test_a_name_that_leads_elsewhere_by_now_is_asked_again_when_nothing_is_left(
     dns: Dns, monkeypatch: pytest.MonkeyPatch, development_certificates: Path
 ) -> None:
-    monkeypatch.setattr("multi.asyncio.dns.REUSE", 0.05)
+    monkeypatch.setattr("multi.asyncio.dns.ASK_AGAIN", 0.05)
     monkeypatch.setattr(networks_module, "LOOK_DETACHED", 0.1)
 
     async def scenario() -> None:
@@ -336,7 +337,6 @@ def test_a_network_that_changes_before_the_first_look_is_over_does_not_end_the_o
             await first_may_end.wait()
         return await interfaces_async(*arguments, **keywords)
 
-    monkeypatch.setattr(resolve_module, "interfaces_known", lambda *_arguments, **_keywords: None)
     monkeypatch.setattr(resolve_module, "interfaces_async", slow_first)
 
     async def scenario() -> None:
@@ -760,7 +760,6 @@ def test_a_cancelled_addition_that_a_look_has_found_first_leaves_nothing(
             await held.wait()
         return await interfaces_async(*arguments, **keywords)
 
-    monkeypatch.setattr(resolve_module, "interfaces_known", lambda *_arguments, **_keywords: None)
     monkeypatch.setattr(resolve_module, "interfaces_async", slow)
 
     async def scenario() -> None:
@@ -956,8 +955,8 @@ def test_a_machine_that_slept_suspects_everything_and_loses_nothing(
 
     async def scenario() -> None:
         nonlocal slept
-        watch = SleepWatch(clock=lambda: slept, interval=0.05)
-        monkeypatch.setattr(networks_module, "sleep_watch", lambda: watch)
+        quick = partial(SleepWatch, clock=lambda: slept, interval=0.05)
+        monkeypatch.setattr(networks_module, "SleepWatch", quick)
         way = Way(development_certificates)
         async with serving(way) as (server, inbox), multi.connect(way.client(server.port)) as session:
             await session.confirmed()
@@ -1079,7 +1078,7 @@ async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> s
     six = InterfaceAddress("2001:db8::99", Family.IPV6, 64, True, "")
     gateways = ((Family.IPV4, "192.0.2.1"), (Family.IPV6, "2001:db8::1"))
     machine = (Interface("eth9", 9, Kind.ETH, True, True, (own, six), gateways),)
-    resolver = resolve_module.Resolver(config, lambda: None, may_change=False)
+    resolver = resolve_module.Resolver(config, lambda: None, print)
 
     async def read(*_: Any, **__: Any) -> tuple[Interface, ...]:
         return machine
