@@ -2,8 +2,7 @@
 
 Decides when racing may begin, which addresses are known, and when a name is asked again. The system's resolver can take
 half a minute without a way to stop it, so questions have daemon threads of their own: they hold up neither the event
-loop nor its executor nor the end of the program. A process has a bounded number of them; what else is asked
-waits in line.
+loop nor its executor nor the end of the program. A process has a bounded number of them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import errno
 import ipaddress
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,6 +23,7 @@ RESOLUTION_DELAY = 0.050  # seconds, RFC 8305 section 8
 ASK_AGAIN = 1.0  # seconds after a question, which may wait for a server that is out of reach now, and after its answer
 MAX_QUESTIONS = 3  # at once about the same name and family
 MAX_THREADS = 64  # of this process that ask; with a dead resolver every session would hold some for half a minute
+NO_THREAD_WAIT = 0.020  # seconds until a question that found none of them free tries again
 NO_ANSWER_YET = "no answer yet"
 NO_DATA = "No address associated with hostname"
 ANY = "any"
@@ -104,39 +103,7 @@ class _Host:
         return f"cannot resolve {name}: {reason}"
 
 
-class _Threads:
-    """Those of this process that ask. A question that finds none free waits in line, without holding up its loop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._busy = 0
-        self._line: deque[tuple[Names, Callable[[], None]]] = deque()
-
-    def ask(self, names: Names, question: Callable[[], None]) -> None:
-        """Raises RuntimeError when the system has no more threads."""
-        with self._lock:
-            if self._busy >= MAX_THREADS:
-                self._line.append((names, question))
-                return
-            threading.Thread(target=self._work, args=(question,), name="multi-dns", daemon=True).start()
-            self._busy += 1
-
-    def forget(self, names: Names) -> None:
-        """What they wait to ask is not asked any more."""
-        with self._lock:
-            self._line = deque((who, question) for who, question in self._line if who is not names)
-
-    def _work(self, question: Callable[[], None]) -> None:
-        while True:
-            question()
-            with self._lock:
-                if not self._line:
-                    self._busy -= 1
-                    return
-                _, question = self._line.popleft()
-
-
-_threads = _Threads()
+_threads = threading.BoundedSemaphore(MAX_THREADS)
 
 
 class Names:
@@ -200,7 +167,6 @@ class Names:
     def close(self) -> None:
         """Nothing is told any more; questions that are being asked are left to themselves."""
         self._closed = True
-        _threads.forget(self)
         self._on_more = lambda: None  # threads that still wait shall not keep a session in memory
         for news in self._waiting:
             news.set()
@@ -218,22 +184,28 @@ class Names:
         return host
 
     def _ask(self, loop: asyncio.AbstractEventLoop, name: str, family: Family, asked: float) -> None:
-        """Ask in a thread."""
-        answer = self._hosts[name].answers[family]
+        """Ask in a thread, as soon as there is one."""
+        if self._closed or asked not in self._hosts[name].answers[family].asked:
+            return  # another question has brought the answer, or nobody wants to know, while this one waited
+        threads = _threads
+        if not threads.acquire(blocking=False):
+            loop.call_later(NO_THREAD_WAIT, self._ask, loop, name, family, asked)
+            return
 
         def ask() -> None:
-            if loop.is_closed() or asked not in answer.asked:
-                return  # another question has brought the answer, or nobody wants to know, while this one waited
             try:
                 outcome: Outcome = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
             except Exception as error:  # a lookup may fail in any way, and each is an answer
                 outcome = error
+            finally:
+                threads.release()
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._answered, name, family, asked, outcome)
 
         try:
-            _threads.ask(self, ask)
-        except RuntimeError as error:  # there are no more threads
+            threading.Thread(target=ask, name="multi-dns", daemon=True).start()
+        except RuntimeError as error:  # the system has no more
+            threads.release()
             loop.call_soon(self._answered, name, family, asked, OSError(errno.EAGAIN, str(error)))
 
     def _answered(self, name: str, family: Family, asked: float, outcome: Outcome) -> None:

@@ -10,8 +10,7 @@ import asyncio
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 from weakref import WeakSet
@@ -48,7 +47,6 @@ from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionStat
 logger = logging.getLogger("multi.session")
 
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight
-MAX_SAMPLE_INTERVAL = 0.020  # seconds; looks that find nothing new become rarer, up to this
 SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
 UNANSWERED = frozenset(
@@ -68,6 +66,8 @@ LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
+
+Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
 _sampling: WeakSet[SessionDriver] = WeakSet()
 """Sessions that are about to look at their transports."""
@@ -109,15 +109,7 @@ class _Link:
 class SessionDriver:
     """Owned by a client `Session` or by a `Server`."""
 
-    def __init__(
-        self,
-        core: SessionCore,
-        settings: TransportSettings,
-        *,
-        send_buffer: int,
-        on_opened: Callable[[], None] | None = None,
-        on_closed: Callable[[SessionDriver], None] | None = None,
-    ) -> None:
+    def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
         keep_freed_memory()
         self.core = core
         self.loop = asyncio.get_running_loop()
@@ -127,22 +119,20 @@ class SessionDriver:
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
         self._settings = settings
         self.send_buffer = send_buffer
-        self._on_opened = on_opened
-        self.on_closed = on_closed
-        self.on_event: Callable[[Event], None] | None = None
-        self.on_dialled: Callable[[Candidate, ChannelInfo], None] | None = None
+        self.on_opened: Callable[[SessionDriver], None] = _ignore
+        self.on_closed: Callable[[SessionDriver], None] = _ignore
+        self.on_event: Callable[[Event], None] = _ignore
+        self.on_dialled: Callable[[Candidate, ChannelInfo], None] = _ignore
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
-        self._dial_tasks: set[asyncio.Task[None]] = set()
+        self._unfinished: set[asyncio.Future[None]] = set()
+        """Dials, the cancelled ones included, and what is done in threads at the end."""
         self._leaving: set[_Link] = set()
         """Channels that say goodbye; their sockets are still open."""
         self._left = asyncio.Event()
-        self._finishing: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._sampler: asyncio.TimerHandle | None = None
-        self._sample_wait = SAMPLE_INTERVAL
-        self._carried = 0
         self.soon: asyncio.Handle | None = None
         """The pump that is due in the event loop."""
         self._pumping = False
@@ -155,8 +145,8 @@ class SessionDriver:
         self._progress = (0, 0)
         self._touched: dict[ConnectionId, _Link] = {}
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._readers: dict[StreamId, asyncio.Future[None]] = {}
-        self._writers: dict[StreamId, list[asyncio.Future[None]]] = {}
+        self._readers: Waiting = {}
+        self._writers: Waiting = {}
         self._peer_streams: deque[StreamId] = deque()
         self._peer_stream_came = asyncio.Event()
         self.opened = self.loop.create_future()
@@ -217,7 +207,7 @@ class SessionDriver:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
             for stream in list(self._writers):
-                self._wake_writers(stream)
+                _wake_all(self._writers, stream)
         self._arm(exact or sender.hold_until is not None)
 
     def _perform(self, effect: Effect) -> None:
@@ -228,9 +218,9 @@ class SessionDriver:
                     link.channel.write(effect.buffers, effect.lane)
                     self._touched[link.id] = link
             case StreamReadable():
-                self._wake_reader(effect.stream)
+                _wake_all(self._readers, effect.stream)
             case StreamWritable():
-                self._wake_writers(effect.stream)
+                _wake_all(self._writers, effect.stream)
             case StreamOpened():
                 self._peer_streams.append(effect.stream)
                 self._peer_stream_came.set()
@@ -239,8 +229,7 @@ class SessionDriver:
             case Dial():
                 task = self.loop.create_task(self._open(effect.connection, effect.candidate))
                 self._dials[effect.connection] = task
-                self._dial_tasks.add(task)
-                task.add_done_callback(self._dial_tasks.discard)
+                self.settle_after(task)
             case CancelDial():
                 if (dial := self._dials.pop(effect.connection, None)) is not None:
                     dial.cancel()
@@ -250,8 +239,7 @@ class SessionDriver:
                 _wake(self.attempted_all)
             case SessionOpened():
                 _wake(self.opened)
-                if self._on_opened is not None:
-                    self._on_opened()
+                self.on_opened(self)
             case SessionClosed():
                 reason = self.core.reason = self._explained(effect.reason)
                 self._finish(None if reason.orderly else self._error_of(reason))
@@ -285,7 +273,7 @@ class SessionDriver:
                 self._set_timer(deadline)
         if self._sampler is None and self.links and self.core.wants_samples:
             _sampling.add(self)
-            interval = max(self._sample_wait, len(_sampling) * SAMPLE_SHARE)
+            interval = max(SAMPLE_INTERVAL, len(_sampling) * SAMPLE_SHARE)
             self._sampler = self.loop.call_at(now + interval, self._sample)
 
     def _set_timer(self, deadline: float | None) -> None:
@@ -318,14 +306,7 @@ class SessionDriver:
             self._take_samples()
         except Exception as error:
             self.fail(error)
-            return
-        carried, before = self.core.carried, self._carried
-        self._sample_wait = SAMPLE_INTERVAL if carried != before else min(2 * self._sample_wait, MAX_SAMPLE_INTERVAL)
-        self._carried = carried
-        if self.core.at_rest:
-            self._arm(True)
-        else:
-            self.pump()
+        self.pump()
 
     def _take_samples(self) -> None:
         now = self.loop.time()
@@ -402,8 +383,7 @@ class SessionDriver:
             max_rate=candidate.max_rate,
         )
         self.adopt(connection, channel, facts)
-        if self.on_dialled is not None:
-            self.on_dialled(candidate, info)
+        self.on_dialled(candidate, info)
         self.pump()
 
     def _close_connection(self, effect: CloseConnection) -> None:
@@ -431,36 +411,28 @@ class SessionDriver:
 
     # --- streams ---
 
-    def _wake_reader(self, stream: StreamId) -> None:
-        waiter = self._readers.pop(stream, None)
-        if waiter is not None:
-            _wake(waiter)
-
-    def _wake_writers(self, stream: StreamId) -> None:
-        for waiter in self._writers.pop(stream, ()):
-            _wake(waiter)
-
     async def wait_readable(self, stream: StreamId, what: str) -> None:
         """Wait for a StreamReadable. Raises RuntimeError when somebody else waits already, as asyncio does."""
         if stream in self._readers:
             raise RuntimeError(f"{what}() called while another coroutine is already waiting for incoming data")
-        waiter = self._readers[stream] = self.loop.create_future()
-        try:
-            await waiter
-        finally:
-            if self._readers.get(stream) is waiter:
-                del self._readers[stream]
+        await self._wait(self._readers, stream)
 
     async def wait_writable(self, stream: StreamId) -> None:
         """Wait for a StreamWritable."""
+        await self._wait(self._writers, stream)
+
+    async def _wait(self, waiting: Waiting, stream: StreamId) -> None:
         waiter = self.loop.create_future()
-        self._writers.setdefault(stream, []).append(waiter)
+        waiting.setdefault(stream, []).append(waiter)
         try:
             await waiter
-        finally:
-            waiting = self._writers.get(stream, [])
-            if waiter in waiting:
-                waiting.remove(waiter)
+        except asyncio.CancelledError:
+            others = waiting.get(stream, [])
+            if waiter in others:
+                others.remove(waiter)
+                if not others:
+                    del waiting[stream]
+            raise
 
     @property
     def holds_too_much(self) -> bool:
@@ -503,22 +475,18 @@ class SessionDriver:
         """What ended the session, in the application's terms."""
         if self.core.confirmed:
             return SessionLost(reason)
-        refused = next((reason for _, reason in self._tried if reason.cause in REFUSALS), None)
+        tried = self.core.paths.failures if self.core.paths is not None else []
+        refused = next((refusal for _, refusal in tried if refusal.cause in REFUSALS), None)
         if refused is not None:
-            return SessionRefused(refused)
+            return SessionRefused(self._explained(refused))
         lines = [reason, *(f"  {what}: {failure}" for what, failure in self.failures)]
         return SessionLost(reason.reworded("\n".join(lines)))
 
     @property
-    def _tried(self) -> list[tuple[str, Reason]]:
-        """(candidate, reason) of every dial that did not lead to a connection while the session opened."""
-        paths = self.core.paths
-        return [(what, self._explained(reason)) for what, reason in paths.failures] if paths is not None else []
-
-    @property
     def failures(self) -> list[tuple[str, str]]:
         """(candidate, reason) of everything that did not lead to a connection while the session opened."""
-        return [*self.attempts, *self._tried]
+        tried = self.core.paths.failures if self.core.paths is not None else []
+        return [*self.attempts, *((what, self._explained(reason)) for what, reason in tried)]
 
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():
@@ -539,28 +507,24 @@ class SessionDriver:
                 future.set_exception(failure)
                 future.exception()  # nobody has to look at a failure that another call reports
         self.closed.set_result(None)
-        for stream in list(self._readers):
-            self._wake_reader(stream)
-        for stream in list(self._writers):
-            self._wake_writers(stream)
+        for waiting in (self._readers, self._writers):
+            for stream in list(waiting):
+                _wake_all(waiting, stream)
         self._peer_stream_came.set()
         for subscription in list(self._subscriptions):
             subscription.end()
-        if self.on_closed is not None:
-            self.on_closed(self)
+        self.on_closed(self)
         self._let_go()
 
-    def finish_in_thread(self, work: Callable[[], None]) -> None:
-        """Do what blocks and belongs to the end of the session; `settle` waits for it."""
-        with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
-            self._finishing.append(self.loop.run_in_executor(None, work))
+    def settle_after(self, work: asyncio.Future[None]) -> None:
+        """Let `settle` wait for this."""
+        self._unfinished.add(work)
+        work.add_done_callback(self._unfinished.discard)
 
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
-        if self._finishing:
-            await asyncio.wait(self._finishing)
-        while self._dial_tasks:
-            await asyncio.wait(self._dial_tasks)
+        while self._unfinished:
+            await asyncio.wait(self._unfinished)
         while self._leaving:
             self._left.clear()
             await self._left.wait()
@@ -588,8 +552,7 @@ class SessionDriver:
         if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
             for subscription in list(self._subscriptions):
                 subscription.put(event)
-        if self.on_event is not None:
-            self.on_event(event)
+        self.on_event(event)
 
     def _remember(self, connection: ConnectionId) -> None:
         ended = self.core.connections.get(connection)
@@ -616,11 +579,10 @@ class SessionDriver:
             self._subscriptions.add(subscription)
         return subscription
 
-    def connections(self) -> Iterator[ConnectionInfo]:
+    def connections(self) -> tuple[ConnectionInfo, ...]:
         """Living and ended connections, in order of id."""
-        living = {c.id: self._info(c) for c in self.core.connections.values()}
-        infos = {**living, **self._ended}
-        yield from (infos[key] for key in sorted(infos))
+        infos = {c.id: self._info(c) for c in self.core.connections.values()} | self._ended
+        return tuple(infos[key] for key in sorted(infos))
 
     def __repr__(self) -> str:
         return f"<SessionDriver {self.core.session_id.hex()[:8]} {self.core.state.value}>"
@@ -629,3 +591,12 @@ class SessionDriver:
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _wake_all(waiting: Waiting, stream: StreamId) -> None:
+    for waiter in waiting.pop(stream, ()):
+        _wake(waiter)
+
+
+def _ignore(*_: object) -> None:
+    """Nobody wants to know."""

@@ -19,6 +19,7 @@ from multi.config import Config, Entry
 from multi.discovery import interfaces_async, routed
 from multi.discovery.networks import network_ids
 from multi.discovery.resources import in_thread
+from multi.errors import NoUsableConnection
 from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
@@ -71,9 +72,8 @@ class Resolver:
         self._on_warning = on_warning
         self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         self._names = Names(on_more)
-        self._specs: list[EntrySpec] = [self._spec(entry) for entry in config.connection_priority]
-        self._configured = len(self._specs)
-        self._withdrawn: set[int] = set()
+        self._specs = {index: self._spec(entry) for index, entry in enumerate(config.connection_priority)}
+        self._next_entry = self._configured = len(self._specs)
         self._fallen_back: set[int] = set()
         self._announced: tuple[tuple[str, int], ...] = ()
         self._routes = PolicyRoutes() if config.manage_routes else None
@@ -86,15 +86,13 @@ class Resolver:
     def add(self, entry: Entry) -> int:
         """Want one more entry; return its index. Raises ConfigError for one that can never work."""
         self._config.check_entry(entry)
-        self._specs.append(self._spec(entry))
-        return len(self._specs) - 1
-
-    def _wanted(self) -> list[EntrySpec]:
-        return [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
+        index, self._next_entry = self._next_entry, self._next_entry + 1
+        self._specs[index] = self._spec(entry)
+        return index
 
     def withdraw(self, entry: int) -> None:
         """Want an entry that was added no more."""
-        self._withdrawn.add(entry)
+        del self._specs[entry]
 
     def fell_back(self, entry: int) -> None:
         """An MPTCP connection of this entry is plain TCP: its further interfaces need connections of their own."""
@@ -131,10 +129,17 @@ class Resolver:
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
 
-        Waits until the name of one entry can be dialled, or with `entry` that one's. Raises OSError when the system
-        lacks what looking takes: descriptors, memory, threads.
+        Waits until the name of one entry can be dialled, or with `entry` that one's. Raises NoUsableConnection when the
+        system lacks what looking takes: descriptors, memory, threads.
         """
-        awaited = self._wanted() if entry is None else [self._specs[entry]]
+        try:
+            self.last = await self._find(anew, entry)
+        except OSError as error:
+            raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}") from error
+        return self.last
+
+    async def _find(self, anew: bool, entry: int | None) -> Found:
+        awaited = self._specs.values() if entry is None else [self._specs[entry]]
         resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
         interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
@@ -147,14 +152,13 @@ class Resolver:
                 self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
         usable, rejections = self._expand(interfaces, addresses, routes)
         errors = self._names.errors
-        self.last = Found(
+        return Found(
             [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
             [_waiting(r) if errors.get(r.what) == NO_ANSWER_YET else r for r in rejections],
             {host: error for host, error in errors.items() if error != NO_ANSWER_YET},
             interfaces,
             self._names.pending,
         )
-        return self.last
 
     def _ask_system(
         self, interfaces: Sequence[Interface], remotes: set[str]
@@ -173,15 +177,14 @@ class Resolver:
         names = {interface.name, interface.kind.value, *(a.address for a in interface.addresses)}
         if interface.kind not in (Kind.LOOPBACK, Kind.VIRTUAL):
             names.add(ANY)
-        return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs)
+        return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs.values())
 
     def _expand(
         self, interfaces: Sequence[Interface], addresses: Addresses, routes: frozenset[tuple[str, str]]
     ) -> tuple[list[Candidate], list[Rejection]]:
         """The configured entries together, so that none is wanted twice; every added one by itself."""
-        groups = [(0, self._specs[: self._configured])]
-        added = range(self._configured, len(self._specs))
-        groups += [(index, [self._specs[index]]) for index in added if index not in self._withdrawn]
+        groups = [(0, [spec for index, spec in self._specs.items() if index < self._configured])]
+        groups += [(index, [spec]) for index, spec in self._specs.items() if index >= self._configured]
         usable: list[Candidate] = []
         rejections: list[Rejection] = []
         for first, specs in groups:
@@ -211,7 +214,7 @@ class Resolver:
         announced = [(a, port) for a, port in self._announced if a not in own or _is_loopback(a)]
         names = self._names.addresses
         known: Addresses = {}
-        for spec in self._wanted():
+        for spec in self._specs.values():
             host, port = spec.remote_host, spec.remote_port
             further = [address for address, its_port in announced if its_port == port]
             known[host, port] = list(dict.fromkeys([*names.get(host, ()), *further]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
 
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Found, Resolver
@@ -16,6 +17,7 @@ from multi.asyncio.suspend import SleepWatch
 from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
+from multi.errors import NoUsableConnection
 from multi.events import AddressesAnnounced, Event, SessionDetached, Warned
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import Signal, SignalWatch
@@ -94,7 +96,8 @@ class Networks:
             self._task.cancel()
         self.resolver.close()
         if self._power is not None or self.resolver.changes_machine:
-            self._driver.finish_in_thread(self._put_back)
+            with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
+                self._driver.settle_after(self._driver.loop.run_in_executor(None, self._put_back))
 
     def _put_back(self) -> None:
         self.resolver.put_back()
@@ -161,8 +164,8 @@ class Networks:
                     detached = self._driver.core.state is SessionState.DETACHED
                     self._look_after(LOOK_DETACHED if detached else None)
                     return
-        except OSError as error:
-            logger.warning("cannot look at the networks (%s), trying again in %g s", error, LOOK_AGAIN)
+        except NoUsableConnection as error:
+            logger.warning("%s, trying again in %g s", error, LOOK_AGAIN)
             self._look_after(LOOK_AGAIN)
         except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
             self._driver.fail(error)

@@ -58,7 +58,7 @@ class Session:
     @property
     def connections(self) -> tuple[ConnectionInfo, ...]:
         """Every connection of the session, the ended ones included, in order of id."""
-        return tuple(self._driver.connections())
+        return self._driver.connections()
 
     @property
     def scheduler(self) -> str:
@@ -172,10 +172,7 @@ class Session:
         index = resolver.add(load_entry(entry))
         opened: list[ConnectionId] = []
         try:
-            try:
-                found = await resolver.find(entry=index)
-            except OSError as error:
-                raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
+            found = await resolver.find(entry=index)
             candidates = [candidate for candidate in found.candidates if candidate.entry == index]
             rejected = [(r.what, r.reason) for r in found.rejections if r.entry == index]
             if not candidates:
@@ -185,7 +182,7 @@ class Session:
             slots = driver.core.add_candidates(candidates, now=driver.now())
             driver.pump_due()
             while not all(s.connection is not None or s.attempted for s in slots):
-                event = await subscription.next()
+                event = await anext(subscription, None)
                 if event is None:
                     self._check_open()
                 elif isinstance(event, AttemptFailed) and event.candidate in candidates:
@@ -208,12 +205,14 @@ class Session:
         self._core.remove_connection(wanted, now=self._driver.now())
         self._driver.pump()
         subscription = self._driver.subscribe()
-        while wanted in self._core.connections and await subscription.next() is not None:
+        while wanted in self._core.connections and await anext(subscription, None) is not None:
             pass
 
     def set_role(self, connection: int, role: Role | str) -> None:
         """Make a connection `active` or `backup`, on both sides."""
-        wanted = role if isinstance(role, Role) else _role(role)
+        wanted = role if isinstance(role, Role) else Role.__members__.get(str(role).upper())
+        if wanted is None:
+            raise LocalProtocolError(f"role {role!r} is neither 'active' nor 'backup'")
         self._core.set_role(ConnectionId(connection), wanted, now=self._driver.now())
         self._driver.pump()
 
@@ -269,8 +268,8 @@ class Session:
         self._core.close(now=self._driver.now())
         self._driver.pump()
         await self._ended()
-        if self._driver.closed_error is not None:
-            raise self._driver.closed_error
+        if self.error is not None:
+            raise self.error
 
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
@@ -282,8 +281,8 @@ class Session:
     async def wait_closed(self) -> None:
         """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""
         await self._ended()
-        if self._driver.closed_error is not None and not self._aborted:
-            raise self._driver.closed_error
+        if self.error is not None and not self._aborted:
+            raise self.error
 
     async def _ended(self) -> None:
         await asyncio.shield(self._driver.closed)
@@ -336,10 +335,3 @@ def split_address(text: str) -> tuple[str, int]:
     """`[::1]:7788` -> ("::1", 7788)."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port or 0)
-
-
-def _role(name: str) -> Role:
-    try:
-        return Role[name.upper()]
-    except (KeyError, AttributeError):
-        raise LocalProtocolError(f"role {name!r} is neither 'active' nor 'backup'") from None

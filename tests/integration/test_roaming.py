@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from multi.asyncio.suspend import SleepWatch
 from multi.discovery import interfaces_async
 from multi.discovery.link_state import Loss
 from multi.protocol.payloads import decode_addresses
-from multi.types import Family, Interface, InterfaceAddress, Kind
+from multi.types import Family, Interface
 from tests.integration.support import (
     HOST,
     LOOPS,
@@ -1040,56 +1039,6 @@ def test_an_end_that_is_stopped_for_three_seconds_loses_nothing(development_cert
 
 
 # --- addresses a server announces ---
-
-
-@pytest.mark.parametrize(
-    ("literal", "why"),
-    [
-        ("127.0.0.1", "loopback"),
-        ("::1", "loopback"),
-        ("224.0.0.1", "multicast"),
-        ("ff02::1", "multicast"),
-        ("169.254.1.1", "link-local"),
-        ("fe80::1", "link-local"),
-        ("::ffff:127.0.0.1", "IPv4-mapped"),
-        ("::ffff:192.0.2.1", "IPv4-mapped"),
-        ("::127.0.0.1", "IPv4-compatible"),
-        ("64:ff9b::7f00:1", "loopback behind NAT64"),
-        ("2002:7f00:1::", "loopback behind 6to4"),
-        ("255.255.255.255", "broadcast"),
-        ("240.0.0.1", "reserved"),
-        ("0.0.0.0", "unspecified"),
-        ("0.1.2.3", "this network"),
-        ("::", "unspecified"),
-        ("192.0.2.99", "the client's own"),
-    ],
-)
-async def test_an_announced_address_that_no_server_elsewhere_can_have_is_not_dialled(literal: str, why: str) -> None:
-    config = multi.load_config({"connection_priority": [["tcp", "any", "any"]], "remote_host": "198.51.100.1"})
-    found = await announced(config, [(literal, 7788), ("198.51.100.2", 7788), ("198.51.100.3", 0)])
-    assert str(ip_address(literal)) not in found, why
-    assert "198.51.100.2" in found
-    assert "198.51.100.3" not in found
-
-
-async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> set[str]:
-    """The remote addresses a client with one interface would dial."""
-    own = InterfaceAddress("192.0.2.99", Family.IPV4, 24, True, "")
-    six = InterfaceAddress("2001:db8::99", Family.IPV6, 64, True, "")
-    gateways = ((Family.IPV4, "192.0.2.1"), (Family.IPV6, "2001:db8::1"))
-    machine = (Interface("eth9", 9, Kind.ETH, True, True, (own, six), gateways),)
-    resolver = resolve_module.Resolver(config, lambda: None, print)
-
-    async def read(*_: Any, **__: Any) -> tuple[Interface, ...]:
-        return machine
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolve_module, "interfaces_async", read)
-        await resolver.find()
-        resolver.announced(addresses)
-        found = await resolver.find()
-    resolver.close()
-    return {candidate.remote_address for candidate in found.candidates}
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,7 @@ def resolver() -> Iterator[Resolver]:
 @pytest.fixture
 def few_threads(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many may ask at once, and none of them is busy."""
-    monkeypatch.setattr(module, "_threads", module._Threads())
-    monkeypatch.setattr(module, "MAX_THREADS", 2)
+    monkeypatch.setattr(module, "_threads", threading.BoundedSemaphore(2))
     return 2
 
 
@@ -429,6 +428,7 @@ async def test_a_closed_session_leaves_no_question_in_line(resolver: Resolver, f
     in_line.cancel()
     leaving.close()
     await asyncio.wait([in_line])
+    await asyncio.sleep(2 * module.NO_THREAD_WAIT)
     gone = weakref.ref(leaving)
     del leaving, in_line
     gc.collect()
@@ -442,7 +442,7 @@ async def test_a_closed_session_leaves_no_question_in_line(resolver: Resolver, f
 async def test_a_question_in_line_is_dropped_once_another_has_brought_the_answer(
     resolver: Resolver, few_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_THREADS", 1)
+    monkeypatch.setattr(module, "_threads", threading.BoundedSemaphore(1))
     monkeypatch.setattr(module, "ASK_AGAIN", 0.0)
     names, other = Names(Told(), lookup=resolver), Names(Told(), lookup=resolver)
     waiting = []
@@ -454,8 +454,8 @@ async def test_a_question_in_line_is_dropped_once_another_has_brought_the_answer
         await asyncio.gather(waiting[0], waiting[2])
     resolver.answer(OTHER, FOUR, NO_NAME)
     await timed(names, (OTHER, "ipv4"))
-    assert resolver.asked == [(HOST, FOUR), (OTHER, FOUR), (OTHER, FOUR)]
     await waiting[1]
+    assert resolver.asked == [(HOST, FOUR), (OTHER, FOUR), (OTHER, FOUR)]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
