@@ -90,12 +90,9 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         now=started,
     )
     driver = SessionDriver(core, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
-    networks = Networks(driver, config)
-    session = Session(driver, networks.resolver, limit=limit, owns_close=owns_close)
-    try:
-        found = await _find(networks, timeout)
-        driver.attempts = list(found.rejected)
-        networks.started(found)
+
+    def start(found: Found) -> None:
+        driver.attempts = found.rejected
         core.open(
             found.candidates,
             connect=Connect(config.multi_config.connect),
@@ -108,6 +105,16 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
             now=loop.time(),
         )
         driver.pump()
+
+    networks = Networks(driver, config, start)
+    session = Session(driver, networks.resolver, limit=limit, owns_close=owns_close)
+    try:
+        try:
+            async with asyncio.timeout(timeout):
+                await networks.started()
+        except TimeoutError:
+            rejected = networks.resolver.last.rejected if networks.resolver.last is not None else []
+            raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":
             # A session is there: what is missing then comes later or is reported.
@@ -126,20 +133,3 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         await driver.settle()
         raise
     return session
-
-
-async def _find(networks: Networks, timeout: float) -> Found:
-    """What can be dialled; raises NoUsableConnection when there is nothing, or names are not resolved in time."""
-    resolver = networks.resolver
-    try:
-        async with asyncio.timeout(timeout):
-            found = await resolver.find(anew=False)
-            while found.expecting and not found.candidates:
-                await networks.change()
-                found = await resolver.find()
-    except TimeoutError:
-        rejected = resolver.last.rejected if resolver.last is not None else []
-        raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
-    if not found.candidates:
-        raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
-    return found

@@ -12,7 +12,6 @@ import ipaddress
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
@@ -152,10 +151,11 @@ class Resolver:
                 self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
         usable, rejections = self._expand(interfaces, addresses, routes)
         errors = self._names.errors
+        unknown = {host for host, error in errors.items() if error == NO_ANSWER_YET}
         return Found(
             [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
-            [_waiting(r) if errors.get(r.what) == NO_ANSWER_YET else r for r in rejections],
-            {host: error for host, error in errors.items() if error != NO_ANSWER_YET},
+            [replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if r.what in unknown else r for r in rejections],
+            {host: error for host, error in errors.items() if host not in unknown},
             interfaces,
             self._names.pending,
         )
@@ -197,9 +197,8 @@ class Resolver:
         """An MPTCP connection over several interfaces, or one for each where that cannot be."""
         if not candidate.more_interfaces:
             return [candidate]
-        reason = why_no_subflows(candidate)
-        if candidate.entry in self._fallen_back:
-            reason = "it fell back to TCP"
+        fell_back = candidate.entry in self._fallen_back
+        reason = "it fell back to TCP" if fell_back else why_no_subflows(candidate)
         if not reason:
             return [candidate]
         names = ", ".join((candidate.interface, *candidate.more_interfaces))
@@ -243,12 +242,6 @@ class Resolver:
         )
 
 
-def _waiting(rejection: Rejection) -> Rejection:
-    """Of a host whose name is still being resolved."""
-    return replace(rejection, reason=f"{rejection.what}: {NO_ANSWER_YET}")
-
-
-@lru_cache(maxsize=1024)
 def _is_loopback(literal: str) -> bool:
     return ipaddress.ip_address(literal).is_loopback
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 from multi.asyncio.driver import SessionDriver
@@ -36,8 +37,11 @@ LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system te
 class Networks:
     """See the module. It lives from the first dial to the end of the session."""
 
-    def __init__(self, driver: SessionDriver, config: Config) -> None:
+    def __init__(self, driver: SessionDriver, config: Config, start: Callable[[Found], None]) -> None:
+        """`start` opens the session with what can be dialled first."""
         self._driver = driver
+        self._start = start
+        self._started: asyncio.Future[None] = driver.loop.create_future()
         self.resolver = Resolver(config, self.look, lambda text: driver.core.notify(Warned(text)))
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None
@@ -48,9 +52,6 @@ class Networks:
         self._task: asyncio.Task[None] | None = None
         self._again = False
         self._looked_at = float("-inf")
-        self._started = False
-        self._changed = asyncio.Event()
-        """Something has changed since the first look began."""
         self._next_look: asyncio.TimerHandle | None = None
         """Of those that come without a change of the networks."""
         self._closed = False
@@ -59,35 +60,28 @@ class Networks:
         driver.on_dialled = self._dialled
         driver.on_closed = lambda _: self.close()
 
-    def started(self, found: Found) -> None:
-        """The session opens with these candidates."""
-        self._started = True
-        self._take(found)
-        if self._power is not None or self._changed.is_set():
-            self.look()
-
-    async def change(self) -> None:
-        """Before `started`: wait until there is a reason to look again."""
-        await self._changed.wait()
-        self._changed.clear()
+    async def started(self) -> None:
+        """Look, until there is something to open the session with. Raises NoUsableConnection when there is nothing."""
+        self.look()
+        await self._started
 
     def look(self) -> None:
         """Find the candidates anew, soon; changes that come meanwhile are not missed."""
         if self._closed:
             return
-        if not self._started:
-            self._changed.set()  # whoever opens the session is looking
-            return
         if self._task is not None:
             self._again = True
             return
         self._task = self._driver.loop.create_task(self._look())
+        self._driver.settle_after(self._task)
 
     def close(self) -> None:
         """The session is over: give back what it held. What blocks is done in a thread."""
         if self._closed:
             return
         self._closed = True
+        if not self._started.done():
+            self._started.set_result(None)
         self._leave()
         self._sleep.close()
         self._signals.close()
@@ -155,16 +149,20 @@ class Networks:
                     await asyncio.sleep(wait)
                 self._again = False
                 self._looked_at = self._driver.now()
-                found = await self.resolver.find()
+                found = await self.resolver.find(anew=self._started.done())
                 if self._closed:
                     return
                 self._use(found)
-                await self._save_power(found)
+                if self._started.done():
+                    await self._save_power(found)
                 if not self._again:
                     detached = self._driver.core.state is SessionState.DETACHED
                     self._look_after(LOOK_DETACHED if detached else None)
                     return
         except NoUsableConnection as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+                return
             logger.warning("%s, trying again in %g s", error, LOOK_AGAIN)
             self._look_after(LOOK_AGAIN)
         except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
@@ -174,16 +172,21 @@ class Networks:
 
     def _use(self, found: Found) -> None:
         driver, before = self._driver, self._usable
-        self._take(found)
+        if not found.candidates and not self._started.done():
+            if not found.expecting:
+                raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
+            return
+        self._usable = frozenset(c.interface for c in found.candidates if c.interface)
+        self._signals.watch(self._wifi(found))
+        if not self._started.done():
+            self._started.set_result(None)
+            self._start(found)
+            return
         core, now = driver.core, driver.now()
         core.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()
-
-    def _take(self, found: Found) -> None:
-        self._usable = frozenset(c.interface for c in found.candidates if c.interface)
-        self._signals.watch(self._wifi(found))
 
     def _wifi(self, found: Found) -> list[str]:
         """The WiFi interfaces the session uses."""
@@ -193,8 +196,7 @@ class Networks:
     async def _save_power(self, found: Found) -> None:
         if self._power is None or self._power_savings is None:
             return
-        wifi = self._wifi(found)
-        if not wifi:
+        if not (wifi := self._wifi(found)):
             self.resolver.warn("wifi_config.power_savings: no WiFi interface is in use")
         for name in wifi:
             reason = await in_thread(self._hold, self._power, name, self._power_savings)

@@ -67,12 +67,9 @@ class SessionReader:
         """Up to `limit` bytes of what is there; negative = all of it."""
         if not self._buffer:
             return self._pull(limit)
-        if limit < 0 or limit >= len(self._buffer):
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        else:
-            data = bytes(memoryview(self._buffer)[:limit])
-            del self._buffer[:limit]
+        end = limit if limit >= 0 else len(self._buffer)
+        data = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
         return data
 
     def _pull(self, limit: int) -> bytes:
