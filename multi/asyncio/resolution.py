@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
-from multi.discovery import interfaces_async, routed
+from multi.discovery import interfaces_async, interfaces_known, routed
 from multi.discovery.networks import network_ids
 from multi.discovery.resources import in_thread
 from multi.errors import NoUsableConnection
@@ -140,7 +140,12 @@ class Resolver:
     async def _find(self, anew: bool, entry: int | None) -> Found:
         awaited = self._specs.values() if entry is None else [self._specs[entry]]
         resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
-        interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        known = None if anew else interfaces_known(self._kinds)
+        if known is None:
+            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        else:
+            await resolving
+            interfaces = known
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()

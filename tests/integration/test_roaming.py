@@ -336,6 +336,7 @@ def test_a_network_that_changes_before_the_first_look_is_over_does_not_end_the_o
             await first_may_end.wait()
         return await interfaces_async(*arguments, **keywords)
 
+    monkeypatch.setattr(resolve_module, "interfaces_known", lambda *_arguments, **_keywords: None)
     monkeypatch.setattr(resolve_module, "interfaces_async", slow_first)
 
     async def scenario() -> None:
@@ -759,6 +760,7 @@ def test_a_cancelled_addition_that_a_look_has_found_first_leaves_nothing(
             await held.wait()
         return await interfaces_async(*arguments, **keywords)
 
+    monkeypatch.setattr(resolve_module, "interfaces_known", lambda *_arguments, **_keywords: None)
     monkeypatch.setattr(resolve_module, "interfaces_async", slow)
 
     async def scenario() -> None:
