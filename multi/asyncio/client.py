@@ -73,7 +73,7 @@ class connect:
 
 
 async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
-    if not config.is_client:
+    if config.is_server:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of the reader; allowed: more than 0")
@@ -99,8 +99,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
             mode=Mode(config.multi_config.mode),
             open_timeout=max(0.001, timeout - (loop.time() - started)),
             jitter=random.random,
-            memory=outcomes,
-            race_order=outcomes.order(found.candidates, lambda c: c.network, loop.time(), random.random()),
+            history=outcomes,
             expecting=found.expecting,
             now=loop.time(),
         )

@@ -123,8 +123,9 @@ class Session:
             # After an internal error the path manager says nothing any more.
             await asyncio.wait([done, self._driver.closed], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._core.cancel_handover()
-            self._driver.pump_soon()
+            if not done.done():  # else it had ended already, and another may be under way
+                self._core.cancel_handover()
+                self._driver.pump_soon()
             raise
         failure = done.result() if done.done() else SESSION_ENDED
         if failure is not None:

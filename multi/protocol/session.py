@@ -31,7 +31,8 @@ from multi.events import (
     StreamReadable,
     StreamWritable,
 )
-from multi.paths.manager import NETWORK_GONE, Memory, Mode, PathManager
+from multi.paths.history import ConnectionHistory
+from multi.paths.manager import NETWORK_GONE, Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import Slot
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Identity, ServerAuthenticator
@@ -367,8 +368,7 @@ class SessionCore:
         open_timeout: float,
         jitter: Callable[[], float],
         now: float,
-        memory: Memory | None = None,
-        race_order: Sequence[Candidate] | None = None,
+        history: ConnectionHistory | None = None,
         expecting: bool = False,
     ) -> None:
         """Client: start to open the candidates; see `PathManager`."""
@@ -380,8 +380,7 @@ class SessionCore:
             session=_PathCommands(self),
             jitter=jitter,
             now=now,
-            memory=memory,
-            race_order=race_order,
+            history=history,
             expecting=expecting,
         )
         self._open_timeout = open_timeout
