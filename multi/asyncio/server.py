@@ -46,12 +46,14 @@ class _PendingConnection:
         self.channel = channel
         self.host = split_address(channel.info.remote)[0]
         self.source = source_of(self.host)
-        self._answered = False
-        self._first = bytearray()
-        self._lanes: list[tuple[int, bytes]] = []
+        self.first = bytearray()
+        """What has come on the first lane."""
+        self.lanes: list[tuple[int, bytes]] = []
+        """What has come on the others."""
         self._held = 0
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
+        self._answered = False
+        timeout = server.admission.handshake_timeout
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
@@ -63,17 +65,13 @@ class _PendingConnection:
             self._server.admission.report("flow_control", self.host)
             self.drop("too many bytes before the handshake")
         elif lane:
-            self._lanes.append((lane, bytes(data)))
+            self.lanes.append((lane, bytes(data)))
         else:
-            self._first += data
+            self.first += data
 
     def batch_finished(self) -> None:
-        if self._first and not self._answered:
+        if self.first and not self._answered:
             self._server.greeted(self)
-
-    def go_on(self) -> None:
-        """What has come may be looked at."""
-        self._server.route(self, self._first, self._lanes)
 
     def writable(self) -> None:
         """Nothing waits to be written before the first segment."""
@@ -81,9 +79,9 @@ class _PendingConnection:
     def connection_lost(self, error: TransportError | None) -> None:
         self.leave()
 
-    def _too_slow(self) -> None:
+    def _too_slow(self, timeout: float) -> None:
         self._server.admission.report("handshake_timeout", self.host)
-        self.drop(f"no segment within {self._server.handshake_timeout:g} s")
+        self.drop(f"no segment within {timeout:g} s")
 
     def drop(self, reason: str, reply: bytes = b"") -> None:
         """Give the connection up, after a reply when there is one; until that has left it counts as before."""
@@ -130,7 +128,6 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.handshake_timeout = limits.handshake_timeout
         self.admission = Admission(limits)
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.admission.full
@@ -227,7 +224,7 @@ class Server:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         if self._closing:
             raise RuntimeError(f"server {self!r} is closed")
-        self._serving = asyncio.get_running_loop().create_future()
+        self._serving = self._loop.create_future()
         try:
             await self._serving
         finally:
@@ -300,26 +297,20 @@ class Server:
         """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
         self.waiting.add(arrival, arrival.host)
         if self._greeting is None:
-            self._greet()
+            self._greeting = self._loop.call_soon(self._greet)
 
     def _greet(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._greeting = loop.call_soon(self._greet_more)
-        until = loop.time() + GREETING_TIME
-        while len(self.waiting) and loop.time() < until:
-            if (arrival := self.waiting.next()) is not None:
-                arrival.go_on()
-
-    def _greet_more(self) -> None:
-        """Another turn of the event loop: what has come meanwhile is among them."""
         self._greeting = None
+        until = self._loop.time() + GREETING_TIME
+        while len(self.waiting) and self._loop.time() < until:
+            self._route(self.waiting.next())
         if len(self.waiting):
-            self._greet()
+            self._greeting = self._loop.call_soon(self._greet)
 
-    def route(self, arrival: _PendingConnection, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
+    def _route(self, arrival: _PendingConnection) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
-            found = self._session_for(arrival, first) if self._protected(arrival) else _tls_only(first)
+            found = self._session_for(arrival)
         except RemoteProtocolError as error:
             arrival.drop(f"it does not speak MULTI ({error})")
             return
@@ -333,33 +324,31 @@ class Server:
         self._next_connection += 1
         link = found.adopt(connection, arrival.channel, arrival.channel.info)
         self.admission.connection_came(found, connection, arrival.host)
-        link.data_received(memoryview(bytes(first)), 0)
-        for lane, data in lanes:
-            link.data_received(memoryview(data), lane)
+        for lane, data in ((0, arrival.first), *arrival.lanes):
+            link.data_received(memoryview(bytes(data)), lane)
         found.pump()
 
-    def _session_for(self, arrival: _PendingConnection, first: bytearray) -> SessionDriver | Refused | None:
+    def _session_for(self, arrival: _PendingConnection) -> SessionDriver | Refused | None:
         """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
-        found = self._table.route(first, arrival.source)
-        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.source):
-            found = self._table.route(first, arrival.source)
-        peeked = peek(first) if isinstance(found, SessionDriver) else None
-        if peeked is not None and peeked[0] == SegmentType.JOIN:
-            assert isinstance(found, SessionDriver)
-            if not self.admission.may_join(found, arrival.source):
+        first, source = arrival.first, arrival.source
+        if self._config.ssl_config is not None and not arrival.channel.info.secure:
+            peeked = peek(first)
+            if peeked is None:
+                return None
+            return _refused(peeked[1], REFUSED_PROTECTION, "a plain connection, but ssl_config asks for TLS")
+        found = self._table.route(first, source)
+        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, source):
+            found = self._table.route(first, source)
+        if isinstance(found, SessionDriver):
+            peeked = peek(first)
+            if peeked is not None and peeked[0] == SegmentType.JOIN and not self.admission.may_join(found, source):
                 # The very bytes of every refused JOIN: whoever guesses learns nothing.
-                reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED).encode())
-                return Refused(reply, "too many JOINs in this session")
+                return _refused(peeked[1], REFUSED, "too many JOINs in this session")
         return found
-
-    def _protected(self, arrival: _PendingConnection) -> bool:
-        """With certificates configured, a connection without TLS has no place here."""
-        return self._config.ssl_config is None or arrival.channel.info.secure
 
     # --- sessions ---
 
     def _create(self, session_id: SessionId, source: str) -> SessionDriver:
-        loop = asyncio.get_running_loop()
         core = SessionCore(
             Side.SERVER,
             session_id,
@@ -367,33 +356,21 @@ class Server:
             entropy=os.urandom,
             make_scheduler=local_scheduler,
             make_peer_scheduler=peer_scheduler,
-            now=loop.time(),
+            now=self._loop.time(),
             psk=self._keys.get if self._keys is not None else None,
         )
-        driver: SessionDriver
-
-        def opened() -> None:
-            self._session_opened(driver)
-
-        driver = SessionDriver(
-            core,
-            self._config.transport_settings(),
-            send_buffer=self._config.limits.max_send_buffer,
-            on_opened=opened,
-            on_closed=self._session_closed,
-        )
+        limits = self._config.limits
+        driver = SessionDriver(core, self._config.transport_settings(), send_buffer=limits.max_send_buffer)
+        driver.on_opened = self._session_opened
+        driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)
         return driver
 
-    def _announce(self, driver: SessionDriver) -> None:
-        """Tell the client where else it can reach this server."""
+    def _session_opened(self, driver: SessionDriver) -> None:
         listen = self._config.listen
         if listen is not None and listen.announce:
-            addresses = [(address, self.port) for address in listen.announce]
-            driver.core.announce(addresses, now=driver.now())
-
-    def _session_opened(self, driver: SessionDriver) -> None:
-        self._announce(driver)
+            # The client is told where else it can reach this server.
+            driver.core.announce([(address, self.port) for address in listen.announce], now=driver.now())
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
         try:
@@ -403,7 +380,7 @@ class Server:
             session.abort(APPLICATION_FAILED)
             return
         if asyncio.iscoroutine(result):
-            task = asyncio.get_running_loop().create_task(self._run(result, session))
+            task = self._loop.create_task(self._run(result, session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -430,13 +407,8 @@ class Server:
         self._maybe_stop()
 
 
-def _tls_only(first: bytearray) -> Refused | None:
-    """The answer to a plain connection on a server with certificates; None = more bytes are needed."""
-    peeked = peek(first)
-    if peeked is None:
-        return None
-    reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED_PROTECTION).encode())
-    return Refused(reply, "a plain connection, but ssl_config asks for TLS")
+def _refused(session_id: SessionId, code: int, reason: str) -> Refused:
+    return Refused(encode(SegmentType.REFUSE, session_id, Refuse(code).encode()), reason)
 
 
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:

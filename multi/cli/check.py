@@ -52,7 +52,9 @@ def run_check(config: str) -> int:
 
 
 async def _client(config: Config) -> bool:
-    resolver = Resolver(config, lambda: None, may_change=False)
+    warnings: list[str] = []
+    only_looks = config.model_copy(update={"manage_routes": False})
+    resolver = Resolver(only_looks, lambda: None, warnings.append)
     found = await resolver.find()
     resolver.close()
     candidates, rejected = found.candidates, found.rejected
@@ -69,7 +71,7 @@ async def _client(config: Config) -> bool:
     for host, reason in rejected:
         if not host.startswith("entry "):
             print(f"{printable(host)}: {printable(reason)}")
-    for warning in resolver.take_warnings():
+    for warning in warnings:
         print(f"warning: {warning}")
     multi = config.multi_config
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
