@@ -18,7 +18,7 @@ from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, MultiError, NoUsableConnection, SessionLost, SessionRefused
-from multi.paths.manager import Mode
+from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.protocol.session import SessionCore
 from multi.types import Side
@@ -101,17 +101,19 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         found = await _find(resolver, networks, timeout)
         driver.attempts = list(found.rejected)
         networks.started(found)
-        core.open(
+        now = loop.time()
+        paths = PathManager(
             found.candidates,
             connect=Connect(config.multi_config.connect),
             mode=Mode(config.multi_config.mode),
-            open_timeout=max(0.001, timeout - (loop.time() - started)),
+            session=core,
             jitter=random.random,
             memory=outcomes,
-            race_order=outcomes.order(found.candidates, lambda c: c.network, loop.time(), random.random()),
+            race_order=outcomes.order(found.candidates, lambda c: c.network, now, random.random()),
             expecting=found.expecting,
-            now=loop.time(),
+            now=now,
         )
+        core.open(paths, max(0.001, timeout - (now - started)), now=now)
         driver.pump()
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":

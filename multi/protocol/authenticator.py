@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 from multi.errors import RemoteProtocolError
@@ -55,8 +56,7 @@ class Authenticator(ABC):
         self.psk_proved = False
         """The client's HELLO alone proved it; otherwise CONFIRM does."""
 
-    @abstractmethod
-    def opened(self, connection: Connection, now: float) -> None:
+    def opened(self, connection: Connection, now: float) -> None:  # noqa: B027 - a server waits for the client's word
         """A transport connection is there."""
 
     @abstractmethod
@@ -113,9 +113,8 @@ class ClientAuthenticator(Authenticator):
             psk_id=settings.psk_id,
         )
         self.psk_id = settings.psk_id
-        self._terms: dict[ConnectionId, ConnectionTerms] = {}
-        self._greeted: dict[ConnectionId, float] = {}
-        """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
+        self._greeted: dict[ConnectionId, tuple[ConnectionTerms, float]] = {}
+        """Connections on which HELLO was sent and ACCEPT is awaited, with what was asked for and the time."""
         self._joins: dict[ConnectionId, Join] = {}
         self._admissions: dict[ConnectionId, bytes] = {}
         """Connections that joined with a ticket: the proof ADMIT has to bring."""
@@ -148,7 +147,7 @@ class ClientAuthenticator(Authenticator):
         # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
         rtt = max(self.session.connections[c].rtt if c in self.session.connections else 0.0 for c in self._greeted)
         patience = max(MIN_HELLO_PATIENCE, 4 * rtt) if rtt else MAX_HELLO_PATIENCE
-        return max(self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
+        return max(at for _, at in self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
 
     def handle_timer(self, now: float) -> None:
         due = self.next_timer()
@@ -156,15 +155,13 @@ class ClientAuthenticator(Authenticator):
             self._greet(self._waiting.pop(0), now)
 
     def _terms_for(self, connection: Connection) -> ConnectionTerms:
-        terms = ConnectionTerms(
+        return ConnectionTerms(
             sealed=self.session.settings.protect.seals(connection.facts.secure),
             ciphers=tuple(self.session.settings.ciphers),
             role=connection.role,
             weight=connection.weight,
             max_rate=connection.max_rate,
         )
-        self._terms[connection.id] = terms
-        return terms
 
     def _greet(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
@@ -173,7 +170,7 @@ class ClientAuthenticator(Authenticator):
         if psk and connection.facts.secure:
             binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
             hello = replace(hello, binder=binder)
-        self._greeted[connection.id] = now
+        self._greeted[connection.id] = terms, now
         self._send(connection, SegmentType.HELLO, hello.encode(), now)
         if not terms.sealed:
             self.session.may_send(connection)
@@ -224,7 +221,7 @@ class ClientAuthenticator(Authenticator):
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
     def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
-        terms = self._terms[connection.id]
+        terms, _ = self._greeted[connection.id]
         self._check_choice(terms, accept)
         if accept.version not in self._hello.versions:
             raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
@@ -316,13 +313,10 @@ class ServerAuthenticator(Authenticator):
         self._hello_part: bytes | None = None
         self._accept: Accept | None = None
         self._confirmed = False
-        self._next_number = 0
+        self._numbers = count()
         self._expected: dict[ConnectionId, _Expected] = {}
         self._tickets: dict[bytes, int] = {}
         """Handed out and not used: nonce to number."""
-
-    def opened(self, connection: Connection, now: float) -> None:
-        """The client speaks first."""
 
     def lost(self, connection: Connection, now: float) -> None:
         self._expected.pop(connection.id, None)
@@ -388,7 +382,7 @@ class ServerAuthenticator(Authenticator):
             self.psk_proved = proved_by_binder
         assert self._accept is not None
         assert self.keys is not None
-        accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)
+        accept = replace(self._accept, number=next(self._numbers), sealed=hello.terms.sealed, cipher=cipher)
         parts = (hello.terms.encode(), accept.connection_part(), binding)
         accept = replace(accept, proof=self.keys.hello_proof(b"S", *parts))
         proof = self.keys.hello_proof(b"C", *parts)
@@ -418,8 +412,8 @@ class ServerAuthenticator(Authenticator):
             if self._admit(connection, join, cipher, now):
                 return
             if join.terms.sealed:
-                connection.advance(Step.IGNORE_EARLY)
-        challenge = Challenge(self._take_number(), self.session.entropy(32), join.terms.sealed, cipher)
+                connection.step(Step.IGNORE_EARLY)
+        challenge = Challenge(next(self._numbers), self.session.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
@@ -462,15 +456,10 @@ class ServerAuthenticator(Authenticator):
 
     def hand_out_tickets(self) -> None:
         """See that the client has as many tickets as it may have."""
-        fresh = [Ticket(self._take_number(), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
+        fresh = [Ticket(next(self._numbers), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
             self.session.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
-
-    def _take_number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
-        return number
 
     @staticmethod
     def _apply(connection: Connection, terms: ConnectionTerms) -> None:

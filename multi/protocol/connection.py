@@ -172,8 +172,7 @@ class Connection:
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""
         if not self.in_flight:
-            self.session_progress_at = self.progress_at = now
-            self._rate_bytes, self._rate_since = 0, now
+            self._begin(now)
         self.early_data_moved = False
         self.in_flight += size
         self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
@@ -201,14 +200,10 @@ class Connection:
 
     # --- state  ---
 
-    def step(self, step: Step, reason: Reason) -> None:
-        """Enter the next phase, for `reason`."""
+    def step(self, step: Step, reason: Reason | None = None) -> None:
+        """Enter the next phase, for `reason`; without one nobody need be told."""
         self._enter(next_phase(self.phase, step))
-        self.reason = reason
-
-    def advance(self, step: Step) -> None:
-        """Enter the next phase, of which nobody need be told."""
-        self._enter(next_phase(self.phase, step))
+        self.reason = reason or self.reason
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -307,12 +302,16 @@ class Connection:
 
     def carries_control(self, number: int, now: float) -> None:
         """A control segment is on its way here."""
-        if not self.in_flight and not self.carried_control:
-            self.session_progress_at = self.progress_at = now
-            self._rate_bytes, self._rate_since = 0, now
+        if not self.outstanding:
+            self._begin(now)
             self.early_data_moved = False
         self.carried_control.add(number)
         self.sent_at = now
+
+    def _begin(self, now: float) -> None:
+        """From now on the peer owes an acknowledgement."""
+        self.session_progress_at = self.progress_at = self._rate_since = now
+        self._rate_bytes = 0
 
     def estimate_not_sent(self, now: float) -> None:
         """Since the last sample the transport has sent some of what it had."""

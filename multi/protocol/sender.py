@@ -95,10 +95,6 @@ class Sender:
     # --- state  ---
 
     @property
-    def unsent(self) -> int:
-        return sum(stream.unsent for stream in self.streams.values())
-
-    @property
     def unacked(self) -> int:
         return sum(stream.unacked for stream in self.streams.values())
 

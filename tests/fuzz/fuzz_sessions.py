@@ -220,7 +220,7 @@ def check_bounds(node: Node) -> None:
     check(len(peers) <= settings.max_streams + 1, "more streams than allowed")
     for stream in session.receiver.streams.values():
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
-    kept = sum(s.readable + s.reassembling for s in session.receiver.streams.values())
+    kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
     check(kept <= settings.max_session_window, "more bytes kept than the window")
 
 
