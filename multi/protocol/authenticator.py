@@ -80,10 +80,6 @@ class Authenticator(ABC):
     def handle_timer(self, now: float) -> None:  # noqa: B027 - only a client waits for anything
         """Do what `next_timer` announced."""
 
-    def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
-        connection.send(type_, payload)
-        connection.sent_at = now
-
     def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
         """(client to server, server to client)."""
         assert self.keys is not None
@@ -171,7 +167,7 @@ class ClientAuthenticator(Authenticator):
             binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
             hello = replace(hello, binder=binder)
         self._greeted[connection.id] = terms, now
-        self._send(connection, SegmentType.HELLO, hello.encode(), now)
+        connection.send(SegmentType.HELLO, hello.encode(), now)
         if not terms.sealed:
             self.session.may_send(connection)
 
@@ -186,7 +182,7 @@ class ClientAuthenticator(Authenticator):
             self._join_with_ticket(connection, join, self._tickets.pop(0), now)
         else:
             self._joins[connection.id] = join
-            self._send(connection, SegmentType.JOIN, join.encode(), now)
+            connection.send(SegmentType.JOIN, join.encode(), now)
 
     def _join_with_ticket(self, connection: Connection, join: Join, ticket: Ticket, now: float) -> None:
         """Everything is known that the server would say: data may follow in the same flight."""
@@ -198,7 +194,7 @@ class ClientAuthenticator(Authenticator):
         self._joins[connection.id] = join
         self._admissions[connection.id] = self.keys.join_proof(b"A", *parts)
         connection.number = ticket.number
-        self._send(connection, SegmentType.JOIN, join.encode(), now)
+        connection.send(SegmentType.JOIN, join.encode(), now)
         if sealed:
             outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
             connection.protect(self._cipher, outgoing=outgoing, incoming=incoming)
@@ -267,7 +263,7 @@ class ClientAuthenticator(Authenticator):
         now: float,
     ) -> None:
         connection.number = answer.number
-        self._send(connection, type_, proof, now)
+        connection.send(type_, proof, now)
         if answer.sealed:
             outgoing, incoming = self._secrets(answer.number, nonce, answer.nonce)
             connection.protect(answer.cipher, outgoing=outgoing, incoming=incoming)
@@ -425,7 +421,7 @@ class ServerAuthenticator(Authenticator):
         """Send ACCEPT or CHALLENGE; what follows is sealed if it was asked for, and `proof` has to come first."""
         accepts = isinstance(answer, Accept)
         connection.number = answer.number
-        self._send(connection, SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
+        connection.send(SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
         self._apply(connection, asked.terms)
         incoming: bytes | None = None
         if answer.sealed:
@@ -447,7 +443,7 @@ class ServerAuthenticator(Authenticator):
         del self._tickets[join.ticket]
         connection.number = number
         self._apply(connection, join.terms)
-        self._send(connection, SegmentType.ADMIT, self.keys.join_proof(b"A", *parts), now)
+        connection.send(SegmentType.ADMIT, self.keys.join_proof(b"A", *parts), now)
         if sealed:
             incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
             connection.protect(cipher, outgoing=outgoing, incoming=incoming)

@@ -163,11 +163,19 @@ class Connection:
         self.sealers = self.openers = None
 
     def send(
-        self, type_: int, payload: bytes, *, sequence: int = 0, stream: StreamId = STREAM_ZERO, lane: int = 0
+        self,
+        kind: int,
+        payload: bytes,
+        now: float,
+        *,
+        sequence: int = 0,
+        stream: StreamId = STREAM_ZERO,
+        lane: int = 0,
     ) -> None:
         """Queue one segment other than DATA for the next SendBytes."""
+        self.sent_at = now
         self.control_backlog += len(payload) + HEADER_LENGTH
-        self._write(lane, type_, (payload,), len(payload), sequence, stream)
+        self._write(lane, kind, (payload,), len(payload), sequence, stream)
 
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""
@@ -306,7 +314,6 @@ class Connection:
             self._begin(now)
             self.early_data_moved = False
         self.carried_control.add(number)
-        self.sent_at = now
 
     def _begin(self, now: float) -> None:
         """From now on the peer owes an acknowledgement."""

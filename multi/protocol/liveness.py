@@ -228,5 +228,4 @@ class Liveness:
         connection.ping_token = self._ping
         connection.ping_sent_at = now
         payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
-        connection.send(SegmentType.KEEPALIVE, payload)
-        connection.sent_at = now
+        connection.send(SegmentType.KEEPALIVE, payload, now)

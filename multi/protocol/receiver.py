@@ -175,8 +175,7 @@ class Receiver:
         while targets:
             payload = self.ack_payload()
             for connection in targets:
-                connection.send(SegmentType.ACK, payload)
-                connection.sent_at = now
+                connection.send(SegmentType.ACK, payload, now)
             if not self.ack_now:
                 return
 

@@ -72,7 +72,6 @@ from multi.types import (
 
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
-RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 REFUSALS_WITHIN = 5.0  # seconds; REFUSALS of them within this time end a session that has no connection left
@@ -131,8 +130,6 @@ class SessionCore(SessionBase):
         self._peer_closing = False
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
-        self._rtt = 0.1
-        self._rtt_until = now
         self._detached_at: float | None = None
         self._created_at = now
         self._refusals: list[float] = []
@@ -282,7 +279,7 @@ class SessionCore(SessionBase):
         payload = encode_close(Close(CLOSE_ABORTED, reason))
         for connection in self.connections.alive():
             if self._hears(connection):
-                connection.send(SegmentType.CLOSE, payload)
+                connection.send(SegmentType.CLOSE, payload, self.now)
         self._end(reason)
 
     def fail(self, reason: Reason, *, now: float) -> None:
@@ -610,12 +607,6 @@ class SessionCore(SessionBase):
                 connection.output[lane] = []
                 connection.unsampled = True
 
-    def smoothed_rtt(self) -> float:
-        if self.now >= self._rtt_until:
-            self._rtt_until = self.now + RTT_KEPT
-            self._rtt = max([c.rtt for c in self.connections.active()], default=0.1)
-        return self._rtt
-
     @property
     def wants_samples(self) -> bool:
         """Transport figures are of use now: something is on its way."""
@@ -785,8 +776,8 @@ class SessionCore(SessionBase):
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
         for connection in connections:
-            connection.send(SegmentType.ACK, acks)
-            connection.send(SegmentType.CLOSE, payload)
+            connection.send(SegmentType.ACK, acks, self.now)
+            connection.send(SegmentType.CLOSE, payload, self.now)
 
     def peer_closed(self, close: Close) -> None:
         if close.code == CLOSE_NORMAL and self.closing and not self.streams.all_sent_acknowledged:

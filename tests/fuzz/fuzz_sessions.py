@@ -338,7 +338,7 @@ def run_peer(data: bytes, side: Side) -> None:
         kind, payload, sequence, stream = grammar.parts()
         own = speaker.session.connections.get(line.id)
         if own is not None and own.alive:
-            own.send(kind, payload, sequence=sequence, stream=stream, lane=lane)
+            own.send(kind, payload, own.sent_at, sequence=sequence, stream=stream, lane=lane)
 
     for line in lines:
         take_over(line)
