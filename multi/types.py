@@ -180,7 +180,7 @@ class TransportSample:
     not_sent: int = 0
     """Of `unacked`, the part not yet put on the wire."""
     retransmits: int = 0
-    """Consecutive retransmission timeouts without an answer (TCP `retransmits`, QUIC PTO count)."""
+    """Consecutive retransmission timeouts without an answer (TCP `retransmits`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,14 +22,20 @@ from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
 from multi.transports.quic import packets as quic_packets
 from multi.transports.quic import transport as quic
-from multi.transports.quic.packets import PacketHeader, RetryTokens, connection_of_all, refusal, version_negotiation
+from multi.transports.quic.packets import (
+    RetryTokens,
+    connection_of_all,
+    header_of,
+    may_begin_connection,
+    refusal,
+    version_negotiation,
+)
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.transport import Quic, QuicListener, client_side
-from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.transport import Quic, QuicListener
+from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress
 from multi.transports.tcp import accepting as stream_reception
 from multi.transports.tcp import listener as stream_listener
 from multi.transports.tcp.transport import Tcp
-from multi.types import Candidate, Family
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 from tests.integration.certificates import certificates_in
@@ -70,9 +76,10 @@ def _settings() -> TransportSettings:
 @cache
 def _client_packet() -> bytes:
     """The first datagram of an honest client, made once: its keys are random."""
-    candidate = Candidate("quic", Family.IPV4, "server.example", "127.0.0.1", 1)
-    connect = client_side(TransportSettings(tls=TlsSettings(verify=False)), candidate)
-    return connect(1350, "server", 0.0).datagrams(0.0)[0][0]
+    configuration = quic_aioquic.Engine.configure(QuicSettings(), TlsSettings(verify=False), b"", "server.example")
+    client = quic_aioquic.Engine(configuration, 1350)
+    client.connect(PeerAddress(("127.0.0.1", 1)), 0.0)
+    return client.datagrams(0.0)[0][0]
 
 
 def _initial(choices: Choices, packet_type: int = 0xC0) -> bytes:
@@ -111,23 +118,24 @@ def run_header(data: bytes) -> None:
     for segment in (1, 9, 400, max(1, len(data))):
         of_all = connection_of_all(data, segment)
         check(of_all is None or all(data[at + 1 : at + 9] == of_all for at in range(0, len(data), segment)), "mixed up")
-    try:
-        header = PacketHeader(data)
-    except ValueError:
+    header = header_of(data)
+    if header is None or len(data) < MIN_DATAGRAM:
         return
-    tokens, versions = RetryTokens(), quic_aioquic.VERSIONS
-    if header.needs_version_negotiation(versions):
-        check(len(version_negotiation(header, versions)) < 128, "an answer that amplifies")
+    tokens = RetryTokens()
+    negotiation = version_negotiation(header, quic_aioquic.Engine.VERSIONS)
+    if negotiation is not None:
+        check(len(negotiation) < 128, "an answer that amplifies")
         return
-    if not header.is_first:
+    if not may_begin_connection(header):
         return
     check(len(refusal(header, QuicErrorCode.INVALID_TOKEN)) <= len(data), "an answer that amplifies")
     retry = tokens.retry(header, "somebody", 1.0)
     check(len(retry) <= len(data), "an answer that amplifies")
     check(tokens.original_id(header, "somebody", 1.0) is None, "a token that nobody gave")
-    again = PacketHeader(retry)
-    again.destination_id = again.source_id
-    check(tokens.original_id(again, "somebody", 1.0) == header.destination_id, "a token that does not come back")
+    again = header_of(retry)
+    assert again is not None
+    again.destination_cid = again.source_cid
+    check(tokens.original_id(again, "somebody", 1.0) == header.destination_cid, "a token that does not come back")
 
 
 def run_quic(data: bytes) -> None:
@@ -159,8 +167,7 @@ async def _quic(choices: Choices, engine: Literal["aioquic", "qh3"]) -> None:
                 datagram = _initial(choices, choices.pick((0xC0, 0xC0, 0xC0, 0xD0, 0xE0)))
             else:
                 datagram = (_client_packet() if kind == 4 else _long_header(choices)) if kind < 7 else choices.some()
-            host, port = choices.pick(sinks).getsockname()
-            address = PeerAddress(host, port)
+            address = PeerAddress(choices.pick(sinks).getsockname())
             datagram = choices.damaged(datagram)
             segment = choices.pick((len(datagram), len(datagram), 400)) or 1
             made.datagrams_received(datagram, segment, address, 0.0)

@@ -12,16 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 import multi
 from multi.asyncio.admission import LIMITS, LimitLog, TokenBucket
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, encode_header
 from multi.protocol.settings import Protect
-from multi.transports.quic.aioquic_engine import AioquicEngine
+from multi.transports.base import TlsSettings
+from multi.transports.quic.aioquic_engine import Engine
 from multi.transports.quic.engine import CONNECTION_ID_LENGTH
-from multi.transports.tls import ALPN
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.udp_port import PeerAddress
 from multi.types import SessionId, StreamId
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
 from tests.integration.support import Relay, Way, pattern, run, serving, until
@@ -77,8 +78,8 @@ def test_whoever_does_not_go_on_is_given_up_in_time(
 
 def initial_datagrams() -> list[bytes]:
     """The first flight of a QUIC client that never goes on."""
-    configuration = QuicConfiguration(is_client=True, alpn_protocols=[ALPN], server_name="localhost")
-    engine = AioquicEngine.client(configuration, 1200, ("127.0.0.1", 1), time.monotonic())
+    engine = Engine(Engine.configure(QuicSettings(), TlsSettings(), b"", "localhost"), 1200)
+    engine.connect(PeerAddress(("127.0.0.1", 1)), time.monotonic())
     return [data for data, _ in engine.datagrams(time.monotonic())]
 
 

@@ -24,15 +24,12 @@ from multi.config import load_config
 from multi.errors import TransportError
 from multi.transports import transport
 from multi.transports.base import Channel, Listener, TlsSettings, TransportSettings
-from multi.transports.quic import aioquic_engine as quic_aioquic
-from multi.transports.quic import channel as quic_channel
-from multi.transports.quic.aioquic_engine import check
-from multi.transports.quic.engine import ALPN
+from multi.transports.quic import transport as quic_transport
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import largest_datagram_to
+from multi.transports.tls import ALPN
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
-from tests.integration.test_transport_contract import Recorder, ipv6_works, pattern, until, write_all
+from tests.integration.test_transport_contract import Recorder, pattern, until, write_all
 
 
 class Engines:
@@ -276,7 +273,7 @@ async def test_client_certificate_is_required_and_verified(files: Certificates, 
 
 
 async def test_silent_server_times_out_in_words(files: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic_channel, "HANDSHAKE_TIMEOUT", 0.1)
+    monkeypatch.setattr(quic_transport, "HANDSHAKE_TIMEOUT", 0.1)
     loop = asyncio.get_running_loop()
     silent, _ = await loop.create_datagram_endpoint(asyncio.DatagramProtocol, local_addr=("127.0.0.1", 0))
     with pytest.raises(TransportError, match="timed out: no answer to the QUIC handshake"):
@@ -407,16 +404,6 @@ async def test_datagrams_may_be_as_large_as_the_path_allows(files: Certificates)
     server.listener.close()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system is not asked")
-@pytest.mark.parametrize(("host", "most"), [("127.0.0.1", 65_507), ("::1", 65_488), ("::ffff:127.0.0.1", 65_507)])
-def test_datagrams_are_no_larger_than_the_path(host: str, most: int) -> None:
-    if host == "::1" and not ipv6_works():
-        pytest.skip("no IPv6 loopback here")
-    peer = (host, 7788, 0, 0) if ":" in host else (host, 7788)
-    assert largest_datagram_to(peer, 65_527) == most
-    assert largest_datagram_to(peer, 1350) == 1350
-
-
 async def test_idle_connection_ends_in_words(files: Certificates) -> None:
     server = QuicServer()
     port = await server.listen(files.server_settings())
@@ -441,6 +428,17 @@ async def test_abort_reads_as_abort_on_the_other_side(files: Certificates) -> No
     peer, _ = await server.channels.get()
     peer.abort()
     assert "aborted by peer" in str(await sink.until_lost())
+    server.listener.close()
+
+
+async def test_an_ending_is_no_warning(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    _, sink = await dial(files.client_settings(), port)
+    peer, _ = await server.channels.get()
+    peer.abort()
+    await sink.until_lost()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
     server.listener.close()
 
 
@@ -618,38 +616,3 @@ async def test_small_datagram_of_an_unknown_version_gets_no_answer(files: Certif
     await until(lambda: len(answers) == 1)
     sender.close()
     server.listener.close()
-
-
-def test_installed_aioquic_has_what_the_adapter_reads() -> None:
-    check()
-
-
-def test_missing_attribute_of_aioquic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quic_aioquic, "RECOVERY_ATTRIBUTES", ("_no_such_thing",))
-    with pytest.raises(TransportError, match=r"aioquic .* is not supported: .* has no _no_such_thing"):
-        check()
-
-
-async def test_engine_that_is_not_installed_is_named_with_its_extra(
-    files: Certificates, engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "aioquic" not in (engines.client, engines.server):
-        pytest.skip("needs no engine")
-    monkeypatch.setitem(sys.modules, "qh3", None)
-    monkeypatch.delitem(sys.modules, "multi.transports.quic.qh3_engine", raising=False)
-    sections = {"quic": QuicSettings(engine="qh3")}
-    reason = r"the QUIC engine 'qh3' is not installed: pip install 'multi-session\[qh3\]'"
-    with pytest.raises(TransportError, match=reason):
-        await transport("quic").dial(candidate(1), replace(files.client_settings(), sections=sections))
-    with pytest.raises(TransportError, match=reason):
-        await transport("quic").listen("127.0.0.1", 0, replace(files.server_settings(), sections=sections), print)
-
-
-def test_installed_qh3_has_what_the_adapter_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("qh3")
-    from multi.transports.quic import qh3_engine as quic_qh3
-
-    quic_qh3.check()
-    monkeypatch.setattr(quic_qh3, "CORE_ATTRIBUTES", ("no_such_thing",))
-    with pytest.raises(TransportError, match=r"qh3 .* is not supported: .* has no no_such_thing"):
-        quic_qh3.check()

@@ -1,15 +1,16 @@
-"""The UDP socket under QUIC: what it does when the system takes no more, and what it tells of late reading."""
+"""The UDP socket under QUIC: what it does when the system takes no more, what it tells of late reading and of paths."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 
 import pytest
 
-from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, WAITED_LATELY, PeerAddress, UdpPort
-from tests.integration.test_transport_contract import until
+from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, WAITED_LATELY, PeerAddress, UdpPort, largest_datagram_to
+from tests.integration.test_transport_contract import ipv6_works, until
 
 SIZE = 1200  # bytes
 
@@ -43,8 +44,11 @@ def ports() -> tuple[UdpPort, User, UdpPort, User, PeerAddress]:
         sock.bind(("127.0.0.1", 0))
     there.connect(here.getsockname())
     receiver, sender = User(), User()
-    address = PeerAddress(*here.getsockname())
-    return UdpPort(here, receiver), receiver, UdpPort(there, sender, address), sender, address
+    address = PeerAddress(here.getsockname())
+    receiving, sending = UdpPort(here), UdpPort(there, address)
+    receiving.start(receiver)
+    sending.start(sender)
+    return receiving, receiver, sending, sender, address
 
 
 async def test_full_socket_keeps_datagrams_and_sends_them_in_order_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +87,13 @@ async def test_late_reading_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> Non
     assert port.waited(now + WAITED_LATELY) == 0
     port.close()
     sending.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system is not asked")
+@pytest.mark.parametrize(("host", "most"), [("127.0.0.1", 65_507), ("::1", 65_488), ("::ffff:127.0.0.1", 65_507)])
+def test_datagrams_are_no_larger_than_the_path(host: str, most: int) -> None:
+    if host == "::1" and not ipv6_works():
+        pytest.skip("no IPv6 loopback here")
+    peer = (host, 7788, 0, 0) if ":" in host else (host, 7788)
+    assert largest_datagram_to(peer, 65_527) == most
+    assert largest_datagram_to(peer, 1350) == 1350

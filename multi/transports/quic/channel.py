@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
+from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import aioquic_cause, refused
-from multi.transports.quic.engine import ALPN, IDLE_TIMEOUT, Ending, EngineError, QuicEngine
+from multi.transports.quic.engine import EngineError, QuicEngine
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
+from multi.transports.tls import ALPN
 from multi.types import TransportSample, host_of
 
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
 
-HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives up earlier
 SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
 BURST_TIME = 0.010  # seconds of sending that may wait for the pacer: more would only commit bytes to this path early
 BURST_MIN = 16 * 1024  # bytes, the initial congestion window (RFC 9002 section 7.2)
@@ -46,21 +46,20 @@ ABORTED = 1  # our application error code: closed at once, bytes may be missing
 VIOLATION = 2  # our application error code: the peer used QUIC in a way this protocol does not
 REFUSED = 3  # our application error code: the peer's certificate was not accepted
 
+IDLE_TIMEOUT = "Idle timeout"  # what both engines say of an ending that no peer has said
+NO_ANSWER = "timed out: no answer to the QUIC handshake"
+
 
 class Owner(Protocol):
     """Who keeps the channel's socket: a client of its own or a listener."""
 
     def opened(self, channel: QuicChannel) -> None:
-        """The handshake is complete."""
+        """The handshake is complete: verify the peer, then call `secured`."""
 
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
         """The handshake did not complete."""
 
-    def id_issued(self, channel: QuicChannel, connection_id: bytes) -> None: ...
-
-    def id_retired(self, channel: QuicChannel, connection_id: bytes) -> None: ...
-
-    def released(self, channel: QuicChannel, goodbye: Sequence[tuple[bytes, PeerAddress]]) -> None:
+    def released(self, channel: QuicChannel, goodbye: list[tuple[bytes, PeerAddress]]) -> None:
         """The channel is done with the socket. `goodbye` answers packets that still come in."""
 
 
@@ -81,46 +80,46 @@ class QuicChannel:
         port: UdpPort,
         owner: Owner,
         info: ChannelInfo,
-        is_client: bool,
-        peer: str = "",
-        handshake_timeout: float | None = None,
+        routes: MutableMapping[bytes, object],
+        handshake_timeout: float,
+        server: str = "",
     ) -> None:
-        """`peer` names the server in a client's errors."""
+        """`routes` gets the ids of the connection. `server` is its name on a client, empty on itself."""
         self._loop = asyncio.get_running_loop()
-        self._engine = engine
+        self.engine = engine
         self._port = port
         self._owner = owner
         self._info = info
-        self._is_client = is_client
+        self._server = server
+        self._routes = routes
+        self.ids: set[bytes] = set()
+        """Those in `routes`."""
         self._state = _State.HANDSHAKE
         self._sink: ChannelSink | None = None
-        self._arrived: list[bytes] = []
-        """Bytes of one lane that the burst has brought so far: many packets make one delivery."""
-        self._arrived_lane = 0
-        self._early: deque[tuple[bytes, int]] = deque()
-        self._waiting: dict[int, list[Buffer]] = {}
-        self._waiting_bytes = 0
-        self._preface_missing = not is_client
+        self._arrived: list[tuple[int, list[bytes]]] = []
+        """What is not delivered yet, the bytes of a lane in a row as one: many packets make one delivery."""
+        self._queue: list[tuple[int, Buffer, bool]] = []
+        """What the engine has not been given: stream, bytes, whether the stream ends."""
+        self._queued = 0
+        self._preface_missing = not server
         self._ended_lanes: set[int] = set()
         self._end: tuple[TransportError | None] | None = None
-        self._delivered = False
+        """Why the connection ended, until the sink has been told."""
         self._in_callback = False
         self._flush_wanted = False
-        self._failing = False
         self._starved = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._peer = peer
         self.timed_out = False
         """The handshake took too long."""
-        patience = HANDSHAKE_TIMEOUT if handshake_timeout is None else handshake_timeout
-        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(patience, self._handshake_timed_out)
+        self._deadline: asyncio.TimerHandle | None = self._loop.call_later(handshake_timeout, self._handshake_timed_out)
         self._linger_until = 0.0
         self._acked = 0
         self._in_one_machine = is_loopback(host_of(info.remote))
         self._rate = _RateMeter()
         self._held_back = False
         """Since the rate was measured last, fewer bytes were taken than congestion control allows."""
+        self.add_id(engine.connection_id)
 
     # Channel
 
@@ -130,19 +129,13 @@ class QuicChannel:
 
     def start(self, sink: ChannelSink) -> None:
         self._sink = sink
-        if self._early or self._end is not None:
-            self._loop.call_soon(self._deliver_early)
+        if self._arrived or self._end is not None:
+            self._loop.call_soon(self.burst_finished)
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
-        if self._state is not _State.OPEN or self._failing:
-            return
-        stream_id = LANE_STREAMS[lane]
-        if self._is_client or self._engine.has_stream(stream_id):
-            for buffer in buffers:
-                self._engine.write(stream_id, buffer)
-        else:
-            self._waiting.setdefault(stream_id, []).extend(buffers)
-            self._waiting_bytes += sum(map(len, buffers))
+        if self._state is _State.OPEN:
+            self._queue.extend((LANE_STREAMS[lane], buffer, False) for buffer in buffers)
+            self._queued += sum(map(len, buffers))
 
     def flush(self) -> None:
         if self._in_callback:
@@ -158,107 +151,122 @@ class QuicChannel:
 
     def _credit(self) -> int:
         """`credit` when nobody asks: the sender is told of credit only if it was told that there is none."""
-        if self._state is not _State.OPEN or self._failing:
+        if self._state is not _State.OPEN:
             return 0
-        engine = self._engine
+        engine, trips = self.engine, self.engine.round_trips
         room = max(0, engine.congestion_window - engine.bytes_in_flight)
-        if engine.rtt:
-            paced = int(engine.congestion_window / engine.rtt * BURST_TIME)
+        if trips.smoothed:
+            paced = int(engine.congestion_window / trips.smoothed * BURST_TIME)
             room = min(room, max(BURST_MIN, min(paced, BURST_MAX)))
-            if engine.rtt > engine.min_rtt + MAX_QUEUE and self._rate.rate:
+            if trips.smoothed > trips.smallest + MAX_QUEUE and self._rate.rate:
                 # What waits in the network, or in the socket of a peer that is too busy to read it, cannot be taken
                 # back when the path dies, and holds up what is rescued from another.
-                enough = int(self._rate.rate * (engine.min_rtt + MAX_QUEUE))
+                enough = int(self._rate.rate * (trips.smallest + MAX_QUEUE))
                 self._held_back = True
                 room = min(room, max(0, enough - engine.bytes_in_flight))
-        credit = room + SLACK - engine.unsent() - self._waiting_bytes
+        credit = room + SLACK - engine.unsent() - self._queued
         return credit if credit >= CREDIT_MIN else 0
 
     def sample(self) -> TransportSample:
         if self._state is _State.CLOSED:
             return TransportSample(bytes_acked=self._acked)
-        engine = self._engine
+        engine, trips = self.engine, self.engine.round_trips
         self._measure()
+        late = self._port.waited(time.monotonic())
+        if late < WAITED_USUAL:
+            late = 0.0  # only an overloaded process reads later than it comes what it expects
         return TransportSample(
-            rtt=engine.rtt + self._read_late() if engine.rtt else 0.0,
-            rtt_variation=engine.rtt_variation,
-            min_rtt=engine.min_rtt,
+            rtt=trips.smoothed + late if trips.smoothed else 0.0,
+            rtt_variation=trips.variation,
+            min_rtt=trips.smallest,
             rate=self._rate.rate,
             app_limited=self._rate.is_lower_bound,
             congestion_window=engine.congestion_window,
             bytes_acked=self._acked,
-            unacked=engine.buffered() + self._waiting_bytes,
-            not_sent=engine.unsent() + self._waiting_bytes,
-            retransmits=engine.probe_count,
+            unacked=engine.unacknowledged() + self._queued,
+            not_sent=engine.unsent() + self._queued,
         )
 
-    def _read_late(self) -> float:
-        """Seconds by which an overloaded process reads what it expects later than it comes."""
-        waited = self._port.waited(time.monotonic())
-        return waited if waited > WAITED_USUAL else 0.0
-
     def close(self) -> None:
-        if self._state is not _State.OPEN or self._failing:
+        if self._state is not _State.OPEN:
             return
         # A QUIC close drops what is not acknowledged, so the streams are ended first and acknowledged by the peer.
-        for stream_id in LANE_STREAMS:
-            if self._engine.has_stream(stream_id):
-                self._engine.finish(stream_id)
+        self._queue.extend((stream_id, b"", True) for stream_id in LANE_STREAMS)
         self._state = _State.FLUSHING
-        self._early.clear()
+        self._arrived.clear()
         self._linger_until = self._loop.time() + LINGER_MAX
         self._arm_linger()
         if not self._in_callback:
             self._transmit()
 
-    def abort(self) -> None:
+    def abort(self, code: int = ABORTED, reason: str = "") -> None:
         self._sink = None
-        self._early.clear()
+        self._arrived.clear()
         if self._state is not _State.CLOSED:
-            self._release(ABORTED)
+            self._release(code, reason)
 
-    def refuse(self, reason: str) -> None:
-        """Release the socket at once as `abort` does, and tell the peer why."""
-        self._engine.close(REFUSED, reason)
-        self.abort()
+    # For the owner
 
-    # Network side, called by the port's user
+    def secured(self, verified: bool, server_certificate: bytes) -> None:
+        """What was verified becomes known, before anyone else sees the channel."""
+        self._info = replace(
+            self._info,
+            rtt=self.engine.round_trips.smoothed,
+            peer_verified=verified,
+            peer_certificate=self.engine.peer_certificate,
+            channel_binding=self.engine.channel_binding(server_certificate),
+        )
+
+    def add_id(self, connection_id: bytes) -> None:
+        self.ids.add(connection_id)
+        self._routes[connection_id] = self
+
+    # Network side, called by the port or by the listener that shares it
 
     def start_handshake(self) -> None:
         self._transmit()
 
     def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
-        """See `multi.transports.quic.udp_port.DatagramUser`."""
         if self._state is _State.CLOSED:
             return
         try:
-            self._engine.receive(data, segment, address, at)
+            self.engine.receive(data, segment, address, at)
+            self._take_events()
         except EngineError as error:
-            self._lose(error, None)
-            return
-        self._engine.report(self)
+            self._lose(error)
 
     def burst_finished(self) -> None:
+        self._deliver()
         if self._state is _State.CLOSED:
-            return
-        self._deliver_arrived()
-        if self._delivered and self._sink is not None:
-            self._delivered = False
-            self._call(self._sink.batch_finished)
-        self._progress()
+            self._tell_end()
+        else:
+            self._progress()
 
     def port_writable(self) -> None:
         if self._state is not _State.CLOSED:
             self._progress()
 
     def port_failed(self, error: OSError) -> None:
-        self._lose(transport_error(error), None)
+        self._lose(transport_error(error))
 
-    # EngineUser
+    # What the engine tells
 
-    def stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
-        if self._is_closed():
-            return
+    def _take_events(self) -> None:
+        while self._state is not _State.CLOSED and (event := self.engine.next_event()) is not None:
+            match type(event).__name__:
+                case "StreamDataReceived":
+                    self._stream_data(event.stream_id, event.data, event.end_stream)
+                case "HandshakeCompleted":
+                    self._handshake_completed()
+                case "ConnectionIdIssued":
+                    self.add_id(event.connection_id)
+                case "ConnectionIdRetired":
+                    self.ids.discard(event.connection_id)
+                    self._routes.pop(event.connection_id, None)
+                case "StreamReset" | "StopSendingReceived":
+                    self._lose(TransportError("the peer gave up a QUIC stream"), VIOLATION)
+
+    def _stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
         if stream_id not in LANE_STREAMS:
             self._lose(TransportError("the peer opened a QUIC stream that is no lane"), VIOLATION)
             return
@@ -269,113 +277,61 @@ class QuicChannel:
                 return
             self._preface_missing = False
             data = data[len(LANE_1_PREFACE) :]
-        if self._waiting_bytes:
-            self._open_waiting_lanes()
         if end:
             self._ended_lanes.add(lane)
         if not data or self._state is not _State.OPEN:
             return  # after `close` what the peer still sends is discarded
-        if lane != self._arrived_lane:
-            self._deliver_arrived()
-            self._arrived_lane = lane
-        self._arrived.append(data)
+        if self._arrived and self._arrived[-1][0] == lane:
+            self._arrived[-1][1].append(data)
+        else:
+            self._arrived.append((lane, [data]))
 
-    def handshake_completed(self) -> None:
-        if self._is_closed():
-            return
+    def _handshake_completed(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         self._state = _State.OPEN
-        if self._is_client:
+        if self._server:
             for stream_id in LANE_STREAMS:
-                self._engine.write(stream_id, b"")
-            self._engine.write(LANE_STREAMS[1], LANE_1_PREFACE)
-        self._info = replace(self._info, rtt=self._engine.rtt)
+                self.engine.write(stream_id, b"")
+            self.engine.write(LANE_STREAMS[1], LANE_1_PREFACE)
         self._owner.opened(self)
-
-    def id_issued(self, connection_id: bytes) -> None:
-        if not self._is_closed():
-            self._owner.id_issued(self, connection_id)
-
-    def id_retired(self, connection_id: bytes) -> None:
-        if not self._is_closed():
-            self._owner.id_retired(self, connection_id)
-
-    def stream_given_up(self) -> None:
-        self._lose(TransportError("the peer gave up a QUIC stream"), VIOLATION)
 
     # Inside
 
-    def _call(self, callback: Callable[[], None]) -> None:
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the sink so that its flushes are gathered into one."""
         self._in_callback = True
         try:
-            callback()
+            callback(*arguments)
         finally:
             self._in_callback = False
 
-    def _deliver(self, sink: ChannelSink, data: bytes, lane: int) -> None:
-        self._in_callback = True
-        try:
-            sink.data_received(memoryview(data), lane)
-        finally:
-            self._in_callback = False
-
-    def _deliver_arrived(self) -> None:
-        if not self._arrived:
+    def _deliver(self) -> None:
+        if self._sink is None or not self._arrived:
             return
-        data = self._arrived[0] if len(self._arrived) == 1 else b"".join(self._arrived)
-        self._arrived.clear()
-        if self._sink is None or self._early:
-            self._early.append((data, self._arrived_lane))
-            return
-        self._delivered = True
-        self._deliver(self._sink, data, self._arrived_lane)
-
-    def _deliver_early(self) -> None:
-        sink = self._sink
-        if sink is None:
-            return
-        delivered = bool(self._early)
-        while self._early:
-            self._deliver(sink, *self._early.popleft())
-        if delivered and self._sink is not None:
-            self._call(sink.batch_finished)
-        if self._sink is not None and self._end is not None:
-            self._sink = None
-            sink.connection_lost(self._end[0])
-        elif self._state is not _State.CLOSED:
-            self._progress()
-
-    def _open_waiting_lanes(self) -> None:
-        for stream_id in list(self._waiting):
-            if self._engine.has_stream(stream_id):
-                for buffer in self._waiting.pop(stream_id):
-                    self._engine.write(stream_id, buffer)
-                    self._waiting_bytes -= len(buffer)
-
-    def secured(self, info: ChannelInfo) -> None:
-        """The owner adds what it verified, before anyone else sees the channel."""
-        self._info = info
+        while self._arrived and self._sink is not None:
+            lane, pieces = self._arrived.pop(0)
+            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._call(self._sink.data_received, memoryview(data), lane)
+        if self._sink is not None:
+            self._call(self._sink.batch_finished)
 
     def _handshake_timed_out(self) -> None:
         self._deadline = None
         self.timed_out = True
-        self._lose(TransportError("timed out: no answer to the QUIC handshake"), ABORTED)
+        self._lose(TransportError(NO_ANSWER), ABORTED)
 
     def _progress(self) -> None:
         """Send, wake the sender, notice the end: after every burst and every timer."""
         self._flush_wanted = False
-        if self._waiting_bytes:
-            self._open_waiting_lanes()
         self._wake_sender()
         self._transmit()
         if self._is_closed():
             return
-        closing = self._engine.closing
+        closing = self.engine.closing
         if closing is not None:
-            self._lose(_reason(closing, self._engine.handshake_complete, self._peer), None)
+            self._lose(_reason(closing, self._state is not _State.HANDSHAKE, self._server))
         elif len(self._ended_lanes) == len(LANE_STREAMS):
             self._lose(None, 0)
         elif self._state is _State.FLUSHING:
@@ -394,17 +350,28 @@ class QuicChannel:
             self._call(self._sink.writable)
 
     def _transmit(self) -> None:
-        if self._port.blocked or self._failing or self._is_closed():
+        if self._port.blocked or self._is_closed():
             return  # `port_writable` resumes; a timer would only fire in vain
         try:
-            datagrams = self._engine.datagrams(time.monotonic())
+            if self._queue:
+                self._write_queued()
+            datagrams = self.engine.datagrams(time.monotonic())
             if datagrams:
                 self._port.send(datagrams, self._burst(len(datagrams[0][0])))
         except OSError as error:
-            self._failing = True
-            self._loop.call_soon(self._lose, transport_error(error), None)
+            self._loop.call_soon(self._lose, transport_error(error))
             return
         self._arm_timer()
+
+    def _write_queued(self) -> None:
+        writable = [stream_id for stream_id in LANE_STREAMS if self.engine.has_stream(stream_id)]
+        kept = []
+        for queued in self._queue:
+            if queued[0] in writable:
+                self.engine.write(*queued)
+            else:
+                kept.append(queued)
+        self._queue, self._queued = kept, sum(len(data) for _, data, _ in kept)
 
     def _burst(self, size: int) -> int:
         """Datagrams that may leave back to back: short queues on the way lose long bursts."""
@@ -413,7 +380,7 @@ class QuicChannel:
         return max(1, min(int(self._rate.rate * BACK_TO_BACK / size), SEGMENTS_PER_SEND))
 
     def _arm_timer(self) -> None:
-        at = self._engine.next_timer()
+        at = self.engine.next_timer()
         if self._timer is not None:
             # A timer that moved later is left to fire and look again: acknowledgements move it all the time.
             if at is not None and at >= self._timer_at:
@@ -427,7 +394,7 @@ class QuicChannel:
 
     def _on_timer(self) -> None:
         self._timer = None
-        at = self._engine.next_timer()
+        at = self.engine.next_timer()
         if at is None or self._is_closed():
             return
         now = time.monotonic()
@@ -435,19 +402,19 @@ class QuicChannel:
             self._arm_timer()
             return
         try:
-            self._engine.handle_timer(max(now, at))
+            self.engine.handle_timer(max(now, at))
+            self._take_events()
         except EngineError as error:
-            self._lose(error, None)
-            return
-        self._engine.report(self)
-        self.burst_finished()
+            self._lose(error)
+        else:
+            self.burst_finished()
 
     def _measure(self) -> None:
-        engine = self._engine
+        engine = self.engine
         self._acked = max(self._acked, engine.acknowledged())
         idle = engine.bytes_in_flight * 2 < engine.congestion_window and not engine.unsent() and not self._held_back
         self._held_back = False
-        self._rate.update(time.monotonic(), self._acked, engine.rtt, idle)
+        self._rate.update(time.monotonic(), self._acked, engine.round_trips.smoothed, idle)
 
     # The end
 
@@ -459,8 +426,8 @@ class QuicChannel:
 
     def _flushed(self) -> None:
         before = self._acked
-        self._acked = max(before, self._engine.acknowledged())
-        if self._engine.all_acknowledged() and not self._waiting_bytes:
+        self._acked = max(before, self.engine.acknowledged())
+        if self.engine.all_acknowledged() and not self._queued:
             self._lose(None, 0)
         elif self._acked > before:
             self._arm_linger()
@@ -468,41 +435,38 @@ class QuicChannel:
     def _is_closed(self) -> bool:
         return self._state is _State.CLOSED
 
-    def _lose(self, error: TransportError | None, code: int | None) -> None:
+    def _lose(self, error: TransportError | None, code: int | None = None) -> None:
         """End the connection and say so; `code` None = the engine has closed already or the peer is out of reach."""
         if self._is_closed():
             return
         in_handshake = self._state is _State.HANDSHAKE
-        self._deliver_arrived()
+        self._deliver()
         if self._is_closed():
             return  # the sink has aborted
-        sink = self._sink
-        delivered, self._delivered = self._delivered, False
         self._end = (error,)
         self._release(code)
         if in_handshake:
             self._owner.failed(self, error or TransportError("closed during the QUIC handshake"))
-            return
-        if sink is None or self._early:
-            return  # `start` or the delivery of early bytes reports it
-        if delivered:
-            self._call(sink.batch_finished)
-        if self._sink is not None:
-            self._sink = None
+        else:
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Once there is a sink that has been given everything."""
+        if self._end is not None and self._sink is not None and not self._arrived:
+            (error,), sink = self._end, self._sink
+            self._end = self._sink = None
             sink.connection_lost(error)
 
-    def _release(self, code: int | None) -> None:
+    def _release(self, code: int | None, reason: str = "") -> None:
         self._state = _State.CLOSED
-        goodbye: Sequence[tuple[bytes, PeerAddress]] = ()
-        if code is not None and self._engine.closing is None:
-            reason = "aborted" if code == ABORTED else ""
-            self._engine.close(code, reason)
+        goodbye: list[tuple[bytes, PeerAddress]] = []
         if code is not None:
             try:
-                goodbye = self._engine.datagrams(time.monotonic())
-                self._port.send(list(goodbye))
+                self.engine.close(code, reason)
+                goodbye = self.engine.datagrams(time.monotonic())
+                self._port.send(goodbye)
             except OSError:
-                goodbye = ()
+                pass  # the peer will notice without
         for handle in (self._timer, self._deadline):
             if handle is not None:
                 handle.cancel()
@@ -546,7 +510,7 @@ _TLS_ALERTS = {
 }
 
 
-def _reason(closing: Ending, handshake_complete: bool, server: str) -> TransportError | None:
+def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
     code, said = closing.error_code, closing.reason_phrase
     if code == QuicErrorCode.NO_ERROR:
@@ -556,9 +520,7 @@ def _reason(closing: Ending, handshake_complete: bool, server: str) -> Transport
             return TransportError("connection aborted by peer")
         return TransportError(f"connection closed by peer: {said or f'error {code}'}")
     if said == IDLE_TIMEOUT:
-        if handshake_complete:
-            return TransportError("idle timeout: nothing received")
-        return TransportError("timed out: no answer to the QUIC handshake")
+        return TransportError("idle timeout: nothing received" if opened else NO_ANSWER)
     if code == QuicErrorCode.CONNECTION_REFUSED:
         return TransportError("connection refused by the server")
     if code >= QuicErrorCode.CRYPTO_ERROR:

@@ -1,221 +1,237 @@
-"""What an implementation of QUIC has to offer so that a channel can run over it, and what the adapters share.
+"""One QUIC connection as a channel uses it: bytes and time in; datagrams, events and facts out.
 
-`quic_aioquic` and `quic_qh3` adapt one implementation each. Both ends of a connection may use different ones: what
-they export for channel binding is defined here, by RFC 8446 and not by an implementation.
+`aioquic_engine` and `qh3_engine` adapt one implementation each, and alone know the names in which these differ. Both
+ends of a connection may use different ones: what they export for channel binding is defined here, by RFC 8446 and not
+by an implementation.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Sequence
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
-from typing import Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, cast
+
+from aioquic.quic.events import ConnectionTerminated
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own
 from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.udp_port import PeerAddress
 from multi.transports.sockets import transport_error
+from multi.transports.tls import ALPN
 
-NetworkAddress: TypeAlias = Any
-"""Whatever the driver uses to name a peer; the engine compares and returns it."""
+logger = logging.getLogger("multi.transports")
 
-ALPN = "multi/1"
 CONNECTION_ID_LENGTH = 8
-MIN_DATAGRAM = 1200  # bytes (RFC 9000 section 14)
 
 # Session credit is the flow control; these only have to stay out of its way. Engines raise them when half used.
 RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes; also what an unauthenticated peer can make one stream buffer
-
-IDLE_TIMEOUT = "Idle timeout"  # reason of an ending that no peer has said
 
 
 class EngineError(TransportError):
     """An engine raised where it should not have: that connection is lost, the others must not notice."""
 
 
-class Ending(NamedTuple):
-    """Why a connection ends."""
+@contextmanager
+def third_party() -> Iterator[None]:
+    """The one place where bare exceptions are caught: what a stranger's packet makes an engine raise is not known.
 
-    error_code: int
-    frame_type: int | None
-    """None: the application's own code (RFC 9000 section 19.19)."""
-    reason_phrase: str
-
-
-class EngineUser(Protocol):
-    """What an engine reports to."""
-
-    def stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
-        """Bytes of a stream, in order."""
-
-    def handshake_completed(self) -> None: ...
-
-    def id_issued(self, connection_id: bytes) -> None: ...
-
-    def id_retired(self, connection_id: bytes) -> None: ...
-
-    def stream_given_up(self) -> None:
-        """The peer reset a stream or does not want it."""
+    Raises EngineError instead.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        logger.exception("a QUIC engine failed")
+        raise EngineError(f"QUIC engine failed: {error!r}") from error
 
 
-class QuicEngine(Protocol):
-    """One QUIC connection: bytes and time in, datagrams, reports and facts out."""
+class RoundTrips(NamedTuple):
+    """Seconds; 0 = unknown."""
+
+    smoothed: float = 0.0
+    variation: float = 0.0
+    smallest: float = 0.0
+
+
+class QuicEngine(ABC):
+    """One connection. What makes the implementation work raises EngineError where that fails."""
+
+    VERSIONS: ClassVar[tuple[int, ...]]
+    """Of QUIC, those it speaks."""
+    CONNECTION: ClassVar[Any]
+    """The class of the implementation. Both have the methods that are used here, and `_close_event`."""
+
+    def __init__(
+        self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
+    ) -> None:
+        """A connection that `connect` begins, or the answer to a client's first packet.
+
+        `configuration` is from `configure`, `datagram_size` the largest in bytes, `original_id` the destination id of
+        the client's first packet, `retry_id` the one a Retry gave it.
+        """
+        self._written = 0
+        self._secrets = _Secrets()
+        self._connection = self.CONNECTION(
+            configuration=replace(configuration, max_datagram_size=datagram_size, secrets_log_file=self._secrets),
+            original_destination_connection_id=original_id,
+            retry_source_connection_id=retry_id,
+        )
+
+    @classmethod
+    def configure(cls, quic: QuicSettings, tls: TlsSettings, issuers: bytes, server_name: str | None = None) -> Any:
+        """What the connections of a listener, or of a client to `server_name`, have in common.
+
+        `issuers` (PEM) may have issued the peer's certificate; empty = a client accepts any, a server asks for none.
+        Raises TransportError if a file cannot be read, or the engine cannot do what is asked.
+        """
+        configuration = cls._configuration(
+            quic,
+            alpn_protocols=[ALPN],
+            cadata=issuers,
+            connection_id_length=CONNECTION_ID_LENGTH,
+            idle_timeout=quic.idle_timeout,
+            is_client=server_name is not None,
+            max_data=RECEIVE_WINDOW,
+            max_stream_data=RECEIVE_WINDOW,
+            server_name=server_name,
+            supported_versions=list(cls.VERSIONS),
+        )
+        if tls.cert is not None and tls.key is not None:
+            check_own(tls.cert, tls.key)
+            try:
+                configuration.load_cert_chain(tls.cert, tls.key)
+            except OSError as error:
+                raise transport_error(error, f"cannot read {tls.key}") from error
+            except (ValueError, TypeError) as error:
+                raise TransportError(f"cannot use {tls.key} as a private key: {error}") from error
+        return configuration
+
+    @staticmethod
+    @abstractmethod
+    def _configuration(quic: QuicSettings, **common: Any) -> Any:
+        """The implementation's own, with `common` and what only it has."""
 
     def channel_binding(self, certificate: bytes) -> bytes:
         """What names this connection and the server's certificate (DER) for proofs; once, after the handshake."""
+        return self._secrets.channel_binding(certificate)
 
     # What goes in
 
-    def receive(self, data: bytes, segment: int, address: NetworkAddress, now: float) -> None:
-        """Take one or more datagrams of `segment` bytes each, the last may be shorter.
+    def connect(self, address: PeerAddress, now: float) -> None:
+        with third_party():
+            self._connection.connect(address, now=now)
 
-        Raises EngineError, as everything here that makes an engine work on a packet does.
-        """
+    @abstractmethod
+    def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
+        """Take one or more datagrams of `segment` bytes each, the last may be shorter."""
 
-    def handle_timer(self, now: float) -> None: ...
+    def handle_timer(self, now: float) -> None:
+        with third_party():
+            self._connection.handle_timer(now=now)
 
-    def write(self, stream_id: int, data: Buffer) -> None:
-        """Queue bytes; they are copied into the stream's retransmission buffer."""
+    def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
+        """Queue bytes; they are copied into the stream's retransmission buffer. Nothing once the connection ends."""
+        if self.closing is None:
+            self._written += len(data)
+            with third_party():
+                self._connection.send_stream_data(stream_id, data, end)
 
-    def finish(self, stream_id: int) -> None: ...
-
-    def close(self, error_code: int = 0, reason: str = "") -> None:
+    def close(self, error_code: int, reason: str = "") -> None:
         """Queue an application close; bytes not yet acknowledged are lost."""
+        if self.closing is None:
+            with third_party():
+                self._connection.close(error_code=error_code, reason_phrase=reason)
 
     # What comes out
 
-    def report(self, user: EngineUser) -> None:
-        """Tell everything that happened since."""
+    def next_event(self) -> Any:
+        """What happened since, one after the other, then None; all implementations name their events alike."""
+        return self._connection.next_event()
 
-    def datagrams(self, now: float) -> list[tuple[bytes, NetworkAddress]]:
+    def datagrams(self, now: float) -> list[tuple[bytes, PeerAddress]]:
         """What is to be sent now."""
+        with third_party():
+            return cast(list[tuple[bytes, PeerAddress]], self._connection.datagrams_to_send(now=now))
 
-    def next_timer(self) -> float | None: ...
+    def next_timer(self) -> float | None:
+        return cast(float | None, self._connection.get_timer())
 
     # What is known
 
     @property
-    def connection_id(self) -> bytes: ...
+    def connection_id(self) -> bytes:
+        return cast(bytes, self._connection.host_cid)
 
     @property
-    def handshake_complete(self) -> bool: ...
-
-    @property
-    def closing(self) -> Ending | None:
+    def closing(self) -> ConnectionTerminated | None:
         """Why the connection is ending, at once and not only after the draining period."""
+        return cast(ConnectionTerminated | None, self._connection._close_event)
 
     @property
+    @abstractmethod
     def peer_certificate(self) -> bytes:
         """DER, or empty."""
 
-    def verify_client_certificate(self, issuers: bytes) -> None:
-        """Raise TransportError unless the client showed a certificate issued by one of `issuers` (PEM)."""
+    @abstractmethod
+    def verify_client_certificate(self) -> None:
+        """Raise TransportError unless the client showed a certificate that one of the `issuers` has issued."""
 
-    def has_stream(self, stream_id: int) -> bool: ...
+    @abstractmethod
+    def has_stream(self, stream_id: int) -> bool:
+        """Whether it can be written."""
 
+    @abstractmethod
     def unsent(self) -> int:
         """Bytes of all streams that wait to be sent."""
 
-    def buffered(self) -> int:
+    @abstractmethod
+    def unacknowledged(self) -> int:
         """Bytes of all streams not yet acknowledged, sent or not."""
 
     def acknowledged(self) -> int:
         """Bytes of all streams acknowledged so far, in order or not."""
+        return self._written - self.unacknowledged()
 
+    @abstractmethod
     def all_acknowledged(self) -> bool:
         """Everything written arrived, the ends of finished streams included."""
 
     @property
+    @abstractmethod
     def congestion_window(self) -> int: ...
 
     @property
+    @abstractmethod
     def bytes_in_flight(self) -> int: ...
 
     @property
-    def rtt(self) -> float:
-        """Seconds, smoothed; 0 = unknown, as for the other two."""
-
-    @property
-    def rtt_variation(self) -> float: ...
-
-    @property
-    def min_rtt(self) -> float: ...
-
-    @property
-    def probe_timeout(self) -> float: ...
-
-    @property
-    def probe_count(self) -> int:
-        """Probe timeouts in a row without an acknowledgement."""
+    @abstractmethod
+    def round_trips(self) -> RoundTrips: ...
 
 
-Connect: TypeAlias = Callable[[int, NetworkAddress, float], QuicEngine]
-"""Begin a connection: largest datagram, the server's address, now."""
-Accept: TypeAlias = Callable[[int, bytes, bytes | None], QuicEngine]
-"""Answer one: largest datagram, the destination id of the client's first packet, the one a Retry gave it."""
-
-
-class Implementation(Protocol):
-    """What a module that adapts an implementation of QUIC offers."""
-
-    VERSIONS: Sequence[int]
-    """The versions of QUIC it speaks."""
-
-    def check(self) -> None:
-        """Raise TransportError if the installed version lacks what the adapter reads."""
-
-    def client(self, quic: QuicSettings, tls: TlsSettings, authorities: bytes, server_name: str) -> Connect:
-        """How to dial. `authorities` (PEM) is empty when nobody is asked. Raises TransportError."""
-
-    def server(self, quic: QuicSettings, tls: TlsSettings) -> Accept:
-        """How to answer. Raises TransportError."""
-
-
-MODULES = {"aioquic": "multi.transports.quic.aioquic_engine", "qh3": "multi.transports.quic.qh3_engine"}
-_checked: set[str] = set()
-
-
-def implementation(name: str) -> Implementation:
+def implementation(name: str) -> type[QuicEngine]:
     """The engine called `name` in `quic_config`. Raises TransportError saying what is missing."""
     try:
-        module = import_module(MODULES[name])
-    except KeyError:
-        raise TransportError(f"no QUIC engine named {name!r}; known: {', '.join(MODULES)}") from None
+        module = import_module(f"multi.transports.quic.{name}_engine")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != name:
             raise
         raise TransportError(
             f"the QUIC engine {name!r} is not installed: pip install 'multi-session[{name}]'"
         ) from None
-    found = cast(Implementation, module)
-    if name not in _checked:
-        found.check()
-        _checked.add(name)
-    return found
+    return cast(type[QuicEngine], module.Engine)
 
 
-class Certified(Protocol):
-    """What the configurations of both implementations have in common."""
-
-    def load_cert_chain(self, certfile: Any, keyfile: Any) -> None: ...
-
-
-def load_certificate(configuration: Certified, tls: TlsSettings) -> None:
-    """Give a configuration our own certificate and key. Raises TransportError."""
-    assert tls.cert is not None
-    assert tls.key is not None
-    check_own(tls.cert, tls.key)
-    try:
-        configuration.load_cert_chain(tls.cert, tls.key)
-    except OSError as error:
-        raise transport_error(error, f"cannot read {tls.key}") from error
-    except (ValueError, TypeError) as error:
-        raise TransportError(f"cannot use {tls.key} as a private key: {error}") from error
-
-
-class Exporter:
+class _Secrets:
     """Takes the secrets that only the two ends of a connection know, where an engine would write them to a log."""
 
     LABELS = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")

@@ -13,6 +13,7 @@ from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import (
     QuicErrorCode,
     QuicFrameType,
+    QuicHeader,
     QuicPacketType,
     encode_quic_retry,
     encode_quic_version_negotiation,
@@ -22,7 +23,8 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH, MIN_DATAGRAM
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH
+from multi.transports.quic.udp_port import MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
@@ -43,47 +45,39 @@ def connection_of_all(data: bytes, segment: int) -> bytes | None:
     return first
 
 
-class PacketHeader:
-    """The fields of a datagram's first packet that routing needs."""
-
-    __slots__ = ("_large", "destination_id", "is_first", "source_id", "token", "version")
-
-    def __init__(self, data: bytes) -> None:
-        """Raises ValueError if this is no QUIC packet."""
-        header = pull_quic_header(QuicBuffer(data=data), host_cid_length=CONNECTION_ID_LENGTH)
-        self.destination_id = header.destination_cid
-        self.source_id = header.source_cid
-        self.token = header.token
-        self.version = header.version
-        self._large = len(data) >= MIN_DATAGRAM
-        initial = header.packet_type is QuicPacketType.INITIAL
-        self.is_first = initial and self._large and len(header.destination_cid) >= MIN_FIRST_ID
-        """An Initial that may begin a connection."""
-
-    def needs_version_negotiation(self, versions: Sequence[int]) -> bool:
-        # Version 0 is itself a Version Negotiation packet: answering one with another makes two servers loop.
-        # Small datagrams get no answer that could be larger than they are (RFC 9000 section 6.1).
-        return bool(self.version) and self.version not in versions and self._large
+def header_of(data: bytes) -> QuicHeader | None:
+    """Of a datagram's first packet; None if that is none of QUIC."""
+    try:
+        return pull_quic_header(QuicBuffer(data=data), host_cid_length=CONNECTION_ID_LENGTH)
+    except ValueError:
+        return None
 
 
-def version_negotiation(header: PacketHeader, versions: Sequence[int]) -> bytes:
+def may_begin_connection(header: QuicHeader) -> bool:
+    """An Initial; its datagram also has to have `MIN_DATAGRAM` bytes."""
+    return header.packet_type is QuicPacketType.INITIAL and len(header.destination_cid) >= MIN_FIRST_ID
+
+
+def version_negotiation(header: QuicHeader, versions: Sequence[int]) -> bytes | None:
+    """The answer to a version that is not one of `versions`, else None."""
+    # Version 0 is itself a Version Negotiation packet: answering one with another makes two servers loop.
+    if not header.version or header.version in versions:
+        return None
     return encode_quic_version_negotiation(
-        source_cid=header.destination_id,
-        destination_cid=header.source_id,
-        supported_versions=list(versions),
+        source_cid=header.destination_cid, destination_cid=header.source_cid, supported_versions=list(versions)
     )
 
 
-def refusal(header: PacketHeader, error_code: QuicErrorCode) -> bytes:
+def refusal(header: QuicHeader, error_code: QuicErrorCode) -> bytes:
     """An Initial packet that closes a connection before it exists (RFC 9000 section 5.2.2)."""
     version = header.version or 1
     crypto = CryptoPair()
-    crypto.setup_initial(cid=header.destination_id, is_client=False, version=version)
+    crypto.setup_initial(cid=header.destination_cid, is_client=False, version=version)
     builder = QuicPacketBuilder(
-        host_cid=header.destination_id,
+        host_cid=header.destination_cid,
         is_client=False,
         max_datagram_size=MIN_DATAGRAM,
-        peer_cid=header.source_id,
+        peer_cid=header.source_cid,
         version=version,
     )
     builder.start_packet(QuicPacketType.INITIAL, crypto)
@@ -101,30 +95,30 @@ class RetryTokens:
     def __init__(self) -> None:
         self._cipher = AESGCM(AESGCM.generate_key(bit_length=128))
 
-    def retry(self, header: PacketHeader, address: str, now: float) -> bytes:
+    def retry(self, header: QuicHeader, address: str, now: float) -> bytes:
         """The Retry packet that makes the client come back with a token."""
         source_id = os.urandom(CONNECTION_ID_LENGTH)
         issued = int(now * 1000).to_bytes(8, "big")
-        plain = issued + source_id + header.destination_id
+        plain = issued + source_id + header.destination_cid
         nonce = os.urandom(12)
         token = nonce + self._cipher.encrypt(nonce, plain, address.encode())
         return encode_quic_retry(
             version=header.version or 1,
             source_cid=source_id,
-            destination_cid=header.source_id,
-            original_destination_cid=header.destination_id,
+            destination_cid=header.source_cid,
+            original_destination_cid=header.destination_cid,
             retry_token=token,
         )
 
-    def original_id(self, header: PacketHeader, address: str, now: float) -> bytes | None:
+    def original_id(self, header: QuicHeader, address: str, now: float) -> bytes | None:
         """The destination id of the client's first packet, or None if the token is not ours or too old."""
-        token = header.token or b""
+        token = header.token
         try:
             plain = self._cipher.decrypt(token[:12], token[12:], address.encode())
         except (InvalidTag, ValueError):
             return None
         issued = int.from_bytes(plain[:8], "big") / 1000
         source_id = plain[8 : 8 + CONNECTION_ID_LENGTH]
-        if now - issued > TOKEN_LIFETIME or source_id != header.destination_id:
+        if now - issued > TOKEN_LIFETIME or source_id != header.destination_cid:
             return None
         return plain[8 + CONNECTION_ID_LENGTH :]

@@ -13,7 +13,6 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -34,23 +33,19 @@ ANCILLARY_SIZE = 192  # bytes, room for a datagram's destination address, the si
 MAX_WAIT = 10.0  # seconds a datagram may have waited; more is a clock that was set
 WAITED_LATELY = 1.0  # seconds since the last datagram; what waited before tells nothing of now
 
-# include/uapi/linux/in.h, in6.h, udp.h
+# include/uapi/linux/in.h, in6.h, udp.h, asm-generic/socket.h
 _SOL_UDP = 17
 _UDP_SEGMENT = 103
 _UDP_GRO = 104
 _IP_MTU = 14
 _IPV6_MTU = 24
-_MTU_OPTIONS = {  # level, option, bytes of IP and UDP headers
-    socket.AF_INET: (socket.IPPROTO_IP, _IP_MTU, 28),
-    socket.AF_INET6: (socket.IPPROTO_IPV6, _IPV6_MTU, 48),
-}
-_SEGMENT_SIZE = struct.Struct("=H")
-_GRO_SIZE = struct.Struct("=i")
-_SO_TIMESTAMPNS = 35  # asm-generic/socket.h, also the type of the message
-_TIMESPEC = struct.Struct("=qq")
 _IP_PKTINFO = 8
 _IPV6_RECVPKTINFO = 49
 _IPV6_PKTINFO = 50
+_SO_TIMESTAMPNS = 35  # also the type of the message
+_SEGMENT_SIZE = struct.Struct("=H")
+_GRO_SIZE = struct.Struct("=i")
+_TIMESPEC = struct.Struct("@ll")
 _IN6_PKTINFO = struct.Struct("=16sI")  # address, interface index
 _IN_PKTINFO = struct.Struct("=I4s4s")  # interface index, our address for the answer, destination of the packet
 
@@ -63,22 +58,13 @@ _LIKE_LOSS = (errno.ENOBUFS, errno.ENOMEM, errno.EPERM)  # a full queue or a fir
 class PeerAddress(NamedTuple):
     """Where datagrams come from, and on a server also where they were sent to."""
 
-    host: str
-    port: int
-    flow: int = 0
-    scope: int = 0
+    peer: SocketAddress
     local: bytes = b""
     """The packed address of ours that was reached, empty if the socket has just one."""
     interface: int = 0
 
-    @property
-    def socket_address(self) -> SocketAddress:
-        if ":" in self.host:
-            return (self.host, self.port, self.flow, self.scope)
-        return (self.host, self.port)
-
     def __str__(self) -> str:
-        return format_address((self.host, self.port))
+        return format_address(self.peer)
 
 
 class DatagramUser(Protocol):
@@ -103,12 +89,11 @@ class DatagramUser(Protocol):
 class UdpPort:
     """One UDP socket and the datagrams it has not taken yet."""
 
-    def __init__(self, sock: socket.socket, user: DatagramUser, peer: PeerAddress | None = None) -> None:
+    def __init__(self, sock: socket.socket, peer: PeerAddress | None = None) -> None:
         """Take over a bound socket; `peer` is given if it is connected."""
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()
-        self._user = user
         self._peer = peer
         self._buffer = receive_buffer(self._loop)
         self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
@@ -118,13 +103,22 @@ class UdpPort:
         """How many share it; its user keeps this up."""
         self._waited = self._waited_at = 0.0
         self._local: SocketAddress = sock.getsockname()
-        for option, size in ((socket.SO_RCVBUF, RECEIVE_BUFFER), (socket.SO_SNDBUF, SOCKET_BUFFER)):
-            with suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, option, size)
-        self._tells_destination = peer is None and _ask_for_destination(sock, self._local[0])
         self._segments = sys.platform == "linux"
-        self._coalesces = _ask_for_coalescing(sock)
-        self._tells_time = _ask_for_time(sock)
+        wanted = [(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)]
+        wanted += [(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER)]
+        if sys.platform == "linux":
+            wanted += [(_SOL_UDP, _UDP_GRO, 1), (socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)]
+            if self._local[0] == "::":
+                wanted += [(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)]
+            elif self._local[0] == "0.0.0.0":
+                wanted += [(socket.IPPROTO_IP, _IP_PKTINFO, 1)]
+        for level, option, value in wanted:
+            with suppress(OSError):
+                sock.setsockopt(level, option, value)
+
+    def start(self, user: DatagramUser) -> None:
+        """Begin to read."""
+        self._user = user
         self._loop.add_reader(self._fd, self._on_readable)
 
     @property
@@ -146,13 +140,11 @@ class UdpPort:
 
     def local_name(self, address: PeerAddress) -> str:
         """Our end as the peer of `address` sees it."""
-        if len(address.local) == 16:
-            host = socket.inet_ntop(socket.AF_INET6, address.local)
-        elif len(address.local) == 4:
-            host = socket.inet_ntop(socket.AF_INET, address.local)
-        else:
-            host = self._local[0]
-        return format_address((unmapped(host), self._local[1]))
+        host = self._local[0]
+        if address.local:
+            family = socket.AF_INET6 if len(address.local) == 16 else socket.AF_INET
+            host = socket.inet_ntop(family, address.local)
+        return format_address((host, self._local[1]))
 
     def send(self, datagrams: list[tuple[bytes, PeerAddress]], burst: int = SEGMENTS_PER_SEND) -> None:
         """Send what the socket takes, keep the rest. Raises OSError if the peer cannot be reached.
@@ -160,12 +152,9 @@ class UdpPort:
         `burst`: how many may leave back to back, with one system call.
         """
         self._burst = burst
-        if self._outbox:
-            self._outbox.extend(datagrams)
-            return
-        sent = self._send_some(datagrams)
-        if sent < len(datagrams):
-            self._outbox.extend(datagrams[sent:])
+        waiting = self.blocked
+        self._outbox.extend(datagrams)
+        if not waiting and not self._send_all():
             self._loop.add_writer(self._fd, self._on_writable)
 
     def close(self) -> None:
@@ -175,16 +164,26 @@ class UdpPort:
             self._outbox.clear()
             self._sock.close()
 
-    def _send_some(self, datagrams: Sequence[tuple[bytes, PeerAddress]]) -> int:
-        """Send until the socket is full; returns how many are gone."""
-        sent = 0
-        while sent < len(datagrams):
-            count = _run_length(datagrams, sent, self._burst) if self._segments else 1
-            run = [data for data, _ in datagrams[sent : sent + count]]
-            if not self._send_run(run, datagrams[sent][1]):
+    def _send_all(self) -> bool:
+        """Send until nothing is left; False = until the socket was full."""
+        while self._outbox:
+            run = self._next_run()
+            if not self._send_run(run, self._outbox[0][1]):
+                return False
+            for _ in run:
+                self._outbox.popleft()
+        return True
+
+    def _next_run(self) -> list[bytes]:
+        """What the kernel can cut from one buffer: datagrams to the same peer, of the same size but the last."""
+        first, address = self._outbox[0]
+        most = min(self._burst, SEGMENTED_MAX // len(first)) if self._segments else 1
+        run = [first]
+        for data, other in islice(self._outbox, 1, max(most, 1)):
+            if len(data) > len(first) or len(run[-1]) < len(first) or other != address:
                 break
-            sent += count
-        return sent
+            run.append(data)
+        return run
 
     def _send_run(self, run: list[bytes], address: PeerAddress) -> bool:
         """Send datagrams of one size to one peer in one system call; False = the socket is full."""
@@ -193,13 +192,13 @@ class UdpPort:
             if len(run) > 1:
                 # Generic segmentation: the kernel cuts the buffer up, the last datagram may be shorter.
                 ancillary.append((_SOL_UDP, _UDP_SEGMENT, _SEGMENT_SIZE.pack(len(run[0]))))
-                self._sock.sendmsg(run, ancillary, 0, None if self._peer else address.socket_address)
+                self._sock.sendmsg(run, ancillary, 0, None if self._peer else address.peer)
             elif self._peer is not None:
                 self._sock.send(run[0])
             elif ancillary:
-                self._sock.sendmsg(run, ancillary, 0, address.socket_address)
+                self._sock.sendmsg(run, ancillary, 0, address.peer)
             else:
-                self._sock.sendto(run[0], address.socket_address)
+                self._sock.sendto(run[0], address.peer)
         except OSError as error:
             if error.errno in _BUSY:
                 return False
@@ -208,20 +207,15 @@ class UdpPort:
                 return all(self._send_run([data], address) for data in run)
             # An unconnected socket serves many peers: one that cannot be reached is that peer's loss alone.
             if error.errno not in _LIKE_LOSS and self._peer is not None:
+                self._outbox.clear()
                 raise
         return True
 
     def _on_writable(self) -> None:
         try:
-            while self._outbox:
-                some = list(islice(self._outbox, SEGMENTS_PER_SEND))
-                sent = self._send_some(some)
-                for _ in range(sent):
-                    self._outbox.popleft()
-                if sent < len(some):
-                    return
+            if not self._send_all():
+                return
         except OSError as error:
-            self._outbox.clear()
             self._loop.remove_writer(self._fd)
             self._user.port_failed(error)
             return
@@ -255,13 +249,10 @@ class UdpPort:
     def _receive(self) -> tuple[int, int, PeerAddress, float]:
         """One read: bytes now in the buffer, size of each datagram in it, who sent them and when they came."""
         at = time.monotonic()
-        if not (self._tells_destination or self._coalesces or self._tells_time):
-            if self._peer is not None:
-                size = self._sock.recv_into(self._buffer)
-                return size, max(1, size), self._peer, at
-            size, source = self._sock.recvfrom_into(self._buffer)
-            return size, max(1, size), _peer_address(source), at
-        size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
+        if hasattr(self._sock, "recvmsg_into"):
+            size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
+        else:  # Windows
+            (size, source), ancillary = self._sock.recvfrom_into(self._buffer), []
         segment = max(1, size)
         local, interface = b"", 0
         for level, kind, data in ancillary:
@@ -280,20 +271,21 @@ class UdpPort:
             return size, segment, self._peer, at
         if not local.startswith(b"\xfe\x80"):
             interface = 0  # only a link-local answer needs it; otherwise routing decides, as it does for TCP
-        return size, segment, _peer_address(source, local, interface), at
+        return size, segment, PeerAddress(source, local, interface), at
 
 
 def largest_datagram(sock: socket.socket, wanted: int) -> int:
     """Bytes of UDP payload: `wanted`, or what fits the path of a connected socket as far as the system knows it."""
-    option = _MTU_OPTIONS.get(sock.family) if sys.platform == "linux" else None
-    if option is None:
+    if sys.platform != "linux":
         return wanted
-    level, name, headers = option
     try:
-        mtu = sock.getsockopt(level, name)
+        if sock.family == socket.AF_INET6:
+            fits = sock.getsockopt(socket.IPPROTO_IPV6, _IPV6_MTU) - 48  # headers of IP and UDP
+        else:
+            fits = sock.getsockopt(socket.IPPROTO_IP, _IP_MTU) - 28
     except OSError:
         return wanted
-    return max(MIN_DATAGRAM, min(wanted, mtu - headers))
+    return max(MIN_DATAGRAM, min(wanted, fits))
 
 
 def largest_datagram_to(peer: SocketAddress, wanted: int) -> int:
@@ -308,44 +300,6 @@ def largest_datagram_to(peer: SocketAddress, wanted: int) -> int:
         return wanted
 
 
-def _run_length(datagrams: Sequence[tuple[bytes, PeerAddress]], start: int, most: int) -> int:
-    """How many datagrams from `start` on the kernel can cut from one buffer: same peer, same size but the last."""
-    first, address = datagrams[start]
-    size = len(first)
-    limit = min(len(datagrams) - start, most, SEGMENTED_MAX // max(1, size))
-    count = 1
-    while count < limit:
-        data, other = datagrams[start + count]
-        if len(data) > size or (other is not address and other != address):
-            break
-        count += 1
-        if len(data) < size:
-            break
-    return count
-
-
-def _ask_for_coalescing(sock: socket.socket) -> bool:
-    """Let the kernel hand over datagrams of one size together (generic receive offload). Linux only."""
-    if sys.platform != "linux":
-        return False
-    try:
-        sock.setsockopt(_SOL_UDP, _UDP_GRO, 1)
-    except OSError:
-        return False
-    return True
-
-
-def _ask_for_time(sock: socket.socket) -> bool:
-    """Make the socket tell when the kernel received each datagram. Linux only."""
-    if sys.platform != "linux" or struct.calcsize("l") != 8:
-        return False
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-    except OSError:
-        return False
-    return True
-
-
 def _waited(stamp: bytes) -> float:
     """Seconds since `stamp`, a time of day; 0 when the clock was set meanwhile."""
     seconds, nanoseconds = _TIMESPEC.unpack_from(stamp)
@@ -353,26 +307,8 @@ def _waited(stamp: bytes) -> float:
     return waited if 0 < waited < MAX_WAIT else 0.0
 
 
-def _ask_for_destination(sock: socket.socket, host: str) -> bool:
-    """Make a wildcard socket tell which of our addresses each datagram was sent to. Linux only."""
-    if sys.platform != "linux" or host not in ("::", "0.0.0.0"):
-        return False
-    try:
-        if sock.family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, 1)
-        else:
-            sock.setsockopt(socket.IPPROTO_IP, _IP_PKTINFO, 1)
-    except OSError:
-        return False
-    return True
-
-
-def _peer_address(source: SocketAddress, local: bytes = b"", interface: int = 0) -> PeerAddress:
-    flow, scope = source[2:4] if len(source) > 2 else (0, 0)
-    return PeerAddress(source[0], source[1], flow, scope, local, interface)
-
-
 def _source(address: PeerAddress) -> list[tuple[int, int, bytes]]:
+    """Makes the kernel answer from the address that was reached."""
     if len(address.local) == 16:
         packed = _IN6_PKTINFO.pack(address.local, address.interface)
         return [(socket.IPPROTO_IPV6, _IPV6_PKTINFO, packed)]

@@ -1,0 +1,99 @@
+"""QUIC engines: one that is not there, and two that are joined without sockets."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from multi.errors import TransportError
+from multi.lab.cert import write_development_certificates
+from multi.transports import transport
+from multi.transports.base import TlsSettings, TransportSettings
+from multi.transports.quic.engine import QuicEngine, implementation
+from multi.transports.quic.packets import header_of
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.udp_port import PeerAddress
+from multi.types import Candidate, Family
+
+ENGINES = ("aioquic", "qh3")
+CLIENT, SERVER = PeerAddress(("127.0.0.2", 1)), PeerAddress(("127.0.0.1", 2))
+SIZE = 50_000
+
+
+async def test_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "qh3", None)
+    monkeypatch.delitem(sys.modules, "multi.transports.quic.qh3_engine", raising=False)
+    tls = TlsSettings(cert=Path("cert.pem"), key=Path("key.pem"), verify=False)
+    settings = TransportSettings({"quic": QuicSettings(engine="qh3")}, tls)
+    reason = r"the QUIC engine 'qh3' is not installed: pip install 'multi-session\[qh3\]'"
+    with pytest.raises(TransportError, match=reason):
+        await transport("quic").dial(Candidate("quic", Family.IPV4, "localhost", "127.0.0.1", 1), settings)
+    with pytest.raises(TransportError, match=reason):
+        await transport("quic").listen("127.0.0.1", 0, settings, print)
+
+
+def engine_type(name: str) -> type[QuicEngine]:
+    pytest.importorskip(name)
+    return implementation(name)
+
+
+def exchange(client: QuicEngine, server: QuicEngine, clock: Any) -> None:
+    """Pass datagrams until neither has more to say; what happens waits as events."""
+    quiet = 0
+    while quiet < 2:
+        quiet += 1
+        for sender, receiver, origin in ((client, server, CLIENT), (server, client, SERVER)):
+            for data, _ in sender.datagrams(next(clock)):
+                quiet = 0
+                receiver.receive(data, len(data), origin, next(clock))
+
+
+def events(engine: QuicEngine) -> list[Any]:
+    return list(iter(engine.next_event, None))
+
+
+@pytest.mark.parametrize("client_engine", ENGINES)
+@pytest.mark.parametrize("server_engine", ENGINES)
+def test_two_ends_agree_whatever_their_engines(tmp_path: Path, client_engine: str, server_engine: str) -> None:
+    write_development_certificates(tmp_path, [])
+    tls = TlsSettings(cert=tmp_path / "server-cert.pem", key=tmp_path / "server-key.pem")
+    dialling, listening = engine_type(client_engine), engine_type(server_engine)
+    issuers = (tmp_path / "ca.pem").read_bytes()
+    clock = itertools.count(100.0, 0.001)
+    client = dialling(dialling.configure(QuicSettings(), TlsSettings(), issuers, "localhost"), 1350)
+    client.connect(SERVER, next(clock))
+    flight = [data for data, _ in client.datagrams(next(clock))]
+    header = header_of(flight[0])
+    assert header is not None
+    server = listening(listening.configure(QuicSettings(), tls, b""), 1350, header.destination_cid)
+    for data in flight:
+        server.receive(data, len(data), CLIENT, next(clock))
+    exchange(client, server, clock)
+    for engine in (client, server):
+        assert "HandshakeCompleted" in [type(event).__name__ for event in events(engine)]
+        assert engine.closing is None
+    assert client.peer_certificate
+    assert client.channel_binding(b"certificate") == server.channel_binding(b"certificate")
+
+    client.write(0, bytes(SIZE), end=True)
+    assert client.acknowledged() == 0
+    assert client.unacknowledged() == SIZE
+    for _ in range(20):
+        exchange(client, server, clock)
+        client.handle_timer(next(clock))
+    assert client.acknowledged() == SIZE
+    assert client.all_acknowledged()
+    assert client.round_trips.smallest > 0
+    arrived = [event for event in events(server) if type(event).__name__ == "StreamDataReceived"]
+    assert sum(len(event.data) for event in arrived) == SIZE
+    assert arrived[-1].end_stream
+
+    client.close(1, "enough")
+    exchange(client, server, clock)
+    assert server.closing is not None
+    assert (server.closing.error_code, server.closing.frame_type) == (1, None)
+    server.write(0, b"too late")  # refused by one of them, taken by the other: neither raises
