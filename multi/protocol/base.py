@@ -22,8 +22,6 @@ from multi.protocol.state import SESSION_TRANSITIONS, SessionState
 from multi.reasons import Reason
 from multi.types import ConnectionState, SessionId, Side
 
-RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
-
 
 class SessionBase(ABC):
     """`entropy(n)` gives n random bytes."""
@@ -49,7 +47,6 @@ class SessionBase(ABC):
         self.receiver = Receiver(settings, now)
         self.pending: list[Effect] = []
         """The effects since they were taken last."""
-        self._rtt, self._rtt_until = 0.1, now
         self.needs_flush = True
         """Something has happened since the last effects that may call for more than acknowledgements."""
 
@@ -65,13 +62,6 @@ class SessionBase(ABC):
         """Let subscribers hear of it."""
         self.needs_flush = True
         self.pending.append(Notify(event))
-
-    def smoothed_rtt(self) -> float:
-        """The longest round trip of the usable connections: the pace at which windows can matter."""
-        if self.now >= self._rtt_until:
-            self._rtt_until = self.now + RTT_KEPT
-            self._rtt = max([c.rtt for c in self.connections.active()], default=0.1)
-        return self._rtt
 
     # --- handshakes  ---
 

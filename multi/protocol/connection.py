@@ -36,6 +36,7 @@ SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 sec
 UNKNOWN_RTT = 0.200
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 
 CONNECTED = Reason(Cause.CONNECTED, "connected")
 
@@ -370,6 +371,16 @@ class Connection:
 
 class Connections(dict[ConnectionId, Connection]):
     """All connections of a session, and which of them take what leaves it."""
+
+    _rtt = 0.1
+    _rtt_until = -inf
+
+    def smoothed_rtt(self, now: float) -> float:
+        """The longest round trip of the usable connections: the pace at which windows can matter."""
+        if now >= self._rtt_until:
+            self._rtt_until = now + RTT_KEPT
+            self._rtt = max([c.rtt for c in self.active()], default=0.1)
+        return self._rtt
 
     def alive(self) -> list[Connection]:
         return [c for c in self.values() if c.alive]

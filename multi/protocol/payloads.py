@@ -70,9 +70,6 @@ class Fields:
             raise RemoteProtocolError("text with control characters")
         return text
 
-    def rest(self) -> bytes:
-        return self.take(self.remaining)
-
     def end(self) -> None:
         if self.remaining:
             raise RemoteProtocolError(f"{self.remaining} surplus bytes in a payload")

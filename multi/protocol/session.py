@@ -231,7 +231,7 @@ class SessionCore(SessionBase):
         self.now = now
         if (found := self.receiver.streams.get(stream)) is None:
             return b""
-        data = self.receiver.read(found, limit, now, self.smoothed_rtt())
+        data = self.receiver.read(found, limit, now, self.connections.smoothed_rtt(self.now))
         if found.at_end:
             self.streams.maybe_over(stream)
         return data
@@ -771,7 +771,7 @@ class SessionCore(SessionBase):
     @property
     def _linger(self) -> float:
         """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
-        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.smoothed_rtt(), MAX_LINGER))
+        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.connections.smoothed_rtt(self.now), MAX_LINGER))
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
