@@ -76,7 +76,7 @@ class connect:
 
 
 async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
-    if not config.is_client:
+    if config.is_server:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of the reader; allowed: more than 0")
@@ -108,8 +108,7 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
             mode=Mode(config.multi_config.mode),
             session=core,
             jitter=random.random,
-            memory=outcomes,
-            race_order=outcomes.order(found.candidates, lambda c: c.network, now, random.random()),
+            history=outcomes,
             expecting=found.expecting,
             now=now,
         )

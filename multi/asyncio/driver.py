@@ -43,7 +43,7 @@ from multi.protocol.connection import Connection
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
-from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId
+from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
 logger = logging.getLogger("multi.session")
 
@@ -393,10 +393,7 @@ class SessionDriver:
             interface=info.interface or candidate.interface,
             kind=candidate.kind,
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
-            role=candidate.role,
-            weight=candidate.weight,
-            cost=candidate.cost,
-            max_rate=candidate.max_rate,
+            **preferences_of(candidate),
         )
         self.adopt(connection, channel, facts)
         if self.on_dialled is not None:

@@ -24,7 +24,7 @@ from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
 from multi.transports.base import transport_type
-from multi.types import Candidate, Interface, Kind
+from multi.types import Candidate, Interface, Kind, preferences_of
 
 THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MAX_REASONS = 3  # why an entry has no candidate, in one line
@@ -55,7 +55,7 @@ class Found:
 
     def reason(self, entry: int) -> str:
         """Why an entry leads nowhere now."""
-        reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
+        reasons = dict.fromkeys(r.reason for r in self.rejections if r.entry == entry)
         return "; ".join(list(reasons)[:MAX_REASONS]) or "its network is not there"
 
 
@@ -246,13 +246,10 @@ class Resolver:
             ip=entry.ip,
             interfaces=entry.interfaces,
             spans_interfaces=transport_type(entry.transport).spans_interfaces,
-            role=entry.role,
-            weight=entry.weight,
-            cost=entry.cost,
-            max_rate=entry.max_rate,
             group=entry.group,
             remote_host=host,
             remote_port=port,
+            **preferences_of(entry),
         )
 
 

@@ -128,8 +128,9 @@ class Session:
         try:
             failure = await done
         except asyncio.CancelledError:
-            self._driver.core.path_manager(now=self._driver.now()).cancel_handover()
-            self._driver.pump_soon()
+            if done.cancelled():  # else it had ended already, and another may be under way
+                self._driver.core.path_manager(now=self._driver.now()).cancel_handover()
+                self._driver.pump_soon()
             raise
         finally:
             self._driver.closed.remove_done_callback(ended)

@@ -41,18 +41,18 @@ def session_settings(config: Config) -> SessionSettings:
     """Settings of a client's or a server's sessions. Reads a client's pre-shared key. Raises ConfigError."""
     limits = config.limits
     policy = policy_of(config)
-    psk_id, psk = key_of(config) if config.is_client else (b"", b"")
+    psk_id, psk = (b"", b"") if config.is_server else key_of(config)
     chosen = config.multi_config.model_fields_set
     smallest = min(limits.max_stream_window, limits.max_session_window)
     return SessionSettings(
-        initial_window=min(CLIENT_WINDOW, smallest) if config.is_client else EARLY_DATA_LIMIT,
+        initial_window=EARLY_DATA_LIMIT if config.is_server else min(CLIENT_WINDOW, smallest),
         max_stream_window=limits.max_stream_window,
         max_session_window=limits.max_session_window,
         max_streams=limits.max_streams,
         protect=Protect(config.protect),
         ciphers=ciphers(),
         policy=policy,
-        peer_policy=policy if config.is_client else None,
+        peer_policy=None if config.is_server else policy,
         follow_peer_policy=config.is_server and not chosen & {"scheduler", "reinject", "mode"},
         handshake_timeout=limits.handshake_timeout,
         resume_timeout=config.multi_config.resume_timeout,
@@ -60,7 +60,7 @@ def session_settings(config: Config) -> SessionSettings:
         max_connections=limits.max_connections_per_session,
         psk=psk,
         psk_id=psk_id,
-        warnings=host_warnings(config) if config.is_client else (),  # a server says it once, not in every session
+        warnings=() if config.is_server else host_warnings(config),  # a server says it once, not in every session
     )
 
 

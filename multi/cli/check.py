@@ -117,7 +117,7 @@ def _protection(config: Config, name: str) -> str:
     if encrypts or config.ssl_config is not None:
         outer = f"{name.upper()} (TLS 1.3)" if encrypts else "TLS 1.3"
         ssl = config.ssl_config
-        if config.is_client and ssl is not None and not ssl.verify:
+        if not config.is_server and ssl is not None and not ssl.verify:
             outer += ", server verified by its pin alone" if ssl.pin else ", server NOT verified"
         return f"protected by {outer}" + (f" and {sealed}" if config.protect == "always" else "")
     if config.protect == "never":
@@ -165,7 +165,7 @@ def _server_obstacle(config: Config, listen: Listen, name: str) -> str:
 
 def _key_obstacle(config: Config) -> str:
     try:
-        if config.is_client:
+        if not config.is_server:
             key_of(config)
         else:
             load_keys(config)

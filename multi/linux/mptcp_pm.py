@@ -196,11 +196,6 @@ def _setting(name: str) -> str:
         return ""
 
 
-def sources_of(candidate: Candidate) -> tuple[Source, ...]:
-    """Where the further subflows of a candidate should leave from."""
-    return candidate.more_sources or tuple(Source(name) for name in candidate.more_interfaces)
-
-
 def address_of(source: Source, family: Family) -> MptcpAddress | str:
     """Where a subflow of this source would leave from now, or why it cannot: `wlan0: no carrier`.
 
@@ -269,7 +264,7 @@ def _what_is_missing(manager: MptcpPathManager, candidate: Candidate | None) -> 
     endpoints = manager.endpoints()
     if candidate is None and not any(endpoint.makes_subflows for endpoint in endpoints):
         return "the kernel's MPTCP path manager has no endpoints, and adding some needs CAP_NET_ADMIN"
-    sources = sources_of(candidate) if candidate is not None else ()
+    sources = candidate.more_sources if candidate is not None else ()
     for source in sources:
         assert candidate is not None
         address = address_of(source, candidate.family)

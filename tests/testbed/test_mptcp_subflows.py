@@ -150,7 +150,6 @@ class World:
             self.testbed.server.address(),
             PORT,
             interface="eth0",
-            more_interfaces=("wlan0",),
             more_sources=(Source("wlan0", self.two.client_address(), "wifi"),),
         )
 

@@ -29,7 +29,6 @@ from multi.linux.mptcp_pm import (
     SubflowName,
     address_of,
     path_manager_type,
-    sources_of,
     why_no_subflows,
 )
 from multi.transports.mptcp.info import ESTABLISHED, SYN_SENT, MptcpInfo, subflow_names
@@ -88,7 +87,7 @@ def _lease(candidate: Candidate) -> tuple[EndpointLease | None, str]:
         return None, reason
     places: list[MptcpAddress] = []
     if path_manager_type() != USERSPACE:
-        found = [address_of(source, candidate.family) for source in sources_of(candidate)]
+        found = [address_of(source, candidate.family) for source in candidate.more_sources]
         places = [place for place in found if isinstance(place, MptcpAddress)]
     return lease_endpoints(places, len(places)), ""
 
@@ -220,7 +219,7 @@ class SubflowManager:
         self._changes: _Userspace | _KernelEndpoints | None = None
         """How subflows are changed; None where this process may change nothing."""
         first = Source(candidate.interface, candidate.local_address, candidate.kind)
-        self._wanted = [_Wanted(source) for source in (first, *sources_of(candidate)) if source.interface]
+        self._wanted = [_Wanted(source) for source in (first, *candidate.more_sources) if source.interface]
         self._interfaces: dict[str, str] = {}  # by address
         self._ready = self._stopped = False
         self._changing = 0

@@ -515,6 +515,7 @@ def test_an_answer_after_the_loop_was_closed_is_dropped(resolver: Resolver) -> N
 # The system's resolver
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_name_in_the_hosts_file_takes_well_under_5_ms(
     new_loop: Callable[[], asyncio.AbstractEventLoop], capsys: pytest.CaptureFixture[str]

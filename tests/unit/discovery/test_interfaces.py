@@ -61,12 +61,12 @@ def test_every_interface_of_the_system_is_found_with_its_index() -> None:
 
 
 @linux_only
-def test_reading_takes_less_than_20_ms() -> None:
+def test_reading_takes_less_than_20_ms_of_processor_time() -> None:
     durations = []
     for _ in range(10):
-        start = time.perf_counter()
+        start = time.thread_time()
         interfaces()
-        durations.append(time.perf_counter() - start)
+        durations.append(time.thread_time() - start)
     assert min(durations) < 0.020
 
 

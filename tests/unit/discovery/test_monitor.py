@@ -232,12 +232,12 @@ async def test_without_a_thread_it_tries_again(
 
 
 @linux_only
-async def test_subscribing_takes_less_than_20_ms() -> None:
+async def test_subscribing_takes_less_than_20_ms_of_processor_time() -> None:
     durations = []
     for _round in range(10):
-        begun = time.perf_counter()
+        begun = time.thread_time()
         unsubscribe = NetworkMonitor().subscribe(lambda _losses: None)
-        durations.append(time.perf_counter() - begun)
+        durations.append(time.thread_time() - begun)
         unsubscribe()
     assert min(durations) < 0.020
 

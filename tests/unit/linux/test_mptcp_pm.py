@@ -44,7 +44,6 @@ CANDIDATE = Candidate(
     7788,
     interface="eth0",
     local_address="10.0.1.2",
-    more_interfaces=("wlan0",),
     more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
     kind="eth",
 )
@@ -387,11 +386,11 @@ def test_one_connection_for_each_interface_has_its_address_and_kind() -> None:
 
 
 def test_one_connection_for_each_interface_works_from_names_alone() -> None:
-    found = one_per_interface(replace(CANDIDATE, more_interfaces=("wlan0", "wwan0"), more_sources=()))
+    found = one_per_interface(replace(CANDIDATE, more_sources=(Source("wlan0"), Source("wwan0"))))
     assert [(c.interface, c.local_address) for c in found] == [("eth0", "10.0.1.2"), ("wlan0", ""), ("wwan0", "")]
     assert [c.group for c in found] == ["", "", ""]
 
 
 def test_a_candidate_of_one_interface_stays_what_it_is() -> None:
-    alone = replace(CANDIDATE, more_interfaces=(), more_sources=())
+    alone = replace(CANDIDATE, more_sources=())
     assert one_per_interface(alone) == [alone]
