@@ -298,7 +298,7 @@ class Admission(AdmissionControl):
         self._accounts[driver] = _Account(source, self._join_bucket())
         receiver = driver.core.receiver
         self._windows += receiver.window.size
-        receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
+        receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
         driver.on_event = partial(self._event, driver)
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(self._limits.segment_timeout, self._sweep)
@@ -309,7 +309,7 @@ class Admission(AdmissionControl):
             return
         receiver = driver.core.receiver
         self._windows -= receiver.window.size
-        receiver.ask_to_grow(lambda _size: False)
+        receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
         self._detached.pop(driver, None)
         for connection in account.pending:

@@ -18,7 +18,7 @@ from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
-from multi.paths.manager import Mode
+from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.protocol.session import SessionCore
 from multi.types import Side
@@ -93,16 +93,18 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
 
     def start(found: Found) -> None:
         driver.attempts = found.rejected
-        core.open(
+        now = loop.time()
+        paths = PathManager(
             found.candidates,
             connect=Connect(config.multi_config.connect),
             mode=Mode(config.multi_config.mode),
-            open_timeout=max(0.001, timeout - (loop.time() - started)),
+            session=core,
             jitter=random.random,
             history=outcomes,
             expecting=found.expecting,
-            now=loop.time(),
+            now=now,
         )
+        core.open(paths, max(0.001, timeout - (now - started)), now=now)
         driver.pump()
 
     networks = Networks(driver, config, start)

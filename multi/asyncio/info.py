@@ -65,7 +65,7 @@ def connection_info(connection: Connection, channel: ChannelInfo | None) -> Conn
     return ConnectionInfo(
         **{name: getattr(connection, name) for name in OF_CONNECTION},
         **{name: getattr(facts, name) for name in OF_FACTS},
-        sealed=connection.opens,
+        sealed=connection.openers is not None,
         detail=channel.detail if channel is not None and channel.detail else facts.detail,
         subflows=channel.subflows if channel is not None else 0,
         fell_back=channel is not None and channel.fell_back,

@@ -182,7 +182,8 @@ class Networks:
             self._start(found)
             return
         core, now = driver.core, driver.now()
-        core.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
+        paths = core.path_manager(now=now)
+        paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting)
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()

@@ -63,7 +63,7 @@ class Session:
     @property
     def scheduler(self) -> str:
         """Name of the scheduler this side sends with."""
-        return self._core.policy.scheduler
+        return self._core.scheduling.policy.scheduler
 
     @property
     def bytes_reinjected(self) -> int:
@@ -117,14 +117,15 @@ class Session:
         self._check_open()
         slots = self._slots(to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
-        self._core.hand_over(slots, done.set_result, now=self._driver.now())
+        now = self._driver.now()
+        self._core.path_manager(now=now).hand_over(slots, done.set_result, now)
         self._driver.pump()
         try:
             # After an internal error the path manager says nothing any more.
             await asyncio.wait([done, self._driver.closed], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             if not done.done():  # else it had ended already, and another may be under way
-                self._core.cancel_handover()
+                self._core.path_manager(now=self._driver.now()).cancel_handover()
                 self._driver.pump_soon()
             raise
         failure = done.result() if done.done() else SESSION_ENDED
@@ -180,7 +181,8 @@ class Session:
                 raise NoUsableConnection("the entry leads to no connection", rejected)
             self._check_open()
             subscription = driver.subscribe()
-            slots = driver.core.add_candidates(candidates, now=driver.now())
+            now = driver.now()
+            slots = driver.core.path_manager(now=now).add(candidates, now)
             driver.pump_due()
             while not all(s.connection is not None or s.attempted for s in slots):
                 event = await anext(subscription, None)
@@ -193,7 +195,8 @@ class Session:
             if not opened:  # what failed or was given up shall not come up later
                 resolver.withdraw(index)
                 alone = [slot for slot in self._wanted if all(c.entry == index for c in slot.candidates)]
-                driver.core.withdraw_candidates(alone, now=driver.now())
+                now = driver.now()
+                driver.core.path_manager(now=now).withdraw(alone, now)
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
@@ -224,7 +227,7 @@ class Session:
         an object raise when it is asked, `adaptive` takes its place and SchedulerChanged says so. Raises ConfigError
         for an unknown name or parameter, TypeError for what is no scheduler.
         """
-        current = self._core.policy
+        current = self._core.scheduling.policy
         if isinstance(scheduler, Mapping):
             parameters = {**scheduler, **parameters}
             scheduler = str(parameters.pop("name", ""))

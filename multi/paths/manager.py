@@ -57,7 +57,7 @@ class Session(Protocol):
     def give_up(self, connection: ConnectionId, reason: Reason) -> None:
         """It is over at once; what it carried is rescued."""
 
-    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
+    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
     def ping(self, connection: ConnectionId) -> None:
         """Ask for a sign of life."""
 
@@ -231,6 +231,8 @@ class PathManager:
         `reason(entry)` says why an entry has none. New slots are dialled, those without a candidate wait until they
         have one again. What is up stays up.
         """
+        if self._stopped:
+            return
         self._expecting = expecting
         fresh = {slot.key: slot for slot in slots_of(candidates)}
         for slot in self.slots:
@@ -578,7 +580,7 @@ class PathManager:
     def _give_role(self, slot: Slot, role: Role, reason: str) -> None:
         if slot.connection is not None and slot.role_given is not role:
             slot.role_given = role
-            self._session.set_role(slot.connection, role, reason)
+            self._session.give_role(slot.connection, role, reason)
 
     def _best(self, up: Sequence[Slot], now: float) -> Slot | None:
         """The slot to carry a `switch` session: the first in order that can be relied on."""

@@ -6,6 +6,7 @@ to a new one, or nowhere. What the segment proves is decided by that session's a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -48,7 +49,7 @@ class SessionTable(Generic[T]):
         self._full = full
         self._sessions: dict[SessionId, T] = {}
         self._sources: dict[SessionId, str] = {}
-        self._per_source: dict[str, int] = {}
+        self._per_source: Counter[str] = Counter()
         self._closed_to_new = False
 
     def __len__(self) -> int:
@@ -69,19 +70,14 @@ class SessionTable(Generic[T]):
         if len(first) >= 1 and 0 < first[0] < 16 and first[0] not in SUPPORTED_VERSIONS:
             if len(first) < HEADER_LENGTH:
                 return None
-            session_id = SessionId(bytes(first[8:24]))
-            return Refused(
-                encode(SegmentType.REFUSE, session_id, Refuse(REFUSED_VERSION).encode()),
-                f"version {first[0]}",
-            )
+            return self._refusal(SessionId(bytes(first[8:24])), REFUSED_VERSION, f"version {first[0]}")
         peeked = peek(first)
         if peeked is None:
             return None
         type_, session_id = peeked
         if type_ not in (SegmentType.HELLO, SegmentType.JOIN):
             raise RemoteProtocolError(f"a connection that starts with {SegmentType(type_).name}")
-        known = self._sessions.get(session_id)
-        if known is not None:
+        if (known := self._sessions.get(session_id)) is not None:
             return known
         if type_ == SegmentType.JOIN:
             return self._refusal(session_id, REFUSED, "JOIN for an unknown session")
@@ -89,7 +85,7 @@ class SessionTable(Generic[T]):
             return self._refusal(session_id, REFUSED_BUSY, "the server is closing")
         if len(self._sessions) >= self._limits.sessions:
             return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions} sessions", "max_sessions")
-        if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
+        if self._per_source[source] >= self._limits.sessions_per_source:
             reason = f"{self._limits.sessions_per_source} sessions from {source}"
             return self._refusal(session_id, REFUSED_BUSY, reason, "max_sessions_per_source")
         if reason := self._full():
@@ -99,7 +95,7 @@ class SessionTable(Generic[T]):
         session = self._create(session_id, source)
         self._sessions[session_id] = session
         self._sources[session_id] = source
-        self._per_source[source] = self._per_source.get(source, 0) + 1
+        self._per_source[source] += 1
         return session
 
     def remove(self, session_id: SessionId) -> None:

@@ -150,21 +150,3 @@ SESSION_TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.CLOSING: frozenset({SessionState.CLOSED}),
     SessionState.CLOSED: frozenset(),
 }
-
-
-class Lifecycle:
-    """How far a session is; every part may look."""
-
-    __slots__ = ("confirmed", "lingering_since", "state")
-
-    def __init__(self) -> None:
-        self.state = SessionState.OPENING
-        self.confirmed = False
-        """The peer has proved itself."""
-        self.lingering_since: float | None = None
-        """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
-
-    def move(self, state: SessionState) -> None:
-        if state not in SESSION_TRANSITIONS[self.state]:
-            raise LocalProtocolError(f"a session cannot go from {self.state.value} to {state.value}")
-        self.state = state

@@ -31,7 +31,7 @@ def ends_after_lost_close(closer_is_client: bool, outage: float) -> list[str]:
         end.write(data(pair, 50_000))
     assert pair.until(lambda: quiet(pair) and closer.got() == other.got() == 50_000, 5.0)
     closer.close()
-    assert pair.until(lambda: closer.session.lifecycle.lingering_since is not None, 5.0)
+    assert pair.until(lambda: closer.session.lingering_since is not None, 5.0)
     pair.cut(0, 0.05, down=True)
     pair.run(0.2)
     other.close()

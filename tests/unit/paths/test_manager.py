@@ -33,7 +33,7 @@ class Connections:
     def give_up(self, connection: ConnectionId, reason: str) -> None:
         pass
 
-    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
+    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
         self.roles[connection] = role
 
     def ping(self, connection: ConnectionId) -> None:

@@ -170,7 +170,7 @@ def test_a_policy_said_earlier_and_come_later_changes_nothing() -> None:
     line.inject(ends.segment(T.POLICY, encode_policy(Policy("RR")), sequence=first + 1))
     line.inject(ends.segment(T.POLICY, encode_policy(Policy("BLEST")), sequence=first))
     ends.pump()
-    assert ends.server.session.policy.scheduler == "RR"
+    assert ends.server.session.scheduling.policy.scheduler == "RR"
 
 
 def test_a_control_segment_that_comes_twice_acts_once_and_is_acknowledged_twice() -> None:

@@ -11,6 +11,7 @@ from multi.events import (
     CloseConnection,
     ConnectionChanged,
     NetworkChanged,
+    RoleChanged,
     SendBytes,
     SessionClosed,
     SessionConfirmed,
@@ -186,18 +187,29 @@ def test_a_peer_that_hangs_up_is_told_apart_from_one_that_never_spoke(proved: bo
     assert ("during the handshake" in reason) == (not proved)
 
 
-@pytest.mark.parametrize("name", ["drain", "give_up", "ping", "set_role"])
+@pytest.mark.parametrize("name", ["remove", "set_role"])
 def test_wishes_about_a_connection_that_does_not_exist_are_refused(name: str) -> None:
     ends, _ = joined()
     session = ends.client.session
     wishes = {
-        "drain": lambda: session.drain(NOBODY, now=0.0),
-        "give_up": lambda: session.give_up(NOBODY, GONE, now=0.0),
-        "ping": lambda: session.ping(NOBODY, now=0.0),
+        "remove": lambda: session.remove_connection(NOBODY, now=0.0),
         "set_role": lambda: session.set_role(NOBODY, Role.BACKUP, now=0.0),
     }
     with pytest.raises(LocalProtocolError, match="there is no connection 99"):
         wishes[name]()
+
+
+def test_what_the_path_manager_wants_of_a_connection_that_has_ended_is_ignored() -> None:
+    ends, _ = joined()
+    session = ends.client.session
+    before = ends.client.states()
+    session.drain(NOBODY)
+    session.give_up(NOBODY, GONE)
+    session.ping(NOBODY)
+    session.give_role(NOBODY, Role.BACKUP, "it carries nothing")
+    ends.pump()
+    assert ends.client.states() == before
+    assert not [event for event in ends.client.events if isinstance(event, RoleChanged)]
 
 
 def test_the_last_usable_connection_cannot_be_removed_and_another_can() -> None:
@@ -270,7 +282,7 @@ def test_after_sleep_nothing_is_known_of_any_connection() -> None:
 def test_only_a_client_decides_which_connections_exist() -> None:
     ends, _ = joined()
     with pytest.raises(LocalProtocolError, match="only the client"):
-        ends.server.session.add_candidates([], now=0.0)
+        ends.server.session.path_manager(now=0.0)
 
 
 # --- closing  ---
@@ -358,7 +370,6 @@ def test_the_last_effect_of_a_session_says_that_it_is_over_and_nothing_follows()
     session.network_changed("", True, now=2.0)
     session.signal_changed("wlan0", True, -80.0, now=2.0)
     session.slept(5.0, now=2.0)
-    session.update_candidates([], reason=lambda _entry: "", expecting=False, now=2.0)
     session.connection_lost(line.id, GONE, now=2.0)
     assert session.effects() == []
     session.connection_opened(ConnectionId(7), PLAIN, now=3.0)
