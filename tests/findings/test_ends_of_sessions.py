@@ -239,11 +239,6 @@ def futures() -> int:
     return sum(isinstance(found, asyncio.Future) for found in gc.get_objects())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="every cancelled wait for a stream of the peer leaves a future behind until a stream comes",
-)
 def test_cancelled_waits_for_streams_of_the_peer_leave_nothing_behind() -> None:
     async def scenario() -> None:
         async with multi_pair(WAY) as pair:
