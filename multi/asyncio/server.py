@@ -46,12 +46,14 @@ class _PendingConnection:
         self.channel = channel
         self.host = split_address(channel.info.remote)[0]
         self.source = source_of(self.host)
-        self._answered = False
-        self._first = bytearray()
-        self._lanes: list[tuple[int, bytes]] = []
+        self.first = bytearray()
+        """What has come on the first lane."""
+        self.lanes: list[tuple[int, bytes]] = []
+        """What has come on the others."""
         self._held = 0
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
+        self._answered = False
+        timeout = server.admission.handshake_timeout
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
@@ -63,17 +65,13 @@ class _PendingConnection:
             self._server.admission.report("flow_control", self.host)
             self.drop("too many bytes before the handshake")
         elif lane:
-            self._lanes.append((lane, bytes(data)))
+            self.lanes.append((lane, bytes(data)))
         else:
-            self._first += data
+            self.first += data
 
     def batch_finished(self) -> None:
-        if self._first and not self._answered:
+        if self.first and not self._answered:
             self._server.greeted(self)
-
-    def go_on(self) -> None:
-        """What has come may be looked at."""
-        self._server.route(self, self._first, self._lanes)
 
     def writable(self) -> None:
         """Nothing waits to be written before the first segment."""
@@ -81,9 +79,9 @@ class _PendingConnection:
     def connection_lost(self, error: TransportError | None) -> None:
         self.leave()
 
-    def _too_slow(self) -> None:
+    def _too_slow(self, timeout: float) -> None:
         self._server.admission.report("handshake_timeout", self.host)
-        self.drop(f"no segment within {self._server.handshake_timeout:g} s")
+        self.drop(f"no segment within {timeout:g} s")
 
     def drop(self, reason: str, reply: bytes = b"") -> None:
         """Give the connection up, after a reply when there is one; until that has left it counts as before."""
@@ -131,7 +129,6 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.handshake_timeout = limits.handshake_timeout
         self.admission = Admission(limits)
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source),
@@ -232,7 +229,7 @@ class Server:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         if self._closing:
             raise RuntimeError(f"server {self!r} is closed")
-        self._serving = asyncio.get_running_loop().create_future()
+        self._serving = self._loop.create_future()
         try:
             await self._serving
         finally:
@@ -305,26 +302,20 @@ class Server:
         """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
         self.waiting.add(arrival, arrival.host)
         if self._greeting is None:
-            self._greet()
+            self._greeting = self._loop.call_soon(self._greet)
 
     def _greet(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._greeting = loop.call_soon(self._greet_more)
-        until = loop.time() + GREETING_TIME
-        while len(self.waiting) and loop.time() < until:
-            if (arrival := self.waiting.next()) is not None:
-                arrival.go_on()
-
-    def _greet_more(self) -> None:
-        """Another turn of the event loop: what has come meanwhile is among them."""
         self._greeting = None
+        until = self._loop.time() + GREETING_TIME
+        while len(self.waiting) and self._loop.time() < until:
+            self._route(self.waiting.next())
         if len(self.waiting):
-            self._greet()
+            self._greeting = self._loop.call_soon(self._greet)
 
-    def route(self, arrival: _PendingConnection, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
+    def _route(self, arrival: _PendingConnection) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
-            found = self._session_for(arrival, first) if self._protected(arrival) else _tls_only(first)
+            found = self._session_for(arrival)
         except RemoteProtocolError as error:
             arrival.drop(f"it does not speak MULTI ({error})")
             return
@@ -337,37 +328,35 @@ class Server:
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
         link = found.adopt(connection, arrival.channel, arrival.channel.info)
-        self.admission.connection_came(found, connection, arrival.host, join_nonce(first))
-        link.data_received(memoryview(bytes(first)), 0)
-        for lane, data in lanes:
-            link.data_received(memoryview(data), lane)
+        self.admission.connection_came(found, connection, arrival.host, join_nonce(arrival.first))
+        for lane, data in ((0, arrival.first), *arrival.lanes):
+            link.data_received(memoryview(bytes(data)), lane)
         found.pump()
 
-    def _session_for(self, arrival: _PendingConnection, first: bytearray) -> SessionDriver | Refused | None:
+    def _session_for(self, arrival: _PendingConnection) -> SessionDriver | Refused | None:
         """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
-        found = self._table.route(first, arrival.source)
-        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.source):
-            found = self._table.route(first, arrival.source)
-        if not isinstance(found, SessionDriver):
-            return found
-        session_id, nonce = found.core.session_id, join_nonce(first)
-        if nonce:
+        first, source = arrival.first, arrival.source
+        if self._config.ssl_config is not None and not arrival.channel.info.secure:
+            peeked = peek(first)
+            if peeked is None:
+                return None
+            return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
+        found = self._table.route(first, source)
+        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, source):
+            found = self._table.route(first, source)
+        if isinstance(found, SessionDriver):
+            session_id, nonce = found.core.session_id, join_nonce(first)
             payload = first_payload(first)
             assert payload is not None
-            if not found.core.may_join(payload, arrival.channel.info.channel_binding):
+            if nonce and not found.core.may_join(payload, arrival.channel.info.channel_binding):
                 return refusal(session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
-        if not self.admission.may_try(found, arrival.source, nonce):
-            return refusal(session_id, Refuse(RefuseCode.BUSY, limit="max_pending_joins"), "too many try to join")
+            if not self.admission.may_try(found, source, nonce):
+                return refusal(session_id, Refuse(RefuseCode.BUSY, limit="max_pending_joins"), "too many try to join")
         return found
-
-    def _protected(self, arrival: _PendingConnection) -> bool:
-        """With certificates configured, a connection without TLS has no place here."""
-        return self._config.ssl_config is None or arrival.channel.info.secure
 
     # --- sessions ---
 
     def _create(self, session_id: SessionId, source: str) -> SessionDriver:
-        loop = asyncio.get_running_loop()
         core = SessionCore(
             Side.SERVER,
             session_id,
@@ -375,21 +364,13 @@ class Server:
             entropy=os.urandom,
             make_scheduler=local_scheduler,
             make_peer_scheduler=peer_scheduler,
-            now=loop.time(),
+            now=self._loop.time(),
             psk=self._keys.get if self._keys is not None else None,
         )
-        driver: SessionDriver
-
-        def opened() -> None:
-            self._session_opened(driver)
-
-        driver = SessionDriver(
-            core,
-            self._config.transport_settings(),
-            send_buffer=self._config.limits.max_send_buffer,
-            on_opened=opened,
-            on_closed=self._session_closed,
-        )
+        limits = self._config.limits
+        driver = SessionDriver(core, self._config.transport_settings(), send_buffer=limits.max_send_buffer)
+        driver.on_opened = self._session_opened
+        driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)
         return driver
 
@@ -399,15 +380,11 @@ class Server:
             other.core.fail(Reason(Cause.NEVER_CONFIRMED, "another client has confirmed first"), now=other.now())
             other.pump_soon()
 
-    def _announce(self, driver: SessionDriver) -> None:
-        """Tell the client where else it can reach this server."""
+    def _session_opened(self, driver: SessionDriver) -> None:
         listen = self._config.listen
         if listen is not None and listen.announce:
-            addresses = [(address, self.port) for address in listen.announce]
-            driver.core.announce(addresses, now=driver.now())
-
-    def _session_opened(self, driver: SessionDriver) -> None:
-        self._announce(driver)
+            # The client is told where else it can reach this server.
+            driver.core.announce([(address, self.port) for address in listen.announce], now=driver.now())
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
         try:
@@ -417,7 +394,7 @@ class Server:
             session.abort(APPLICATION_FAILED)
             return
         if asyncio.iscoroutine(result):
-            task = asyncio.get_running_loop().create_task(self._run(result, session))
+            task = self._loop.create_task(self._run(result, session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -442,14 +419,6 @@ class Server:
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()
-
-
-def _tls_only(first: bytearray) -> Refused | None:
-    """The answer to a plain connection on a server with certificates; None = more bytes are needed."""
-    peeked = peek(first)
-    if peeked is None:
-        return None
-    return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
 
 
 def join_nonce(first: bytearray) -> bytes:

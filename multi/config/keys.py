@@ -16,6 +16,7 @@ from multi.errors import ConfigError
 MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
 MIN_RESET_KEY = 32  # bytes
 MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
+_HEX = re.compile(rf"\s*([0-9a-fA-F]{{2}}\s*){{{MIN_KEY},}}")
 
 
 def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
@@ -45,8 +46,8 @@ def load_reset_key(config: ConfigModel) -> bytes:
         return b""
     path = config.resolve(name)
     try:
-        key = _unhex(path.read_text(encoding="ascii").strip())
-    except (OSError, UnicodeDecodeError) as error:
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not hexadecimal"
         raise ConfigError(f"cannot read {path}: {reason}", "listen.reset_key_file") from None
     if len(key) < MIN_RESET_KEY:
@@ -72,13 +73,10 @@ def check_certificate_files(config: ConfigModel) -> None:
     """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
     for key, path in _needed_files(config).items():
         try:
-            reason = "is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
-            if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-                reason = "permission denied"
+            path.open("rb").close()
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        if reason:
-            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}")
+            reason = getattr(error, "strerror", "") or str(error)
+            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}") from None
 
 
 def _needed_files(config: ConfigModel) -> dict[str, Path]:
@@ -120,24 +118,17 @@ def _parse(entries: list[str], entry: str, source: str, key_path: str) -> dict[b
     for number, text in enumerate(entries, 1):
         if not text.strip() or text.lstrip().startswith("#"):
             continue
-        name, separator, value = text.strip().partition(":")
-        key = _unhex(value)
-        if not separator or not 0 < len(name.encode(errors="replace")) <= MAX_ID or len(key) < MIN_KEY:
+        name, _, value = text.strip().partition(":")
+        key_id = name.encode(errors="replace")
+        if not 0 < len(key_id) <= MAX_ID or not _HEX.fullmatch(value):
             raise ConfigError(
                 f"{entry} {number} is not 'id:key' with an id of at most {MAX_ID} bytes and a key of at least "
                 f"{MIN_KEY} bytes in hex",
                 key_path,
             )
-        if name.encode(errors="replace") in keys:
+        if key_id in keys:
             raise ConfigError(f"{entry} {number} has the id of an earlier one", key_path)
-        keys[name.encode(errors="replace")] = key
+        keys[key_id] = bytes.fromhex(value)
     if not keys:
         raise ConfigError(f"{source} holds no key", key_path)
     return keys
-
-
-def _unhex(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return b""

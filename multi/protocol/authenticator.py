@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import NamedTuple
 
 from multi.errors import RemoteProtocolError
@@ -58,8 +59,7 @@ class Authenticator(ABC):
         self.psk_proved = False
         """The client's HELLO alone proved it; otherwise CONFIRM does."""
 
-    @abstractmethod
-    def opened(self, connection: Connection, now: float) -> None:
+    def opened(self, connection: Connection, now: float) -> None:  # noqa: B027 - a server waits for the client's word
         """A transport connection is there."""
 
     @abstractmethod
@@ -90,10 +90,6 @@ class Authenticator(ABC):
 
     def handle_timer(self, now: float) -> None:  # noqa: B027 - only a client waits for anything
         """Do what `next_timer` announced."""
-
-    def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
-        connection.send(type_, payload)
-        connection.sent_at = now
 
     def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
         """(client to server, server to client)."""
@@ -128,9 +124,8 @@ class ClientAuthenticator(Authenticator):
         self._reset = b""
         """The server's commitment to its reset token."""
         self.psk_id = settings.psk_id
-        self._terms: dict[ConnectionId, ConnectionTerms] = {}
-        self._greeted: dict[ConnectionId, float] = {}
-        """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
+        self._greeted: dict[ConnectionId, tuple[ConnectionTerms, float]] = {}
+        """Connections on which HELLO was sent and ACCEPT is awaited, with what was asked for and the time."""
         self._joins: dict[ConnectionId, Join] = {}
         self._admissions: dict[ConnectionId, tuple[bytes, bytes, bytes, bytes]] = {}
         """Connections that joined with a ticket: what the proof of ADMIT has to cover, besides its nonce."""
@@ -163,7 +158,7 @@ class ClientAuthenticator(Authenticator):
         # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
         rtt = max(self.session.connections[c].rtt if c in self.session.connections else 0.0 for c in self._greeted)
         patience = max(MIN_HELLO_PATIENCE, 4 * rtt) if rtt else MAX_HELLO_PATIENCE
-        return max(self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
+        return max(at for _, at in self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
 
     def handle_timer(self, now: float) -> None:
         due = self.next_timer()
@@ -171,15 +166,13 @@ class ClientAuthenticator(Authenticator):
             self._greet(self._waiting.pop(0), now)
 
     def _terms_for(self, connection: Connection) -> ConnectionTerms:
-        terms = ConnectionTerms(
+        return ConnectionTerms(
             sealed=self.session.settings.protect.seals(connection.facts.secure),
             ciphers=tuple(self.session.settings.ciphers),
             role=connection.role,
             weight=connection.weight,
             max_rate=connection.max_rate,
         )
-        self._terms[connection.id] = terms
-        return terms
 
     def _greet(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
@@ -188,8 +181,8 @@ class ClientAuthenticator(Authenticator):
         if psk and connection.facts.secure:
             binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
             hello = replace(hello, binder=binder)
-        self._greeted[connection.id] = now
-        self._send(connection, SegmentType.HELLO, hello.encode(), now)
+        self._greeted[connection.id] = terms, now
+        connection.send(SegmentType.HELLO, hello.encode(), now)
         # Where somebody else may end TLS, a key of our own shall keep him out: nothing before the server has proved it.
         if not terms.sealed and (not psk or connection.facts.peer_verified):
             self.session.may_send(connection)
@@ -207,7 +200,7 @@ class ClientAuthenticator(Authenticator):
         join = Join(self._origin, self.session.entropy(32), terms, ticket.nonce if ticket is not None else b"")
         join = replace(join, proof=self.keys.join_request_proof(join, connection.facts.channel_binding))
         self._joins[connection.id] = join
-        self._send(connection, SegmentType.JOIN, join.encode(), now)
+        connection.send(SegmentType.JOIN, join.encode(), now)
         if ticket is not None:
             self._expect_admission(connection, join, ticket)
 
@@ -238,7 +231,7 @@ class ClientAuthenticator(Authenticator):
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
     def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
-        terms = self._terms[connection.id]
+        terms, _ = self._greeted[connection.id]
         self._check_choice(terms, accept)
         if accept.version not in self._hello.versions:
             raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
@@ -266,12 +259,11 @@ class ClientAuthenticator(Authenticator):
     def _admitted(self, connection: Connection, admit: Admit, now: float) -> None:
         assert self.keys is not None
         request, part, ticket, binding = self._admissions.pop(connection.id)
-        if not same(self.keys.join_proof(b"A", request, part, ticket + admit.nonce, binding), admit.proof):
-            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
+        _check_proof(self.keys.join_proof(b"A", request, part, ticket + admit.nonce, binding), admit.proof)
         del self._joins[connection.id]
         if not connection.facts.secure:
             proof = self.keys.join_proof(b"C", request, part, ticket + admit.nonce, binding)
-            self._send(connection, SegmentType.PROVE, proof, now)
+            connection.send(SegmentType.PROVE, proof, now)
         self.session.authenticated(connection)
 
     def knows_reset(self, token: bytes) -> bool:
@@ -299,7 +291,7 @@ class ClientAuthenticator(Authenticator):
         now: float,
     ) -> None:
         connection.number = answer.number
-        self._send(connection, type_, proof, now)
+        connection.send(type_, proof, now)
         if answer.sealed:
             outgoing, incoming = self._secrets(answer.number, nonce, answer.nonce)
             connection.protect(answer.cipher, outgoing=outgoing, incoming=incoming)
@@ -350,13 +342,10 @@ class ServerAuthenticator(Authenticator):
         self._origin = b""
         self._accept: Accept | None = None
         self._confirmed = False
-        self._next_number = 0
+        self._numbers = count()
         self._expected: dict[ConnectionId, _Expected] = {}
         self._tickets: dict[bytes, int] = {}
         """Handed out and not used: nonce to number."""
-
-    def opened(self, connection: Connection, now: float) -> None:
-        """The client speaks first."""
 
     def lost(self, connection: Connection, now: float) -> None:
         self._expected.pop(connection.id, None)
@@ -422,7 +411,7 @@ class ServerAuthenticator(Authenticator):
             self.psk_proved = proved_by_binder
         assert self._accept is not None
         assert self.keys is not None
-        accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)
+        accept = replace(self._accept, number=next(self._numbers), sealed=hello.terms.sealed, cipher=cipher)
         parts = (hello.terms.encode(), accept.connection_part(), binding)
         accept = replace(accept, proof=self.keys.hello_proof(b"S", *parts))
         proof = self.keys.hello_proof(b"C", *parts)
@@ -472,8 +461,8 @@ class ServerAuthenticator(Authenticator):
             if self._admit(connection, join, cipher, now):
                 return
             if join.terms.sealed:
-                connection.advance(Step.IGNORE_EARLY)
-        challenge = Challenge(self._take_number(), self.session.entropy(32), join.terms.sealed, cipher)
+                connection.step(Step.IGNORE_EARLY)
+        challenge = Challenge(next(self._numbers), self.session.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
@@ -485,7 +474,7 @@ class ServerAuthenticator(Authenticator):
         """Send ACCEPT or CHALLENGE; what follows is sealed if it was asked for, and `proof` has to come first."""
         accepts = isinstance(answer, Accept)
         connection.number = answer.number
-        self._send(connection, SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
+        connection.send(SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
         self._apply(connection, asked.terms)
         incoming: bytes | None = None
         if answer.sealed:
@@ -507,7 +496,7 @@ class ServerAuthenticator(Authenticator):
         self._apply(connection, join.terms)
         nonce = self.session.entropy(32)
         parts = (join.request(), choice_part(number, sealed, cipher), join.ticket + nonce, binding)
-        self._send(connection, SegmentType.ADMIT, Admit(nonce, self.keys.join_proof(b"A", *parts)).encode(), now)
+        connection.send(SegmentType.ADMIT, Admit(nonce, self.keys.join_proof(b"A", *parts)).encode(), now)
         if sealed:
             incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
             connection.protect(cipher, outgoing=outgoing, incoming=incoming)
@@ -524,15 +513,10 @@ class ServerAuthenticator(Authenticator):
         """See that the client has as many tickets as it may have."""
         if not connection.facts.secure and connection.openers is None:
             return
-        fresh = [Ticket(self._take_number(), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
+        fresh = [Ticket(next(self._numbers), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
             self.session.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
-
-    def _take_number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
-        return number
 
     @staticmethod
     def _apply(connection: Connection, terms: ConnectionTerms) -> None:

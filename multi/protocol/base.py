@@ -63,10 +63,6 @@ class SessionBase(ABC):
         self.needs_flush = True
         self.pending.append(Notify(event))
 
-    @abstractmethod
-    def smoothed_rtt(self) -> float:
-        """The longest round trip of the usable connections: the pace at which windows can matter."""
-
     # --- handshakes  ---
 
     @abstractmethod

@@ -36,6 +36,7 @@ SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 sec
 UNKNOWN_RTT = 0.200
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 
 CONNECTED = Reason(Cause.CONNECTED, "connected")
 
@@ -163,17 +164,24 @@ class Connection:
         self.sealers = self.openers = None
 
     def send(
-        self, type_: int, payload: bytes, *, sequence: int = 0, stream: StreamId = STREAM_ZERO, lane: int = 0
+        self,
+        kind: int,
+        payload: bytes,
+        now: float,
+        *,
+        sequence: int = 0,
+        stream: StreamId = STREAM_ZERO,
+        lane: int = 0,
     ) -> None:
         """Queue one segment other than DATA for the next SendBytes."""
+        self.sent_at = now
         self.control_backlog += len(payload) + HEADER_LENGTH
-        self._write(lane, type_, (payload,), len(payload), sequence, stream)
+        self._write(lane, kind, (payload,), len(payload), sequence, stream)
 
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""
         if not self.in_flight:
-            self.session_progress_at = self.progress_at = now
-            self._rate_bytes, self._rate_since = 0, now
+            self._begin(now)
         self.early_data_moved = False
         self.in_flight += size
         self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
@@ -201,14 +209,10 @@ class Connection:
 
     # --- state  ---
 
-    def step(self, step: Step, reason: Reason) -> None:
-        """Enter the next phase, for `reason`."""
+    def step(self, step: Step, reason: Reason | None = None) -> None:
+        """Enter the next phase, for `reason`; without one nobody need be told."""
         self._enter(next_phase(self.phase, step))
-        self.reason = reason
-
-    def advance(self, step: Step) -> None:
-        """Enter the next phase, of which nobody need be told."""
-        self._enter(next_phase(self.phase, step))
+        self.reason = reason or self.reason
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -307,12 +311,15 @@ class Connection:
 
     def carries_control(self, number: int, now: float) -> None:
         """A control segment is on its way here."""
-        if not self.in_flight and not self.carried_control:
-            self.session_progress_at = self.progress_at = now
-            self._rate_bytes, self._rate_since = 0, now
+        if not self.outstanding:
+            self._begin(now)
             self.early_data_moved = False
         self.carried_control.add(number)
-        self.sent_at = now
+
+    def _begin(self, now: float) -> None:
+        """From now on the peer owes an acknowledgement."""
+        self.session_progress_at = self.progress_at = self._rate_since = now
+        self._rate_bytes = 0
 
     def estimate_not_sent(self, now: float) -> None:
         """Since the last sample the transport has sent some of what it had."""
@@ -364,6 +371,16 @@ class Connection:
 
 class Connections(dict[ConnectionId, Connection]):
     """All connections of a session, and which of them take what leaves it."""
+
+    _rtt = 0.1
+    _rtt_until = -inf
+
+    def smoothed_rtt(self, now: float) -> float:
+        """The longest round trip of the usable connections: the pace at which windows can matter."""
+        if now >= self._rtt_until:
+            self._rtt_until = now + RTT_KEPT
+            self._rtt = max([c.rtt for c in self.active()], default=0.1)
+        return self._rtt
 
     def alive(self) -> list[Connection]:
         return [c for c in self.values() if c.alive]

@@ -6,6 +6,8 @@ who takes its content. What is done about it is left to the streams, the sender,
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from multi.errors import RemoteProtocolError
 from multi.events import AddressesAnnounced, RoleChanged, StreamWritable
 from multi.protocol.authenticator import Authenticator
@@ -41,24 +43,17 @@ MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not f
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
+@dataclass(slots=True, eq=False)
 class Incoming:
     """Takes the bytes of all connections of one session."""
 
-    def __init__(
-        self,
-        session: SessionBase,
-        streams: Streams,
-        authenticator: Authenticator,
-        liveness: Liveness,
-        scheduling: Scheduling,
-    ) -> None:
-        self._session = session
-        self._receiver = session.receiver
-        self._streams = streams
-        self._auth = authenticator
-        self._liveness = liveness
-        self._scheduling = scheduling
-        self._policy_number = self._address_number = -1
+    _session: SessionBase
+    _streams: Streams
+    _auth: Authenticator
+    _liveness: Liveness
+    _scheduling: Scheduling
+    _policy_number: int = -1
+    _address_number: int = -1
 
     def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
         """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection."""
@@ -108,7 +103,7 @@ class Incoming:
         to_ack = connection.streams_to_ack
         if segment.stream not in to_ack and len(to_ack) < MAX_STREAMS_TO_ACK:
             to_ack.add(segment.stream)
-        receiver = self._receiver
+        receiver = self._session.receiver
         stream = receiver.streams.get(segment.stream) or self._streams.of_peer(segment.stream)
         known = stream.highest if stream is not None else 0
         if stream is None:
@@ -160,8 +155,8 @@ class Incoming:
         elif segment.type in CONTROL_TYPES:
             self._still_needed(connection, now)
             # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
-            self._receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
-            if self._receiver.control.take(segment.sequence):
+            self._session.receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
+            if self._session.receiver.control.take(segment.sequence):
                 if segment.type < UNKNOWN_CONTROL:
                     self._control(connection, segment, now)
             else:
@@ -189,10 +184,9 @@ class Incoming:
                 connection.ping_sent_at = 0.0
         else:
             pong = encode_keepalive(Keepalive(keepalive.token, pong=True))
-            connection.send(SegmentType.KEEPALIVE, pong)
-            connection.sent_at = now
+            connection.send(SegmentType.KEEPALIVE, pong, now)
         if keepalive.wants_ack:
-            self._receiver.everything_dirty()
+            self._session.receiver.everything_dirty()
             connection.ack_wanted = True
 
     def _control(self, carrier: Connection, segment: Segment, now: float) -> None:

@@ -347,7 +347,7 @@ class Admit:
 
 def _number_sealed_cipher(fields: Fields) -> tuple[int, bool, Cipher]:
     number, sealed, cipher = fields.unsigned(4), fields.unsigned(1), fields.unsigned(1)
-    if sealed > 1 or cipher not in {int(c) for c in Cipher}:
+    if sealed > 1 or cipher not in set(Cipher):
         raise RemoteProtocolError("unknown cipher or flags")
     return number, bool(sealed), Cipher(cipher)
 
@@ -490,9 +490,7 @@ def psk_binder(psk: bytes, session_part: bytes, binding: bytes) -> bytes:
     return hmac.digest(key, len(session_part).to_bytes(4, "big") + session_part + binding, "sha256")
 
 
-def same(a: bytes, b: bytes) -> bool:
-    """Compare in constant time."""
-    return hmac.compare_digest(a, b)
+same = hmac.compare_digest  # in constant time
 
 
 def common_version(offered: Sequence[int]) -> int | None:

@@ -163,11 +163,6 @@ class Liveness:
                 self._outbox.lose(connection)
                 self._sender.lose(connection)
 
-    def drain(self, connection: Connection, reason: Reason) -> None:
-        """Send nothing new on it from now on, and ask the peer to do the same."""
-        self.say(connection, DrainStep.ASKED)
-        self.start_draining(connection, reason)
-
     def say(self, connection: Connection, step: DrainStep) -> None:
         """Tell the peer how far it is with a connection that both know by its number."""
         if step > DrainStep.DRAINED and self._outbox.full:
@@ -175,7 +170,7 @@ class Liveness:
         self._outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
 
     def start_draining(self, connection: Connection, reason: Reason) -> None:
-        """One side has asked for the drain."""
+        """One side has asked for the drain: nothing new is sent on it from now on."""
         if connection.state is ConnectionState.SUSPECT:
             self._sender.lose(connection)
         connection.step(Step.DRAIN, reason)
@@ -186,7 +181,7 @@ class Liveness:
         if connection.state is not ConnectionState.DRAINING:
             self.start_draining(connection, DRAINED_BY_PEER)
         if step is DrainStep.DRAINED and connection.phase in (Phase.DRAINING, Phase.DRAINED_HERE):
-            connection.advance(Step.DRAINED_THERE)
+            connection.step(Step.DRAINED_THERE)
 
     def finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
@@ -199,7 +194,7 @@ class Liveness:
             if connection.state is not ConnectionState.DRAINING or connection.in_flight:
                 continue
             if connection.phase in (Phase.DRAINING, Phase.DRAINED_THERE):
-                connection.advance(Step.DRAINED_HERE)
+                connection.step(Step.DRAINED_HERE)
                 self.say(connection, DrainStep.DRAINED)
             elif connection.phase is Phase.DRAINED and not connection.carried_control and session.side is Side.CLIENT:
                 session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
@@ -233,5 +228,4 @@ class Liveness:
         connection.ping_token = self._ping
         connection.ping_sent_at = now
         payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
-        connection.send(SegmentType.KEEPALIVE, payload)
-        connection.sent_at = now
+        connection.send(SegmentType.KEEPALIVE, payload, now)

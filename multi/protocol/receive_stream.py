@@ -93,7 +93,7 @@ class Window:
     def __init__(self, size: int, cap: int, now: float) -> None:
         self.size = self.advertised = min(size, cap)
         self.may_grow: Callable[[int], bool] | None = None
-        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many."""
+        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
         self._cap = cap
         self._mark = 0
         self._mark_at = now

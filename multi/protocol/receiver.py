@@ -5,7 +5,7 @@ It decides what an ACK says, when one is due and which connections carry it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connections
@@ -44,13 +44,6 @@ class Receiver:
         self.ack_due: float | None = None
         """When an acknowledgement must leave, None = nothing to say."""
         self.ack_now = False
-
-    def ask_to_grow(self, may_grow: Callable[[int], bool]) -> None:
-        """Let somebody who knows the memory of all sessions decide whether the session window may grow by so much.
-
-        Streams' windows follow their own pace: what all of them bring is bounded by the session's.
-        """
-        self.window.may_grow = may_grow
 
     def add(self, stream: StreamId, now: float) -> ReceiveStream:
         window = Window(self._initial_window, max(self._settings.max_stream_window, EARLY_DATA_LIMIT), now)
@@ -182,8 +175,7 @@ class Receiver:
         while targets:
             payload = self.ack_payload()
             for connection in targets:
-                connection.send(SegmentType.ACK, payload)
-                connection.sent_at = now
+                connection.send(SegmentType.ACK, payload, now)
             if not self.ack_now:
                 return
 

@@ -8,7 +8,7 @@ that lost it while another is usable".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
@@ -35,6 +35,7 @@ GROWING = 1.0  # seconds after a window has grown, or writing has begun, in whic
 GROWTH = 1.5  # times the largest size so far
 
 
+@dataclass(slots=True, eq=False)
 class Sender:
     """All send streams of one session.
 
@@ -55,48 +56,40 @@ class Sender:
     beyond the windows of stream and session.
     """
 
-    def __init__(
-        self,
-        connections: Mapping[ConnectionId, Connection],
-        scheduler: Scheduler,
-        reinject: str,
-        session_window: int,
-        scheduler_failed: Callable[[Exception], None],
-    ) -> None:
-        """`scheduler_failed` puts another scheduler in the place of one that raised, or raises itself."""
-        self._connections = connections
-        self.scheduler = scheduler
-        self._scheduler_failed = scheduler_failed
-        self.reinject = reinject
-        self.streams: dict[StreamId, SendStream] = {}
-        self.window = session_window
-        """Absolute: bytes over all streams the peer allows."""
-        self.window_known = False
-        """It is the peer's own word: HELLO or ACCEPT has come."""
-        self.used = 0
-        """Sum of what was sent for the first time."""
-        self.reinjected_bytes = 0
-        """Bytes sent again, for whatever reason."""
-        self._opportunistic_bytes = 0
-        self._backlog = 0
-        self.held_back = False
-        """A writer waits until there is room: more bytes are to come than can be seen."""
-        self._run = 0
-        """Bytes sent for the first time since writing last paused."""
-        self._run_at = self._run_began = 0.0
-        self._window_size = session_window
-        self._window_grown_at = 0.0
-        self._turn: dict[int, StreamId] = {}
-        self.hold_until: float | None = None
-        """When a waiting scheduler is asked again."""
-        self.reinject_at: float | None = None
-        """When late bytes are looked at again; None = nothing could be done about them."""
+    _connections: Mapping[ConnectionId, Connection]
+    scheduler: Scheduler
+    reinject: str
+    window: int
+    """Absolute: bytes over all streams the peer allows."""
+    _scheduler_failed: Callable[[Exception], None]
+    """Puts another scheduler in the place of one that raised, or raises itself."""
+    window_known: bool = False
+    """It is the peer's own word: HELLO or ACCEPT has come."""
+    streams: dict[StreamId, SendStream] = field(default_factory=dict)
+    used: int = 0
+    """Sum of what was sent for the first time."""
+    reinjected_bytes: int = 0
+    """Bytes sent again, for whatever reason."""
+    _opportunistic_bytes: int = 0
+    _backlog: int = 0
+    held_back: bool = False
+    """A writer waits until there is room: more bytes are to come than can be seen."""
+    _run: int = 0
+    """Bytes sent for the first time since writing last paused."""
+    _run_at: float = 0.0
+    _run_began: float = 0.0
+    _window_size: int = field(init=False)
+    _window_grown_at: float = 0.0
+    _turn: dict[int, StreamId] = field(default_factory=dict)
+    hold_until: float | None = None
+    """When a waiting scheduler is asked again."""
+    reinject_at: float | None = None
+    """When late bytes are looked at again; None = nothing could be done about them."""
+
+    def __post_init__(self) -> None:
+        self._window_size = self.window
 
     # --- state  ---
-
-    @property
-    def unsent(self) -> int:
-        return sum(stream.unsent for stream in self.streams.values())
 
     @property
     def unacked(self) -> int:

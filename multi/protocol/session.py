@@ -8,7 +8,7 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from multi.events import (
@@ -31,8 +31,7 @@ from multi.events import (
     StreamReadable,
     StreamWritable,
 )
-from multi.paths.manager import NETWORK_GONE, Memory, Mode, PathManager
-from multi.paths.racing import Connect
+from multi.paths.manager import NETWORK_GONE, PathManager
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
@@ -61,7 +60,6 @@ from multi.schedulers.base import Scheduler
 from multi.schedulers.estimates import soonest
 from multi.types import (
     STREAM_ZERO,
-    Candidate,
     ConnectionFacts,
     ConnectionId,
     ConnectionState,
@@ -74,7 +72,6 @@ from multi.types import (
 
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
-RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 UNKNOWN_SAID = 3  # times on every network that is there: then a session without a connection believes it is forgotten
@@ -132,8 +129,6 @@ class SessionCore(SessionBase):
         self._peer_closing = False
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
-        self._rtt = 0.1
-        self._rtt_until = now
         self._detached_at: float | None = None
         self._created_at = now
         self.resume_timeout = settings.resume_timeout
@@ -182,7 +177,10 @@ class SessionCore(SessionBase):
         except RemoteProtocolError as error:
             self.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
-                self._protocol_error(found, error)
+                reason = Reason(error.cause, str(error))
+                if not found.authenticated and not found.answered and self.side is Side.CLIENT:
+                    reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
+                self.disconnect(found, reason, abort=True)
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
@@ -235,7 +233,7 @@ class SessionCore(SessionBase):
         self.now = now
         if (found := self.receiver.streams.get(stream)) is None:
             return b""
-        data = self.receiver.read(found, limit, now, self.smoothed_rtt())
+        data = self.receiver.read(found, limit, now, self.connections.smoothed_rtt(self.now))
         if found.at_end:
             self.streams.maybe_over(stream)
         return data
@@ -283,7 +281,7 @@ class SessionCore(SessionBase):
         payload = encode_close(Close(CLOSE_ABORTED, reason))
         for connection in self.connections.alive():
             if self._hears(connection):
-                connection.send(SegmentType.CLOSE, payload)
+                connection.send(SegmentType.CLOSE, payload, self.now)
         self._end(reason)
 
     def fail(self, reason: Reason, *, now: float) -> None:
@@ -293,35 +291,13 @@ class SessionCore(SessionBase):
 
     # === inputs: which connections exist (client)  ===
 
-    def open(
-        self,
-        candidates: Iterable[Candidate],
-        *,
-        connect: Connect,
-        mode: Mode,
-        open_timeout: float,
-        jitter: Callable[[], float],
-        now: float,
-        memory: Memory | None = None,
-        race_order: Sequence[Candidate] | None = None,
-        expecting: bool = False,
-    ) -> None:
-        """Client: start to open the candidates; see `PathManager`."""
+    def open(self, paths: PathManager, open_timeout: float, *, now: float) -> None:
+        """Client: have `paths` open the session within `open_timeout` seconds."""
         self.now = now
-        self.paths = PathManager(
-            candidates,
-            connect=connect,
-            mode=mode,
-            session=self,
-            jitter=jitter,
-            now=now,
-            memory=memory,
-            race_order=race_order,
-            expecting=expecting,
-        )
+        self.paths = paths
         self._open_timeout = open_timeout
         self._open_deadline = now + open_timeout
-        self.paths.handle_timer(now)
+        paths.handle_timer(now)
 
     def path_manager(self, *, now: float) -> PathManager:
         """Client: for an input to it at `now`. Raises LocalProtocolError on a server."""
@@ -350,10 +326,8 @@ class SessionCore(SessionBase):
         if self.state is SessionState.CLOSED:
             return
         if not usable:
-            for connection in list(self.connections.values()):
-                if not connection.alive or interface not in ("", connection.interface):
-                    continue
-                if interface and connection.facts.more_interfaces:
+            for connection in self.connections.alive():
+                if interface and (interface != connection.interface or connection.facts.more_interfaces):
                     continue  # an MPTCP connection goes on over the others, also without its first subflow
                 if not address:
                     self.suspect(connection.id, Reason(Cause.NETWORK_GONE, reason), now=now)
@@ -392,7 +366,8 @@ class SessionCore(SessionBase):
         if found is not None and not found.authenticated:
             self.disconnect(found, REMOVED, abort=True)
         elif found is not None and found.state is not ConnectionState.DRAINING:
-            self._liveness.drain(found, DRAINED_HERE)
+            self._liveness.say(found, DrainStep.ASKED)
+            self._liveness.start_draining(found, DRAINED_HERE)
 
     def give_up(self, connection: ConnectionId, reason: Reason, *, now: float | None = None) -> None:
         """It can never work again, or another has taken its place: rescue what it carries."""
@@ -608,8 +583,8 @@ class SessionCore(SessionBase):
         for effect in paths.effects():
             if isinstance(effect, CancelDial) and effect.connection in self.connections:
                 self.drain(effect.connection)
-                continue
-            effects.append(effect)
+            else:
+                effects.append(effect)
         return effects
 
     def _tell_paths(self, paths: PathManager, event: Event) -> None:
@@ -633,12 +608,6 @@ class SessionCore(SessionBase):
                 self.pending.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
                 connection.unsampled = True
-
-    def smoothed_rtt(self) -> float:
-        if self.now >= self._rtt_until:
-            self._rtt_until = self.now + RTT_KEPT
-            self._rtt = max([c.rtt for c in self.connections.active()], default=0.1)
-        return self._rtt
 
     @property
     def wants_samples(self) -> bool:
@@ -675,7 +644,7 @@ class SessionCore(SessionBase):
     # === for its parts  ===
 
     def may_send(self, connection: Connection, *, receives: bool = False) -> None:
-        connection.advance(Step.MAY_EXCHANGE if receives else Step.MAY_SEND)
+        connection.step(Step.MAY_EXCHANGE if receives else Step.MAY_SEND)
         self._may_send(connection)
 
     def _may_send(self, connection: Connection) -> None:
@@ -694,7 +663,7 @@ class SessionCore(SessionBase):
             self.scheduling.peer_wants(policy)
 
     def admitted(self, connection: Connection) -> None:
-        connection.advance(Step.MAY_RECEIVE)
+        connection.step(Step.MAY_RECEIVE)
 
     def may_join(self, payload: bytes | memoryview, binding: bytes) -> bool:
         """Server: the JOIN with this payload comes from the client, or from somebody who has heard it."""
@@ -715,7 +684,11 @@ class SessionCore(SessionBase):
             self.confirmed = True
             self.move(SessionState.OPEN)
             self.notify(SessionConfirmed())
-        self._attached()
+        self._said_unknown.clear()
+        if self._detached_at is not None:
+            after, self._detached_at = self.now - self._detached_at, None
+            self.move(SessionState.OPEN)
+            self.notify(SessionResumed(after))
         self._bound_connections(connection)
         if connection.role_pending:
             self._say_role(connection)
@@ -760,12 +733,6 @@ class SessionCore(SessionBase):
         self.emit(CloseConnection(connection.id, abort, reason))
         self._retire(connection, state, reason)
 
-    def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
-        reason = Reason(error.cause, str(error))
-        if not connection.authenticated and not connection.answered and self.side is Side.CLIENT:
-            reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
-        self.disconnect(connection, reason, abort=True)
-
     # === life of a connection  ===
 
     def peer_lost(self, connection: Connection) -> None:
@@ -783,7 +750,12 @@ class SessionCore(SessionBase):
         self.receiver.everything_dirty()
         self._auth.lost(connection, self.now)
         self.notify(connection.changed())
-        self._check_detached()
+        # Where the session lingers CLOSE may have been lost: the peer may come back on another connection.
+        lives = self.confirmed and self.state is not SessionState.CLOSED and self.lingering_since is None
+        if lives and self._detached_at is None and not self.connections.authenticated():
+            self._detached_at = self.now
+            self.move(SessionState.DETACHED)
+            self.notify(SessionDetached(self.settings.resume_timeout))
 
     def forget_connection(self, connection: ConnectionId) -> None:
         """Drop the record of a connection that has ended; its final facts were given with its last event."""
@@ -799,26 +771,9 @@ class SessionCore(SessionBase):
 
     # === life of the session  ===
 
-    def _check_detached(self) -> None:
-        if self.confirmed and self._detached_at is None and not self.connections.authenticated():
-            if self.state is SessionState.CLOSED:
-                return
-            if self.lingering_since is not None:
-                return  # CLOSE may have been lost with it: linger, the peer may come back on another connection
-            self._detached_at = self.now
-            self.move(SessionState.DETACHED)
-            self.notify(SessionDetached(self.resume_timeout))
-
-    def _attached(self) -> None:
-        self._said_unknown.clear()
-        if self._detached_at is not None:
-            after, self._detached_at = self.now - self._detached_at, None
-            self.move(SessionState.OPEN)
-            self.notify(SessionResumed(after))
-
     def _finish_close(self) -> None:
         """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
-        if not self.closing or self.lingering_since is not None or not self.confirmed:
+        if self.lingering_since is not None or not self.confirmed:
             return
         if not self.streams.all_sent_acknowledged or not self.outbox.settled:
             return
@@ -834,13 +789,13 @@ class SessionCore(SessionBase):
     @property
     def _linger(self) -> float:
         """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
-        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.smoothed_rtt(), MAX_LINGER))
+        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.connections.smoothed_rtt(self.now), MAX_LINGER))
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
         for connection in connections:
-            connection.send(SegmentType.ACK, acks)
-            connection.send(SegmentType.CLOSE, payload)
+            connection.send(SegmentType.ACK, acks, self.now)
+            connection.send(SegmentType.CLOSE, payload, self.now)
 
     def peer_closed(self, close: Close) -> None:
         if close.code == CLOSE_NORMAL and self.closing and not self.streams.all_sent_acknowledged:

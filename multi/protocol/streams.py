@@ -34,9 +34,7 @@ class Streams:
         self._own_parity = 0 if side is Side.CLIENT else 1
         self._next_own = 2 if side is Side.CLIENT else 1
         self._next_peer = 1 if side is Side.CLIENT else 2
-        self._own_opened = 0
         self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
-        self._peer_opened = 0
         self._peer_limit = settings.max_streams
         self._peer_window = EARLY_DATA_LIMIT
         self._ended: SessionLost | None = None
@@ -59,11 +57,10 @@ class Streams:
             raise self._ended or SessionLost()
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
-        if self._own_opened >= self._own_limit:
+        if (self._next_own - 1) // 2 >= self._own_limit:
             return None
         stream = StreamId(self._next_own)
         self._next_own += 2
-        self._own_opened += 1
         self.create(stream, priority)
         self._outbox.add(SegmentType.OPEN, encode_unsigned((priority, 1)), stream)
         return stream
@@ -86,13 +83,12 @@ class Streams:
         if stream < self._next_peer:
             return None
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
-        if self._peer_opened + (stream - self._next_peer) // 2 >= self._peer_limit:
+        if (stream - 1) // 2 >= self._peer_limit:
             limit = self._session.settings.max_streams
             raise RemoteProtocolError(f"more than {limit} streams open", Cause.STREAM_LIMIT)
         while self._next_peer <= stream:
             opened = StreamId(self._next_peer)
             self._next_peer += 2
-            self._peer_opened += 1
             self.create(opened, DEFAULT_PRIORITY)
             self._receiver.streams[opened].accepted = False
             self._session.emit(StreamOpened(opened))

@@ -220,7 +220,7 @@ def check_bounds(node: Node) -> None:
     check(len(peers) <= settings.max_streams + 1, "more streams than allowed")
     for stream in session.receiver.streams.values():
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
-    kept = sum(s.readable + s.reassembling for s in session.receiver.streams.values())
+    kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
     check(kept <= settings.max_session_window, "more bytes kept than the window")
 
 
@@ -338,7 +338,7 @@ def run_peer(data: bytes, side: Side) -> None:
         kind, payload, sequence, stream = grammar.parts()
         own = speaker.session.connections.get(line.id)
         if own is not None and own.alive:
-            own.send(kind, payload, sequence=sequence, stream=stream, lane=lane)
+            own.send(kind, payload, own.sent_at, sequence=sequence, stream=stream, lane=lane)
 
     for line in lines:
         take_over(line)

@@ -152,12 +152,14 @@ class Resetter(Wire):
         if packet.protocol == TCP and packet.flags & SYN and way == "up" and key not in self._reset:
             self.counts["dialled"] += 1
         flow = self.flows[key]
-        if packet.protocol != TCP or key in self._reset or flow.carried < self._after:
+        if packet.protocol != TCP or flow.carried < self._after:
             return None
         if not packet.payload or packet.flags & SYN:
             return None
-        self._reset.add(key)
-        self.counts["reset"] += 1
+        # Again as long as it goes on: a reset behind a packet that was lost is out of order, and nobody heeds it.
+        if key not in self._reset:
+            self._reset.add(key)
+            self.counts["reset"] += 1
         other: Way = "down" if way == "up" else "up"
         forward = replace(packet, payload=b"", flags=RST | ACK, options=b"")
         return [(way, forward), (other, packet.back(RST | ACK))]

@@ -426,20 +426,17 @@ async def test_forged_refusals_on_the_only_network_end_a_session_only_by_unknown
     code: RefuseCode, stage: Stage, plain: str, tell: Any
 ) -> None:
     await stage.honest(stage.config(("tcp", "wlan0", PLAIN), multi_config={"resume_timeout": 4}), active=["wlan0"])
-    ending = stage.client.do("ends", "transfer", 12.0)
     wifi = stage.testbed.links["wifi"]
+    # Something has come back: until the server has heard CONFIRM it forgets the session soon, and refuses by itself.
+    await stage.client.do("until", "transfer", received=MIB // 8)
     wifi.intercept(Resetter)
-    await until_counted(stage, "wifi", "reset", 1)
+    await stage.client.do("until", "transfer", active=[])
     wifi.intercept(Refuser, code)
-    lived, reason = await ending
+    lived, reason = await stage.client.do("ends", "transfer", 12.0)
     refused = wifi.ask_interceptor(("counted",))["refused"]
     tell(lived=f"{lived:.2f} s", reason=reason, refused=refused)
-    if code is RefuseCode.UNKNOWN:
-        assert "session gone" in reason
-        assert refused == UNKNOWN_SAID
-    else:
-        assert "no connection for 4 s" in reason
-        assert refused < 20
+    assert ("session gone" if code is RefuseCode.UNKNOWN else "no connection for 4 s") in reason
+    assert UNKNOWN_SAID <= refused < 20, "an answer that was lost and repeated counts twice"
     assert lived < 7.0
 
 
@@ -561,7 +558,8 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
     took = time.monotonic() - started_at
     await asyncio.sleep(max(0.0, 2.0 - took))
     left = [await stage.server.do("statistics", name) for name in ("besieged", "besieged plain")]
-    facts = await stage.finished("besieged plain", quiet=True)
+    await stage.client.do("until", "transfer", active=BOTH)  # one may have been lost: the server was busy
+    facts = await stage.finished("besieged plain")
     tell(facts, opened=opened, took=f"{took:.1f} s", opening=[f"{t:.2f} s" for t in opening], server=left)
     assert max(opening) < 1.0 * 2.5, "loosely: processors are shared"
 

@@ -274,7 +274,7 @@ def test_what_one_end_seals_only_the_other_opens_and_only_once(payload: bytes) -
     theirs.protect(Cipher.AES_128_GCM, outgoing=b"t" * 32, incoming=b"o" * 32)
     assert theirs.openers is not None
     for lane, opener in enumerate(theirs.openers):
-        ours.send(SegmentType.DATA, payload, stream=StreamId(2), lane=lane)
+        ours.send(SegmentType.DATA, payload, 0.0, stream=StreamId(2), lane=lane)
         raw = b"".join(ours.output[lane])
         assert not payload or payload not in raw
         (segment,) = theirs.decoders[lane].feed(memoryview(raw))
@@ -289,5 +289,5 @@ def test_unprotected_segments_are_sent_as_they_are() -> None:
     made.protect(Cipher.CHACHA20_POLY1305, outgoing=b"o" * 32)
     made.unprotect()
     assert made.openers is None
-    made.send(SegmentType.DATA, b"in clear")
+    made.send(SegmentType.DATA, b"in clear", 0.0)
     assert b"in clear" in b"".join(made.output[0])
