@@ -6,6 +6,7 @@ Decides what is worth saying. Which candidates an entry leads to is asked of the
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from multi.asyncio.resolution import Resolver
 from multi.asyncio.settings import local_scheduler
-from multi.config import Config, Entry, load_config
+from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError
@@ -28,13 +29,19 @@ from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Kind
 
 
-def run_check(path: str) -> int:
+def print_schema() -> int:
+    """`multi schema`: the JSON Schema of configurations, for editors. Returns 0."""
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    return 0
+
+
+def run_check(config: str) -> int:
     """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""
     logging.getLogger("multi.config").setLevel(logging.ERROR)  # its warnings are part of the explanation here
-    config = load_config(path)
-    print(f"{printable(path)}: valid configuration of a {'server' if config.is_server else 'client'}")
-    usable = _server(config) if config.is_server else asyncio.run(_client(config))
-    for warning in config.warnings():
+    loaded = load_config(config)
+    print(f"{printable(config)}: valid configuration of a {'server' if loaded.is_server else 'client'}")
+    usable = _server(loaded) if loaded.is_server else asyncio.run(_client(loaded))
+    for warning in loaded.warnings():
         print(f"warning: {warning}")
     print("usable" if usable else "NOT usable on this machine now")
     return 0 if usable else 1

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from multi.cli.commands import demo
+from multi.cli import demo
 from multi.lab.demo import loopback as demo_loopback
 from multi.lab.demo import roaming
 from multi.lab.demo.recording import Outcome, Recorder

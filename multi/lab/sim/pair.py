@@ -27,10 +27,7 @@ STRANGER_REPLY = TableLimits(sessions=0, sessions_per_source=0)
 
 
 class Pair:
-    """A client and a server that hold one session; see the module.
-
-    `candidates` overrides fields of the candidate of each route by index, e.g. {1: {"role": Role.BACKUP}}.
-    """
+    """A client and a server that hold one session; `roles`, `groups` and `max_rates` are those of each route."""
 
     def __init__(
         self,
@@ -62,7 +59,6 @@ class Pair:
         """(time, route) of every dial."""
         self.wires: list[Wire] = []
         settings = client or SessionSettings()
-        self._client_settings = replace(settings, policy=policy or settings.policy)
         self._server_settings = server or replace(SessionSettings(), protect=settings.protect)
         self.transparent = settings.protect is Protect.NEVER
         """Segments travel in clear."""
@@ -70,15 +66,7 @@ class Pair:
         self.table: SessionTable[End] = SessionTable(TableLimits(), self._accept)
         self._strangers: SessionTable[End] = SessionTable(STRANGER_REPLY, self._accept)
         self.server: End | None = None
-        session = SessionCore(
-            Side.CLIENT,
-            self.session_id,
-            self._client_settings,
-            entropy=self.clock.entropy,
-            make_scheduler=create_scheduler,
-            now=0.0,
-        )
-        self.client = End(self, session, "client", watched=watched)
+        self.client = self._end(Side.CLIENT, self.session_id, replace(settings, policy=policy or settings.policy))
         self.candidates = [
             self.candidate(
                 index,
@@ -124,13 +112,10 @@ class Pair:
     def ends(self) -> list[End]:
         return [self.client] if self.server is None else [self.client, self.server]
 
-    def other(self, end: End) -> End | None:
-        return self.server if end is self.client else self.client
-
     # --- time  ---
 
     def run(self, seconds: float) -> None:
-        self.clock.run(self.clock.now + seconds)
+        self.clock.run_until(lambda: False, seconds)
 
     def until(self, condition: Callable[[], bool], limit: float) -> bool:
         """Run until `condition` holds; False when `limit` seconds pass first."""
@@ -234,16 +219,15 @@ class Pair:
         else:
             wire.client.lose(wire, "")
 
-    def _accept(self, session_id: SessionId, source: str) -> End:
+    def _end(self, side: Side, session_id: SessionId, settings: SessionSettings) -> End:
+        clock = self.clock
         session = SessionCore(
-            Side.SERVER,
-            session_id,
-            self._server_settings,
-            entropy=self.clock.entropy,
-            make_scheduler=create_scheduler,
-            now=self.clock.now,
+            side, session_id, settings, entropy=clock.entropy, make_scheduler=create_scheduler, now=clock.now
         )
-        self.server = End(self, session, "server", watched=self.watched)
+        return End(self, session, side.name.lower(), watched=self.watched)
+
+    def _accept(self, session_id: SessionId, source: str) -> End:
+        self.server = self._end(Side.SERVER, session_id, self._server_settings)
         self.server.other, self.client.other = self.client, self.server
         return self.server
 
