@@ -85,9 +85,6 @@ def memory_for(directory: Path, request: Request) -> int:
         return run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a bench server keeps all it is sent where little was announced"
-)
 def test_a_bench_server_does_not_keep_more_than_was_announced(tmp_path: Path) -> None:
     assert memory_for(tmp_path, Request(reverse=False, seconds=0.0, bytes=1)) < KEPT
 
