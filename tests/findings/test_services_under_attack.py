@@ -133,9 +133,6 @@ def work_after(directory: Path, request: Get) -> float:
         return now - begun
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="what a client says to have already is hashed after its session is over"
-)
 def test_a_file_server_does_no_work_for_sessions_that_have_ended(tmp_path: Path) -> None:
     assert work_after(tmp_path, Get("big", SIZE, "0" * 64)) < SPENT
 

@@ -19,7 +19,7 @@ from multi.asyncio.client import ConfigLike, connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
+from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
@@ -138,7 +138,7 @@ async def get_file(
 async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
     transfer = Transfer("get", name, session, on_progress=progress)
     progress(transfer)
-    await sink.hash_up_to(sink.kept)
+    await Prefixes().hash_up_to(sink, sink.kept)
     session.writer.write(encode(Get(name, sink.position, sink.sha256)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Sending))
@@ -179,7 +179,8 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
     session.writer.write(encode(Put(name, file.size, file.mode, force)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Receiving))
-    await file.resume(answer.offset, answer.prefix_sha256)
+    await Prefixes().hash_up_to(file, min(answer.offset, file.size))
+    file.resume(answer.offset, answer.prefix_sha256)
     session.writer.write(encode(Begin(file.position)))
     transfer.done = transfer.resumed_from = file.position
     progress(transfer)
