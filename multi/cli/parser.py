@@ -46,7 +46,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     get = _add(commands, "get", "multi.cli.copy:run_get", "fetch a file over all connections", CLIENT)
     get.add_argument("name", metavar="NAME", help="the file's name on the server")
-    get.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to put it (default: here, same name)")
+    where = "where to put it, - for standard output (default: here, same name)"
+    get.add_argument("-o", "--output", metavar="FILE", type=Path, help=where)
+    get.add_argument("--force", action="store_true", help="replace a file that -o does not name")
 
     show = "show the interfaces of this machine and what a session can do with them"
     _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", show)

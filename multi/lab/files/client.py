@@ -123,14 +123,19 @@ def partial_of(target: Path) -> Path:
 
 
 async def get_file(
-    session: Session | ConfigLike, name: str, target: Path, *, progress: OnProgress = lambda _: None
+    session: Session | ConfigLike,
+    name: str,
+    target: Path,
+    *,
+    force: bool = False,
+    progress: OnProgress = lambda _: None,
 ) -> Copied:
-    """Fetch `name` and put it at `target`, replacing what is there once everything has come and is verified.
+    """Fetch `name` and put it at `target` once everything has come and is verified; `force` replaces what is there.
 
     A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
     disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
     """
-    with _location_of(target) as location, receiving(location, force=True) as sink:
+    with _location_of(target) as location, receiving(location, force=force) as sink:
         async with _session(session) as opened:
             return await _get(opened, name, location, sink, progress)
 
@@ -151,6 +156,7 @@ async def _get(session: Session, name: str, location: FileLocation, sink: Receiv
 
     await _complete(receive_blocks(session.reader, sink, answer.size, transfer.count))
     await asyncio.to_thread(sink.finish, allowed_mode(answer.mode))
+    # Asked before the copy began; without `force` it would need hard links, which a memory stick has not.
     await asyncio.to_thread(partial(location.commit, force=True))
     return transfer.copied(sink.sha256)
 
