@@ -398,18 +398,16 @@ class Server:
         self._sessions[driver] = session
         try:
             result = self._on_client(session.reader, session.writer)
-        except Exception:
-            logger.exception("on_client failed")
-            session.abort(APPLICATION_FAILED)
+        except Exception as error:
+            self._failed(session, error)
             return
         if asyncio.iscoroutine(result):
             task = asyncio.get_running_loop().create_task(self._run(result, session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    @staticmethod
-    async def _run(coroutine: Awaitable[None], session: Session) -> None:
-        """Await one client's callback; what it lets escape ends its session and is logged once."""
+    async def _run(self, coroutine: Awaitable[None], session: Session) -> None:
+        """Await one client's callback; what it lets escape ends its session and is told once."""
         try:
             await coroutine
         except asyncio.CancelledError:
@@ -418,9 +416,16 @@ class Server:
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)
             session.abort(str(error))
-        except Exception:
-            logger.exception("on_client failed in session %s", session.id.hex()[:8])
-            session.abort(APPLICATION_FAILED)
+        except Exception as error:
+            self._failed(session, error)
+
+    def _failed(self, session: Session, error: Exception) -> None:
+        """A bug of the application goes where asyncio's server reports it: error trackers and tests look there."""
+        message = f"on_client failed in session {session.id.hex()[:8]}"
+        self._loop.call_exception_handler(
+            {"message": message, "exception": error, "transport": session.writer.transport}
+        )
+        session.abort(APPLICATION_FAILED)
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)

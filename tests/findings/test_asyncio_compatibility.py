@@ -239,11 +239,6 @@ async def fails(reader: Any, writer: Any) -> None:
     raise KeyError("a bug of the application")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="an exception in on_client is only logged, where no error tracker or test framework sees it",
-)
 def test_an_exception_of_a_handler_reaches_the_exception_handler_of_the_loop() -> None:
     async def scenario() -> list[object]:
         reported: list[object] = []
