@@ -7,7 +7,7 @@
     |- TransportError         (OSError)          one transport connection failed
     |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
     |- SessionRefused         (ConnectionError)  the server said no
-    `- SessionLost            (ConnectionError)  the session ended before everything arrived
+    `- SessionLost            (ConnectionResetError)  the session ended before everything arrived
        `- StreamReset                            one stream was reset; the session lives on
 
 "You misused me" and "the peer misbehaved" are different exceptions, as in h11.
@@ -87,7 +87,7 @@ class SessionRefused(MultiError, ConnectionError):
         return self.reason
 
 
-class SessionLost(MultiError, ConnectionError):
+class SessionLost(MultiError, ConnectionResetError):
     """The session ended before everything arrived; `reason` says why."""
 
     def __init__(self, reason: Reason = IN_ORDER) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
+import socket
 from collections.abc import Generator, Mapping
 from types import TracebackType
 from typing import Any
@@ -129,7 +131,8 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         raise
     except SessionLost:
         await driver.settle()
-        raise NoUsableConnection(str(core.reason), driver.failures) from None
+        kind = _ConnectionRefused if driver.dial_errors == {errno.ECONNREFUSED} else NoUsableConnection
+        raise kind(str(core.reason), driver.failures) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")
@@ -154,8 +157,19 @@ async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found
             raise
         raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
     if not found.candidates:
-        raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
+        kind = _UnknownName if found.errors else NoUsableConnection
+        raise kind("no candidate is usable on this machine", found.rejected)
     return found
+
+
+class _ConnectionRefused(NoUsableConnection, ConnectionRefusedError):
+    """What is caught as `ConnectionRefusedError` with asyncio."""
+
+    errno = errno.ECONNREFUSED
+
+
+class _UnknownName(NoUsableConnection, socket.gaierror):
+    """What is caught as `socket.gaierror` with asyncio."""
 
 
 __all__ = ["ConfigLike", "connect", "open_connection"]

@@ -58,11 +58,6 @@ def test_unread_bytes_show_in_the_buffer_of_asyncios_reader() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="reader._buffer is empty while bytes wait to be read, so that redis-py reuses a dirty connection",
-)
 def test_a_connection_pool_that_looks_into_the_readers_buffer_is_not_misled() -> None:
     async def scenario() -> None:
         async with multi_pair(WAY) as pair:
@@ -117,9 +112,6 @@ def test_writers_name_a_socket() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a refused connection is a NoUsableConnection without errno"
-)
 def test_a_refused_connection_is_caught_as_with_asyncio() -> None:
     async def scenario() -> None:
         with pytest.raises(OSError, match="refused") as caught:
@@ -129,7 +121,6 @@ def test_a_refused_connection_is_caught_as_with_asyncio() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a name that does not resolve raises no socket.gaierror")
 def test_an_unknown_name_is_caught_as_with_asyncio() -> None:
     async def scenario() -> None:
         with pytest.raises(OSError, match="no-such-host") as caught:
@@ -160,9 +151,6 @@ def test_writing_on_to_a_peer_that_has_gone_resets_asyncios_connection() -> None
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a SessionLost is neither ConnectionResetError nor BrokenPipeError"
-)
 def test_writing_on_to_a_peer_that_has_gone_is_caught_as_with_asyncio() -> None:
     async def scenario() -> None:
         async with multi_pair(WAY) as pair:
