@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -105,16 +106,6 @@ class _PendingConnection:
         self._server.admission.settled(self)
 
 
-@dataclass(frozen=True, slots=True)
-class BoundAddress:
-    """A listening socket as far as applications need it."""
-
-    address: tuple[str, int]
-
-    def getsockname(self) -> tuple[str, int]:
-        return self.address
-
-
 class Server:
     """A running server; made by `start_server`, used like `asyncio.Server`."""
 
@@ -168,9 +159,9 @@ class Server:
         return tuple(dict.fromkeys(listener.address for listener in self._listeners))
 
     @property
-    def sockets(self) -> tuple[BoundAddress, ...]:
-        """What `asyncio.Server.sockets` is asked for: `server.sockets[0].getsockname()`."""
-        return tuple(BoundAddress(listener.address) for listener in self._listeners) if self.is_serving() else ()
+    def sockets(self) -> tuple[TransportSocket, ...]:
+        """The sockets listened on; look at them, but leave them alone."""
+        return tuple(listener.socket for listener in self._listeners) if self.is_serving() else ()
 
     @property
     def port(self) -> int:

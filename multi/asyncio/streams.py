@@ -344,7 +344,7 @@ class SessionWriter:
     # --- facts ---
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`session`, `peername`, `sockname`, `peercert`, `psk_id`, `stream`, `connections`; else `default`."""
+        """`session`, `peername`, `sockname`, `socket`, `peercert`, `psk_id`, `stream`, `connections`; or `default`."""
         return self._owner.extra_info(name, self._stream, default)
 
     async def start_tls(self, *args: object, **kwargs: object) -> None:

@@ -66,9 +66,6 @@ def test_a_connection_pool_that_looks_into_the_readers_buffer_is_not_misled() ->
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AttributeError, reason="server.sockets hold objects that have getsockname() and nothing else"
-)
 def test_the_sockets_of_a_server_tell_what_asyncios_tell() -> None:
     async def scenario() -> None:
         async with serving(lambda reader, writer: None) as server:
@@ -99,15 +96,15 @@ def test_asyncios_writers_name_their_socket() -> None:
     run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AttributeError,
-    reason="get_extra_info('socket') is None, so that hypercorn fails on every client",
-)
 def test_writers_name_a_socket() -> None:
     async def scenario() -> None:
         async with multi_pair(WAY) as pair:
             assert await addressed_by(pair) == [socket.AF_INET, socket.SOCK_STREAM] * 2
+            sock = pair.writer.get_extra_info("socket")
+            assert sock.getpeername() == pair.writer.get_extra_info("peername")
+            assert sock.getsockname() == pair.writer.get_extra_info("sockname")
+            with pytest.raises(OSError, match="not supported"):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     run(scenario())
 

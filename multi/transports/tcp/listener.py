@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import socket
+from asyncio.trsock import TransportSocket
 
 from multi.transports.sockets import (
     LISTEN_BACKLOG,
@@ -55,6 +56,10 @@ class StreamListener:
     @property
     def address(self) -> tuple[str, int]:
         return self._address
+
+    @property
+    def socket(self) -> TransportSocket:
+        return TransportSocket(self._sock)
 
     @property
     def closed(self) -> bool:
