@@ -99,7 +99,7 @@ class Counted(multi.Transport):
         try:
             server = await asyncio.get_running_loop().create_server(lambda: Channel(accept), host, port)
             sock = server.sockets[0]
-            listener: multi.Listener = SimpleNamespace(address=sock.getsockname()[:2], socket=sock, close=server.close)
+            listener: multi.Listener = SimpleNamespace(address=sock.getsockname()[:2], sock=sock, close=server.close)
             return listener
         except OSError as error:
             raise multi.TransportError(f"cannot listen on port {port}: {error.strerror}") from error

@@ -21,7 +21,7 @@ from multi.lab.demo import roaming
 from multi.lab.demo.recording import Outcome, Recorder
 from multi.lab.demo.roaming import STORY
 from multi.lab.testbed import TestbedNotAllowed, load_profile, pytest_plugin
-from multi.transports.mptcp.transport import mptcp_available
+from multi.linux.mptcp_pm import mptcp_available
 from tests.integration.cli_runner import command, run, wait_for_line
 
 KEYS = ["start", "wifi_in_range", "wifi_dies", "wifi_back", "handover", "total_loss", "resume"]

@@ -531,7 +531,7 @@ def test_binding_to_a_device_works_without_an_address(case: Case) -> None:
 def test_unknown_interface_and_foreign_address_are_clear_errors(case4: Case) -> None:
     async def scenario() -> None:
         dial = transport(case4.name).dial
-        with pytest.raises(TransportError, match="no interface named 'nosuch0'"):
+        with pytest.raises(TransportError, match="cannot bind to interface nosuch0: no such interface"):
             await dial(case4.candidate(1, interface="nosuch0"), case4.settings)
         with pytest.raises(TransportError, match=r"cannot bind to 192\.0\.2\.1: address is not available"):
             await dial(case4.candidate(1, local_address="192.0.2.1"), case4.settings)

@@ -391,15 +391,15 @@ def test_a_handover_makes_before_it_breaks() -> None:
     paths = pair.client.session.paths
     assert paths is not None
     copied = pair.client.session.sender.reinjected_bytes
-    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[1]], done.append, pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.client.state_of(0) is None, 1.0)
     assert done == [None]
     assert pair.client.session.sender.reinjected_bytes == copied
     # ... and straight back, while the other is still draining.
-    pair.client.session.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[0]], done.append, pair.clock.now)
     pair.client.pump()
-    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[1]], done.append, pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.peer.got() == 3_000_000, 10.0)
     assert done[:2] == ["", "another handover is under way"] or done[1:] == ["", ""] or len(done) == 3
@@ -413,7 +413,7 @@ def test_a_handover_to_a_dead_network_leaves_the_old_connection() -> None:
     done: list[Reason | None] = []
     paths = pair.client.session.paths
     assert paths is not None
-    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[1]], done.append, pair.clock.now)
     pair.client.pump()
     pair.run(2.0)
     assert done == ["connection refused"]

@@ -31,6 +31,7 @@ EXPECTED_CAUSES = frozenset(
         Cause.PEER_CLOSED,
         Cause.PEER_LOST,
         Cause.REFUSED,
+        Cause.REFUSED_UNKNOWN,
         Cause.REMOVED,
         Cause.REPLACED,
         Cause.RESUME_TIMEOUT,
@@ -105,7 +106,7 @@ class Oracles:
         self.data_log.append((self._end.now, wire.id, stream, size))
         end = start + size
         if self._has_carried(wire.id, stream, start, end):
-            others = [c.id for c in self._end.session.usable() if c.id != wire.id]
+            others = [c.id for c in self._end.session.connections.for_data() if c.id != wire.id]
             free = [c for c in others if not self._has_carried(c, stream, start, end)]
             if free:
                 self._fail(f"bytes {start}..{end} of stream {stream} again on {wire.id}, with {free} usable")

@@ -13,7 +13,7 @@ from multi.lab.sim.end import End
 from multi.lab.sim.link import Direction, LinkSpec
 from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
-from multi.paths.manager import Mode
+from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.payloads import Policy
@@ -76,14 +76,9 @@ class Pair:
             )
             for index in range(len(self.routes))
         ]
-        self.client.session.open(
-            self.candidates,
-            connect=connect,
-            mode=mode,
-            open_timeout=open_timeout,
-            jitter=self.clock.random.random,
-            now=0.0,
-        )
+        session, jitter = self.client.session, self.clock.random.random
+        paths = PathManager(self.candidates, connect=connect, mode=mode, session=session, jitter=jitter, now=0.0)
+        session.open(paths, open_timeout, now=0.0)
         self.client.pump()
 
     def candidate(self, index: int, *, role: Role = Role.ACTIVE, group: str = "", max_rate: float = 0.0) -> Candidate:
@@ -233,7 +228,7 @@ class Pair:
 
     def ended(self, end: Terminal) -> None:
         if end is self.server:
-            self.table.remove(self.session_id)
+            self.table.remove(end)
 
     # --- what happens to the network  ---
 
@@ -274,7 +269,8 @@ class Pair:
 
     def forget_session(self) -> None:
         """The server restarts: its side of the session is gone, without a word."""
-        self.table.remove(self.session_id)
+        if self.server is not None:
+            self.table.remove(self.server)
         for wire in self.wires:
             wire.up.sever()
             wire.down.sever()

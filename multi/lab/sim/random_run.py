@@ -308,7 +308,7 @@ class RandomRun:
         self._log("client adds", index)
         candidate = self.pair.candidate(index, group=f"added {len(self.pair.candidates)}")
         self.pair.candidates.append(candidate)
-        self.pair.client.session.add_candidates([candidate], now=self.pair.clock.now)
+        self.pair.client.session.path_manager(now=self.pair.clock.now).add([candidate], self.pair.clock.now)
         self.pair.client.pump()
 
     def _set_role(self) -> None:
@@ -332,7 +332,7 @@ class RandomRun:
             self._log("handover", int(failure is not None), comment=failure or "")
 
         self._log("client hands-over", slot.candidates[0].entry)
-        client.session.hand_over([slot], handed_over, now=client.now)
+        client.session.path_manager(now=client.now).hand_over([slot], handed_over, client.now)
         client.pump()
 
     def _network_changed(self) -> None:
@@ -347,7 +347,8 @@ class RandomRun:
     def _update(self, there: list[Candidate]) -> None:
         client = self.pair.client
         self._log("networks", *[c.entry for c in there])
-        client.session.update_candidates(there, reason=lambda entry: "no carrier", expecting=False, now=client.now)
+        paths = client.session.path_manager(now=client.now)
+        paths.update(there, client.now, reason=lambda entry: "no carrier")
         client.pump()
 
     def _lose_address(self) -> None:

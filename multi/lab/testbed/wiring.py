@@ -15,7 +15,7 @@ from multi.lab.testbed.devices import Device, Namespace, TapDevice, VethDevice, 
 from multi.lab.testbed.errors import TestbedNotAllowed
 from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
 from multi.lab.testbed.specs import HOSTS, SERVER_ADDRESSES, HostName, LinkAddresses, LinkSpec, Way, link_addresses
-from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpLimits, MptcpPathManager
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpPathManager
 from multi.linux.route_netlink import RouteNetlink
 
 log = logging.getLogger("multi.lab.testbed")
@@ -123,7 +123,7 @@ class Hosts:
         for host in ("server", "client"):
             with inside(self.of[host].descriptor):
                 manager = MptcpPathManager()
-            manager.set_limits(MptcpLimits(MAX_SUBFLOWS, MAX_SUBFLOWS))
+            manager.set_subflow_limit(MAX_SUBFLOWS)
         return manager
 
 

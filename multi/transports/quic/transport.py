@@ -204,8 +204,8 @@ class QuicListener:
         return self._port.address
 
     @property
-    def socket(self) -> TransportSocket:
-        return self._port.socket
+    def sock(self) -> TransportSocket:
+        return self._port.sock
 
     def close(self) -> None:
         self._closed = True

@@ -127,7 +127,7 @@ class UdpPort:
         return self._local[0], self._local[1]
 
     @property
-    def socket(self) -> TransportSocket:
+    def sock(self) -> TransportSocket:
         return TransportSocket(self._sock)
 
     @property
