@@ -97,7 +97,7 @@ def test_a_bench_server_keeps_nothing_where_no_size_was_announced(tmp_path: Path
 
 SIZE = 8 * GIB  # of which nothing is on the disk
 REQUESTS = 4
-SPENT = 0.5  # seconds of processor time; today it is many
+SPENT = 0.5  # seconds of processor time; hashing all of it takes many
 
 
 async def ask(server: Service, request: Get, source: str) -> None:
