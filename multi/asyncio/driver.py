@@ -117,6 +117,8 @@ class SessionDriver:
         self.closed_error: MultiError | None = None
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
+        self.dial_errors: set[int | None] = set()
+        """`errno` of every dial that failed."""
         self._settings = settings
         self.send_buffer = send_buffer
         self.on_opened: Callable[[SessionDriver], None] = _ignore
@@ -361,7 +363,9 @@ class SessionDriver:
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)
-            answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
+            code = error.errno if isinstance(error, OSError) else None
+            self.dial_errors.add(code)
+            answered = code not in UNANSWERED
             reason = Reason(Cause.TRANSPORT, str(error) or repr(error))
             self.core.attempt_failed(connection, reason, answered=answered, now=self.loop.time())
             self.pump()

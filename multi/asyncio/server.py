@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -103,16 +104,6 @@ class _PendingConnection:
         self._server.admission.settled(self)
 
 
-@dataclass(frozen=True, slots=True)
-class BoundAddress:
-    """A listening socket as far as applications need it."""
-
-    address: tuple[str, int]
-
-    def getsockname(self) -> tuple[str, int]:
-        return self.address
-
-
 class Server:
     """A running server; made by `start_server`, used like `asyncio.Server`."""
 
@@ -170,9 +161,9 @@ class Server:
         return tuple(dict.fromkeys(listener.address for listener in self._listeners))
 
     @property
-    def sockets(self) -> tuple[BoundAddress, ...]:
-        """What `asyncio.Server.sockets` is asked for: `server.sockets[0].getsockname()`."""
-        return tuple(BoundAddress(listener.address) for listener in self._listeners) if self.is_serving() else ()
+    def sockets(self) -> tuple[TransportSocket, ...]:
+        """The sockets listened on; look at them, but leave them alone."""
+        return tuple(listener.sock for listener in self._listeners) if self.is_serving() else ()
 
     @property
     def port(self) -> int:
@@ -389,18 +380,16 @@ class Server:
         self._sessions[driver] = session
         try:
             result = self._on_client(session.reader, session.writer)
-        except Exception:
-            logger.exception("on_client failed")
-            session.abort(APPLICATION_FAILED)
+        except Exception as error:
+            self._failed(session, error)
             return
         if asyncio.iscoroutine(result):
             task = self._loop.create_task(self._run(result, session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    @staticmethod
-    async def _run(coroutine: Awaitable[None], session: Session) -> None:
-        """Await one client's callback; what it lets escape ends its session and is logged once."""
+    async def _run(self, coroutine: Awaitable[None], session: Session) -> None:
+        """Await one client's callback; what it lets escape ends its session and is told once."""
         try:
             await coroutine
         except asyncio.CancelledError:
@@ -409,9 +398,16 @@ class Server:
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)
             session.abort(str(error))
-        except Exception:
-            logger.exception("on_client failed in session %s", session.id.hex()[:8])
-            session.abort(APPLICATION_FAILED)
+        except Exception as error:
+            self._failed(session, error)
+
+    def _failed(self, session: Session, error: Exception) -> None:
+        """A bug of the application goes where asyncio's server reports it: error trackers and tests look there."""
+        message = f"on_client failed in session {session.id.hex()[:8]}"
+        self._loop.call_exception_handler(
+            {"message": message, "exception": error, "transport": session.writer.transport}
+        )
+        session.abort(APPLICATION_FAILED)
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)

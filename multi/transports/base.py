@@ -15,6 +15,7 @@ Rules every channel keeps
 from __future__ import annotations
 
 import re
+from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -160,6 +161,10 @@ class Listener(Protocol):
     @property
     def address(self) -> tuple[str, int]:
         """The address and port really bound."""
+
+    @property
+    def sock(self) -> TransportSocket:
+        """As in asyncio's `Server.sockets`."""
 
     def close(self) -> None:
         """Stop accepting. Channels already accepted live on."""

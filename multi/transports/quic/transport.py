@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import time
+from asyncio.trsock import TransportSocket
 from contextlib import ExitStack
 from typing import Any
 
@@ -201,6 +202,10 @@ class QuicListener:
     @property
     def address(self) -> tuple[str, int]:
         return self._port.address
+
+    @property
+    def sock(self) -> TransportSocket:
+        return self._port.sock
 
     def close(self) -> None:
         self._closed = True

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+from asyncio.trsock import TransportSocket
 from collections import deque
 from contextlib import suppress
 from itertools import islice
@@ -124,6 +125,10 @@ class UdpPort:
     @property
     def address(self) -> tuple[str, int]:
         return self._local[0], self._local[1]
+
+    @property
+    def sock(self) -> TransportSocket:
+        return TransportSocket(self._sock)
 
     @property
     def closed(self) -> bool:

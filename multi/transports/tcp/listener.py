@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from asyncio.trsock import TransportSocket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -79,6 +80,10 @@ class StreamListener:
     @property
     def address(self) -> tuple[str, int]:
         return self._address
+
+    @property
+    def sock(self) -> TransportSocket:
+        return TransportSocket(self._sock)
 
     @property
     def closed(self) -> bool:
