@@ -55,6 +55,10 @@ class _PendingConnection:
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
+    @property
+    def behind(self) -> bool:
+        return False
+
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return

@@ -6,6 +6,7 @@ happens to it by the session.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import inf
 
@@ -127,8 +128,8 @@ class Connection:
         self.answered = False
         """The peer has sent what only a MULTI server sends."""
         self.held_size = 0
-        self.held: list[tuple[int, bytes]] = []
-        """(lane, bytes) that came before the handshake was far enough."""
+        self.held: deque[tuple[int, bytes]] = deque()
+        """(lane, bytes) that came before the handshake was far enough, or before there was time."""
         self.decoders = [SegmentDecoder() for _ in range(facts.lanes)]
         self._sealers: list[Sealer] | None = None
         self.openers: list[Opener] | None = None
@@ -250,6 +251,11 @@ class Connection:
             output.append(self._sealers[self.data_lane].seal(header, buffers))
 
     # --- state  ---
+
+    @property
+    def behind(self) -> bool:
+        """Some of what has come could be taken and was not: there was no time."""
+        return bool(self.held) and self.receives
 
     def step(self, step: Step, reason: Reason) -> None:
         """Enter the next phase, for `reason`."""

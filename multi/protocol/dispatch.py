@@ -6,7 +6,8 @@ who takes its content. What is done about it is left to the streams, the sender,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from multi.errors import RemoteProtocolError
@@ -33,7 +34,7 @@ from multi.protocol.payloads import (
     encode_keepalive,
 )
 from multi.protocol.receiver import Receiver
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Lifecycle, Phase
@@ -46,6 +47,11 @@ HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, 
 ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not fit is repaired by a repeat
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
+
+
+def never() -> bool:
+    """There is time for everything."""
+    return False
 
 
 class PeerActs(Protocol):
@@ -92,15 +98,24 @@ class Incoming:
         self._liveness = liveness
         self._session = session
         self._policy_number = self._address_number = -1
+        self._enough: Callable[[], bool] = never
 
-    def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
-        """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection."""
-        if lane and not connection.receives:
+    def receive(
+        self, connection: Connection, data: memoryview, lane: int, now: float, enough: Callable[[], bool]
+    ) -> None:
+        """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection.
+
+        Asked after each segment, `enough` says whether the others have to wait (`Connection.behind`).
+        """
+        self._enough = enough
+        if connection.behind:
+            if data:
+                connection.held.append((lane, bytes(data)))
+            self._release_held(connection, now)
+        elif lane and not connection.receives:
             self._hold(connection, lane, bytes(data))
-            return
-        decoder = connection.decoders[lane]
-        decoder.streaming = connection.receives and connection.openers is None
-        self._feed(connection, decoder, data, lane, now)
+        else:
+            self._feed(connection, data, lane, now)
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
         if connection.phase is not Phase.DISCARDING:
@@ -109,24 +124,32 @@ class Incoming:
         if connection.held_size > HELD_LIMIT:
             raise RemoteProtocolError("too many bytes before the handshake", Cause.FLOW_CONTROL)
 
-    def release_held(self, connection: Connection, now: float) -> None:
-        """The handshake is far enough: take what had to wait for it."""
-        held, connection.held = connection.held, []
-        for lane, data in held:
-            if not connection.alive:
+    def _release_held(self, connection: Connection, now: float) -> None:
+        """The handshake is far enough, or there is time again: take what had to wait for it."""
+        held, connection.held = connection.held, deque()
+        while held and connection.alive:
+            lane, data = held.popleft()
+            self._feed(connection, memoryview(data), lane, now)
+            if connection.held or self._enough():
+                connection.held += held
                 return
-            decoder = connection.decoders[lane] if lane else SegmentDecoder()
-            self._feed(connection, decoder, memoryview(data), lane, now)
 
-    def _feed(self, connection: Connection, decoder: SegmentDecoder, data: memoryview, lane: int, now: float) -> None:
+    def _feed(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
+        decoder = connection.decoders[lane]
+        decoder.streaming = connection.receives and connection.openers is None
         for segment in decoder.feed(data):
             if not connection.alive:
                 return
+            taken = decoder.taken
             if segment.type == SegmentType.DATA and connection.receives:
                 self._data(connection, segment, lane, now)
             else:
                 self._output.needs_flush = True
                 self._segment(connection, segment, lane, now)
+            if connection.behind or self._enough():
+                if taken < len(data):
+                    connection.held.append((lane, bytes(data[taken:])))
+                return
 
     def _data(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
         """The common case, once the handshake is far enough."""
@@ -138,6 +161,8 @@ class Incoming:
         self._heard(connection, now)
         if self._lifecycle.lingering_since is not None:
             self._lifecycle.lingering_since = now  # the peer is still sending: it needs our acknowledgements to end
+        if not segment.payload and segment.header:  # the rest of a segment in parts has no header, and may be empty
+            raise RemoteProtocolError("a DATA segment without data")
         connection.payload_received += len(segment.payload)
         to_ack = connection.streams_to_ack
         if segment.stream not in to_ack and len(to_ack) < MAX_STREAMS_TO_ACK:
@@ -172,8 +197,8 @@ class Incoming:
             if lane:
                 raise RemoteProtocolError("a handshake segment outside lane 0")
             self._auth.handle(connection, segment, now)
-            if connection.receives and connection.held:
-                self.release_held(connection, now)
+            if connection.behind:
+                self._release_held(connection, now)
             return
         if not connection.receives:
             if self._side is Side.CLIENT:

@@ -175,10 +175,12 @@ class SegmentDecoder:
     its own at its own sequence number, and the rest follows. Only unsealed segments can be cut so.
     """
 
-    __slots__ = ("_need", "_rest", "_stash", "streaming", "unfinished")
+    __slots__ = ("_need", "_rest", "_stash", "streaming", "taken", "unfinished")
 
     def __init__(self) -> None:
         self.streaming = False
+        self.taken = 0
+        """Bytes of the last feed up to the end of the segment yielded last; who stops there feeds the others later."""
         self.unfinished = 0
         """Number of the unfinished segment: each that comes in pieces has another."""
         self._stash = bytearray()
@@ -192,7 +194,7 @@ class SegmentDecoder:
         return len(self._stash)
 
     def feed(self, data: memoryview) -> Iterator[Segment]:
-        """Yield the segments completed by `data`; must be exhausted before the next call.
+        """Yield the segments completed by `data`; must be exhausted before the next call, or given up (see `taken`).
 
         Raises RemoteProtocolError after yielding everything before the fault.
         """
@@ -206,24 +208,27 @@ class SegmentDecoder:
             if len(stash) < self._length_at(stash, 0):
                 self._begin_rest(stash, 0)
             else:
+                self.taken = position
                 yield self._segment(stash, 0, len(stash), owned=True)
         if self._rest is not None:
-            end = min(total, position + self._rest[1])
-            yield self._continue(data[position:end])
-            position = end
+            start, position = position, min(total, position + self._rest[1])
+            self.taken = position
+            yield self._continue(data[start:position])
         while total - position >= HEADER_LENGTH:
             length = self._length_at(data, position)
             if total - position < length:
                 if self.streaming and self._has_data_header(data, position):
                     position += self._begin_rest(data, position)
+                    self.taken = total
                     yield self._continue(data[position:])
                     return
                 # Of a DATA segment the header is enough, also when its extensions are still to come.
                 streamed = self.streaming and data[position + 1] == SegmentType.DATA
                 self._need = int.from_bytes(data[position + 2 : position + 4], "big") if streamed else length
                 break
-            yield self._segment(data, position, length, owned=False)
-            position += length
+            start, position = position, position + length
+            self.taken = position
+            yield self._segment(data, start, length, owned=False)
         if position < total:
             if data[position] != VERSION:
                 raise RemoteProtocolError(f"unknown version {data[position]}")

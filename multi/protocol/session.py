@@ -37,7 +37,7 @@ from multi.paths.slots import Slot
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Identity, ServerAuthenticator
 from multi.protocol.connection import Connection
 from multi.protocol.control import Outbox
-from multi.protocol.dispatch import Incoming
+from multi.protocol.dispatch import Incoming, never
 from multi.protocol.handshake import REFUSED, Refuse
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.outgoing import Outgoing
@@ -239,19 +239,36 @@ class SessionCore:
         self._output.notify(created.changed())
         self._auth.opened(created, now)
 
-    def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
-        """Bytes of one lane have come, in order."""
+    def receive(
+        self,
+        connection: ConnectionId,
+        data: memoryview,
+        lane: int = 0,
+        *,
+        now: float,
+        enough: Callable[[], bool] = never,
+    ) -> None:
+        """Bytes of one lane have come, in order.
+
+        Asked after each segment, `enough` says whether the others have to wait. While the session is `behind` with them
+        it goes on with each call, also with one that brings nothing.
+        """
         self._now = now
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
         found.bytes_received += len(data)
         try:
-            self._incoming.receive(found, data, lane, now)
+            self._incoming.receive(found, data, lane, now, enough)
         except RemoteProtocolError as error:
             self._output.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
                 self._protocol_error(found, error)
+
+    def behind(self, connection: ConnectionId) -> bool:
+        """Whether bytes that have come on it wait for the next `receive`."""
+        found = self.connections.get(connection)
+        return found is not None and found.alive and found.behind
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
@@ -841,7 +858,6 @@ class SessionCore:
         if self.side is Side.SERVER:
             connection.allowance = None
         self._auth.hand_out_tickets()
-        self._incoming.release_held(connection, self._now)
 
     def start_over(self, connection: Connection) -> None:
         """The peer cannot read what was sent on `connection` so far: all of it is said again."""

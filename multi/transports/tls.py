@@ -23,6 +23,7 @@ from multi.transports.sockets import transport_error
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
+RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
 WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
 
 _WORDS = {
@@ -249,12 +250,14 @@ class TlsStream:
             return self._sock.recv_into(buffer)  # TLS is over: the rest is only thrown away, still encrypted
         total = 0
         try:
-            while total < len(buffer):
+            for _ in range(RECORDS_PER_READ):
                 size: Any = self._sock.read(len(buffer) - total, buffer[total:])  # an int
                 if not size:
                     self._ended = True
                     break
                 total += size
+                if total == len(buffer):
+                    break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not total:
                 raise BlockingIOError from None

@@ -19,7 +19,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.segment import HEADER_LENGTH, SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
-from multi.types import Role
+from multi.types import ConnectionFacts, Role
 
 from .test_hostile_peer import two_lines, unplug
 from .wiring import CLEAR, PLAIN, QUIC, Ends, Line
@@ -217,3 +217,38 @@ def test_an_acknowledgement_that_took_longer_than_a_newer_one_takes_nothing_back
     ends.pump()
     assert sender.window == window
     assert not sender.unacked
+
+
+# --- time  ---
+
+
+@pytest.mark.parametrize("facts", [PLAIN, QUIC], ids=["one lane", "two lanes"])
+@pytest.mark.parametrize("settings", [CLEAR, SessionSettings()], ids=["clear", "sealed"])
+def test_what_there_is_no_time_for_is_taken_later_in_order(settings: SessionSettings, facts: ConnectionFacts) -> None:
+    ends = Ends(settings, settings)
+    line = ends.connect(facts)
+    line.hold_up = True
+    pieces = [b"before the server has said anything %d " % n for n in range(50)]
+    for piece in pieces:
+        ends.write(ends.client, piece)
+    ends.pump()
+    early = [line.up.popleft() for _ in range(len(line.up))]
+    line.up.append(early.pop(0))  # HELLO
+    line.hold_up, line.hold_down = False, True
+    ends.pump()
+    line.hold_up, line.hold_down = True, False
+    ends.pump()  # ACCEPT has come back
+    session, said = ends.server.session, [*early, *line.up]
+    line.up.clear()
+    for lane in reversed(range(facts.lanes)):
+        together = b"".join(data for its_lane, data in said if its_lane == lane)
+        session.receive(line.id, memoryview(together), lane, now=0.0, enough=lambda: True)
+    turns = 0
+    while session.behind(line.id):
+        assert turns < len(said), "it takes nothing"
+        session.receive(line.id, memoryview(b""), now=0.0, enough=lambda: True)
+        turns += 1
+    line.hold_up = False
+    ends.pump()
+    assert turns > 1
+    assert ends.server.got() == b"".join(pieces)
