@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from multi.asyncio.admission import Admission, BySource, source_of
+from multi.asyncio.admission import Admission, source_of
 from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
@@ -33,7 +33,6 @@ from multi.types import ConnectionId, SessionId, Side
 logger = logging.getLogger("multi.server")
 
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
-GREETING_TIME = 0.020  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
 
@@ -73,9 +72,9 @@ class _PendingConnection:
 
     def batch_finished(self) -> None:
         if self._first and not self._answered:
-            self._server.greeted(self)
+            self._server.admission.in_turn(self, self.host, self._go_on)
 
-    def go_on(self) -> None:
+    def _go_on(self) -> None:
         """What has come may be looked at."""
         self._server.route(self, self._first, self._lanes)
 
@@ -104,7 +103,6 @@ class _PendingConnection:
 
     def leave(self) -> None:
         self._deadline.cancel()
-        self._server.waiting.discard(self)
         self._server.arrivals.pop(self, None)
         self._server.admission.settled(self)
 
@@ -140,9 +138,6 @@ class Server:
             TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.admission.full
         )
         self.arrivals: dict[_PendingConnection, None] = {}
-        self.waiting: BySource[_PendingConnection] = BySource()
-        """Those whose first bytes have not been looked at yet."""
-        self._greeting: asyncio.Handle | None = None
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -299,26 +294,6 @@ class Server:
             channel.abort()
             return
         channel.start(_PendingConnection(self, channel))
-
-    def greeted(self, arrival: _PendingConnection) -> None:
-        """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
-        self.waiting.add(arrival, arrival.host)
-        if self._greeting is None:
-            self._greet()
-
-    def _greet(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._greeting = loop.call_soon(self._greet_more)
-        until = loop.time() + GREETING_TIME
-        while len(self.waiting) and loop.time() < until:
-            if (arrival := self.waiting.next()) is not None:
-                arrival.go_on()
-
-    def _greet_more(self) -> None:
-        """Another turn of the event loop: what has come meanwhile is among them."""
-        self._greeting = None
-        if len(self.waiting):
-            self._greet()
 
     def route(self, arrival: _PendingConnection, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""

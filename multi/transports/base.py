@@ -63,6 +63,13 @@ class AdmissionControl:
     def settled(self, connection: Hashable) -> None:
         """Its peer has proved itself, or it is gone."""
 
+    def in_turn(self, connection: Hashable, host: str, work: Callable[[], None]) -> None:
+        """Do for a connection that was counted in what may cost a millisecond, when it is the turn of `host`.
+
+        It is not done when the connection is settled before; more work in the place of what has not been done.
+        """
+        work()
+
     def crowded(self, host: str) -> bool:
         """Whether whoever comes from there should show that the address is his own before he gets a connection."""
         return False

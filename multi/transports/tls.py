@@ -142,25 +142,41 @@ def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, verified: bool, own: by
     )
 
 
+def at_once(step: Callable[[], None]) -> None:
+    """Nobody else waits."""
+    step()
+
+
 class TlsHandshake:
     """Drives one handshake by callbacks; `finished` hears of the end unless it was cancelled."""
 
-    def __init__(self, sock: ssl.SSLSocket, peer: str, finished: Callable[[TransportError | None], None]) -> None:
-        """`peer` names the other side in errors."""
+    def __init__(
+        self,
+        sock: ssl.SSLSocket,
+        peer: str,
+        finished: Callable[[TransportError | None], None],
+        in_turn: Callable[[Callable[[], None]], None] = at_once,
+    ) -> None:
+        """`peer` names the other side in errors; `in_turn` does a step, which may take a millisecond, when it may."""
         self._peer = peer
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()
         self._finished = finished
+        self._in_turn = in_turn
         self._watching: Callable[[int], bool] | None = None
 
     def start(self) -> None:
-        self._step()
+        self._in_turn(self._step)
 
     def cancel(self) -> None:
         if self._watching is not None:
             self._watching(self._fd)
             self._watching = None
+
+    def _ready(self) -> None:
+        self.cancel()  # a socket that has to wait for its turn would call in each turn of the event loop
+        self._in_turn(self._step)
 
     def _step(self) -> None:
         try:
@@ -168,21 +184,15 @@ class TlsHandshake:
             if self._sock.selected_alpn_protocol() != ALPN:
                 raise TransportError(f"the peer does not speak {ALPN}")
         except ssl.SSLWantReadError:
-            self._watch(self._loop.add_reader, self._loop.remove_reader)
+            self._watching = self._loop.remove_reader
+            self._loop.add_reader(self._fd, self._ready)
         except ssl.SSLWantWriteError:
-            self._watch(self._loop.add_writer, self._loop.remove_writer)
+            self._watching = self._loop.remove_writer
+            self._loop.add_writer(self._fd, self._ready)
         except OSError as error:
-            self.cancel()
             self._finished(handshake_error(error, self._peer))
         else:
-            self.cancel()
             self._finished(None)
-
-    def _watch(self, add: Callable[[int, Callable[[], None]], None], remove: Callable[[int], bool]) -> None:
-        if self._watching != remove:
-            self.cancel()
-            add(self._fd, self._step)
-            self._watching = remove
 
 
 async def handshake(sock: ssl.SSLSocket, peer: str) -> None:

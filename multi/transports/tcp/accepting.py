@@ -162,13 +162,19 @@ class _PendingHandshake:
             self._reception.finished(self)
             self._reception.deliver(self._make(self._sock, self._info, None))
             return
+        self._in_turn(self._begin)
+
+    def _in_turn(self, work: Callable[[], None]) -> None:
+        self._reception.admission.in_turn(self, self._host, work)
+
+    def _begin(self) -> None:
         try:
             secure = wrap(self._sock, self._context, None)
         except TransportError:
             self.abort()
             return
         self._sock = secure
-        self._handshake = TlsHandshake(secure, "the client", lambda error: self._done(secure, error))
+        self._handshake = TlsHandshake(secure, "the client", lambda error: self._done(secure, error), self._in_turn)
         self._handshake.start()
 
     def _done(self, sock: ssl.SSLSocket, error: TransportError | None) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import errno
 import logging
 import socket
+from time import monotonic
 
 from multi.transports.sockets import (
     LISTEN_BACKLOG,
@@ -24,7 +25,7 @@ from multi.transports.tcp.accepting import StreamReception
 
 logger = logging.getLogger("multi.transports")
 
-ACCEPTS_PER_EVENT = 256  # then established connections get their turn; who waits in the kernel cannot be told apart
+ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
 EXHAUSTED_LOG_INTERVAL = 10.0  # seconds
 
@@ -74,9 +75,8 @@ class StreamListener:
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
-        for _ in range(ACCEPTS_PER_EVENT):
-            if self.closed:
-                return
+        until = monotonic() + ACCEPT_TIME
+        while not self.closed and monotonic() < until:
             try:
                 sock, _address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
 
 from multi.asyncio.admission import Admission, BySource, place_of, source_of
 from multi.config.model import Limits
@@ -145,3 +147,21 @@ def test_who_has_left_has_no_turn_and_nobody_has_two() -> None:
     turns.discard("a")
     assert [turns.next() for _ in range(3)] == ["b", "c", None]
     assert len(turns) == 0
+
+
+async def test_what_strangers_want_done_is_done_by_turns() -> None:
+    admission = Admission(Limits())
+    done: list[int | str] = []
+
+    def flood() -> None:
+        for number in range(5):
+            admission.in_turn(number, "192.0.2.77", partial(done.append, number))
+        admission.in_turn(3, "192.0.2.77", lambda: done.append("3 again"))
+        admission.settled(2)
+        admission.in_turn("alone", "198.51.100.7", lambda: done.append("alone"))
+
+    admission.in_turn("first", "192.0.2.77", flood)
+    while len(done) < 5:
+        await asyncio.sleep(0)
+    assert done == [0, "alone", 1, "3 again", 4]
+    admission.stop()
