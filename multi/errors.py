@@ -15,21 +15,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 
 from multi.reasons import IN_ORDER, Cause, Reason
-
-__all__ = [
-    "ConfigError",
-    "LocalProtocolError",
-    "MultiError",
-    "NoUsableConnection",
-    "RemoteProtocolError",
-    "SessionLost",
-    "SessionRefused",
-    "StreamReset",
-    "TransportError",
-]
 
 
 class MultiError(Exception):
@@ -39,12 +28,12 @@ class MultiError(Exception):
 class ConfigError(MultiError, ValueError):
     """A configuration is wrong.
 
-    `key_path` names the place (`connection_priority[0].role`), the message says what was found there and what
-    is allowed.
+    `key_path` names the place (`connection_priority[0].role`), `message` says what was found there and what is allowed.
     """
 
     def __init__(self, message: str, key_path: str = "") -> None:
         super().__init__(f"{key_path}: {message}" if key_path else message)
+        self.message = message
         self.key_path = key_path
 
 
@@ -76,26 +65,21 @@ class NoUsableConnection(TransportError):
         self.attempts = tuple(attempts)
 
 
-class SessionRefused(MultiError, ConnectionError):
-    """The server refused the session; `reason` says why."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-class SessionLost(MultiError, ConnectionError):
-    """The session ended before everything arrived; `reason` says why."""
-
+class _SessionError(MultiError, ConnectionError):
     def __init__(self, reason: Reason = IN_ORDER) -> None:
         super().__init__(reason)
         self.reason = reason
 
     def __str__(self) -> str:
         return self.reason
+
+
+class SessionRefused(_SessionError):
+    """The server refused the session; `reason` says why."""
+
+
+class SessionLost(_SessionError):
+    """The session ended before everything arrived; `reason` says why."""
 
 
 class StreamReset(SessionLost):
@@ -111,3 +95,11 @@ class StreamReset(SessionLost):
 
     def __reduce__(self) -> tuple[type[StreamReset], tuple[Reason, int, int]]:
         return type(self), (self.reason, self.code, self.unacknowledged)
+
+
+def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:
+    """The option a person most likely meant by `word`, for "did you mean", or empty. Case is forgiven."""
+    folded = {option.casefold(): option for option in options}
+    # difflib takes quadratic time: only the beginning of a long word is compared.
+    close = difflib.get_close_matches(word[:64].casefold(), folded, n=1, cutoff=cutoff)
+    return folded[close[0]] if close else ""

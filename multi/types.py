@@ -3,9 +3,9 @@ anything."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum, IntEnum
-from typing import NewType
+from typing import Any, NewType
 
 SessionId = NewType("SessionId", bytes)  # 16 bytes, paper Table 3
 ConnectionId = NewType("ConnectionId", int)  # local to one session on one side, never reused
@@ -126,6 +126,11 @@ class Preferences:
     """Bytes per second in each direction; 0 = no cap."""
 
 
+def preferences_of(asked: object) -> dict[str, Any]:
+    """The preferences of an entry, or of what came of it, for the next thing that comes of it."""
+    return {each.name: getattr(asked, each.name) for each in fields(Preferences)}
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate(Preferences):
     """A connection that could be opened: transport, IP version, where from, where to (TAPS, RFC 9621)."""
@@ -141,10 +146,8 @@ class Candidate(Preferences):
     """Device to bind to; empty = let routing decide."""
     local_address: str = ""
     """Source address to bind to; empty = let the system choose."""
-    more_interfaces: tuple[str, ...] = ()
-    """Further interfaces on which subflows are wanted."""
     more_sources: tuple[Source, ...] = ()
-    """The same interfaces with the address to use and their kind."""
+    """Where further subflows are wanted from."""
     kind: str = ""
     """Kind of `interface`: eth, wifi, cellular, loopback, virtual or empty."""
     entry: int = 0
@@ -154,6 +157,11 @@ class Candidate(Preferences):
     network: str = field(default="", compare=False)
     """What identifies the network the interface is on, as long as it is known. It may become known only by dialling
     (the router's hardware address does), so it makes no other candidate."""
+
+    @property
+    def more_interfaces(self) -> tuple[str, ...]:
+        """Further interfaces on which subflows are wanted."""
+        return tuple(source.interface for source in self.more_sources)
 
     def __str__(self) -> str:
         source = self.interface or self.local_address or "any interface"
@@ -179,8 +187,6 @@ class TransportSample:
     """Sent or queued in the transport and not acknowledged by the peer's transport."""
     not_sent: int = 0
     """Of `unacked`, the part not yet put on the wire."""
-    retransmits: int = 0
-    """Consecutive retransmission timeouts without an answer (TCP `retransmits`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 from hypothesis import settings
@@ -9,3 +10,13 @@ from hypothesis import settings
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of garbage collection.
+
+    Tests that look for what was left open collect garbage before and after, and what lives as long as the process made
+    that most of their processor time.
+    """
+    gc.collect()
+    gc.freeze()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -26,7 +26,6 @@ from typing import Generic, TypeVar
 from multi.asyncio.driver import SessionDriver
 from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
-from multi.protocol.connection import Connection
 from multi.protocol.receive_stream import Window
 from multi.reasons import Cause, Reason
 from multi.transports.base import AdmissionControl
@@ -38,28 +37,14 @@ LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
+MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
-MAX_KNOWN_SOURCES = 8  # per session, from which its client has proved itself: strangers cannot use up their JOINs
 MIN_PROGRESS = 1024  # bytes per second within a segment
-SWEEPS = 4  # looks at every connection per `limits.segment_timeout`
 
+NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer"}
 LIMITS = (
-    "max_sessions",
-    "max_sessions_per_source",
-    "max_unauthenticated",
-    "max_unauthenticated_per_source",
-    "handshake_timeout",
-    "segment_timeout",
-    "max_connections_per_session",
-    "max_joins_per_second",
-    "max_pending_joins",
-    "max_detached_sessions",
-    "max_streams",
-    "max_memory",
-    "flow_control",
-    "segment_size",
-    "file_descriptors",
-    "quic_retry",
+    *(name for name in Limits.model_fields if name not in NOT_COUNTED),
+    *("max_streams", "flow_control", "segment_size", "file_descriptors", "quic_retry"),
 )
 """Names in `Server.statistics`: keys of `limits`, and bounds that cannot be configured."""
 
@@ -92,9 +77,7 @@ def place_of(host: str) -> tuple[str, str]:
 
 
 class _Ranking:
-    """Counts by name, and which name has the most."""
-
-    __slots__ = ("_most", "_names", "counts")
+    """Counts by name, and which name has the most. Counts change by one, so the highest does too."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
@@ -106,9 +89,8 @@ class _Ranking:
         before = self.counts.pop(name, 0)
         after = before + by
         if before:
-            same = self._names[before]
-            del same[name]
-            if not same:
+            del self._names[before][name]
+            if not self._names[before]:
                 del self._names[before]
         if after:
             self.counts[name] = after
@@ -125,16 +107,15 @@ class _Ranking:
 class BySource(Generic[T]):
     """Things in order of arrival, by source and address.
 
-    A flood may come from thousands of sources and needs the busiest one with every connection, so nothing here may look
-    at all of them. A ranking keeps the names with the same count together; counts change by one, so the highest does
-    too. Whatever keeps losing its first entry is an OrderedDict: a dict passes all that have left before it finds one.
+    A flood may come from thousands of sources and needs the busiest one with every connection, so nothing here looks at
+    all of them; addresses of one source are few, because it has its own limit. Whatever keeps losing its first entry is
+    an OrderedDict: a dict passes all that have left before it finds one.
     """
 
     def __init__(self) -> None:
         self._places: dict[T, tuple[str, str]] = {}
         self._members: OrderedDict[str, OrderedDict[str, OrderedDict[T, None]]] = OrderedDict()
-        self._sources = _Ranking()
-        self._addresses: dict[str, _Ranking] = {}
+        self._ranking = _Ranking()
 
     def __len__(self) -> int:
         return len(self._places)
@@ -143,71 +124,45 @@ class BySource(Generic[T]):
         if member in self._places:
             return
         source, address = self._places[member] = place_of(host)
-        if source not in self._members:
-            self._members[source], self._addresses[source] = OrderedDict(), _Ranking()
-        self._members[source].setdefault(address, OrderedDict())[member] = None
-        self._sources.change(source, 1)
-        self._addresses[source].change(address, 1)
+        addresses = self._members.setdefault(source, OrderedDict())
+        addresses.setdefault(address, OrderedDict())[member] = None
+        self._ranking.change(source, 1)
 
     def discard(self, member: T) -> None:
-        place = self._places.pop(member, None)
-        if place is None:
+        if member not in self._places:
             return
-        source, address = place
-        self._sources.change(source, -1)
-        self._addresses[source].change(address, -1)
+        source, address = self._places.pop(member)
         addresses = self._members[source]
         del addresses[address][member]
         if not addresses[address]:
             del addresses[address]
         if not addresses:
-            del self._members[source], self._addresses[source]
+            del self._members[source]
+        self._ranking.change(source, -1)
 
     def count(self, source: str) -> int:
-        return self._sources.counts.get(source, 0)
+        return self._ranking.counts.get(source, 0)
 
     def oldest(self, source: str = "") -> T | None:
         """The first that came from the busiest address of `source`; without one, of the busiest source."""
-        source = source or self._sources.busiest
-        if source not in self._members:
+        addresses = self._members.get(source or self._ranking.busiest)
+        if not addresses:
             return None
-        return next(iter(self._members[source][self._addresses[source].busiest]))
+        busiest: OrderedDict[T, None] = max(addresses.values(), key=len)
+        return next(iter(busiest))
 
-    def next(self) -> T | None:
-        """Take out whose turn it is: sources take turns, and in a source its addresses do. None = nobody waits.
+    def next(self) -> T:
+        """Take out whose turn it is: sources take turns, and in a source its addresses do. Raises StopIteration.
 
         Who comes alone waits for one of each other source, however many a flood has sent before him.
         """
-        if not self._places:
-            return None
         source, addresses = next(iter(self._members.items()))
         address, members = next(iter(addresses.items()))
         member = next(iter(members))
+        self._members.move_to_end(source)  # behind the others
+        addresses.move_to_end(address)
         self.discard(member)
-        if members:
-            addresses.move_to_end(address)  # behind the others
-        if addresses:
-            self._members.move_to_end(source)
         return member
-
-
-class TokenBucket:
-    """`rate` per second in the long run, `burst` at once."""
-
-    __slots__ = ("_at", "_burst", "_rate", "_tokens")
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate = rate
-        self._burst = self._tokens = float(burst)
-        self._at = now
-
-    def take(self, now: float) -> bool:
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 class LimitLog:
@@ -229,28 +184,16 @@ class LimitLog:
 
 
 @dataclass(slots=True)
-class _Unfinished:
-    """A segment that has begun to come on a lane, and how much of it was there when time began to count."""
-
-    segment: int
-    since: float
-    length: int
-
-
-@dataclass(slots=True)
 class _Account:
     """What is known of one session."""
 
     source: str
     """Where its first HELLO came from."""
-    strangers: TokenBucket
-    """For the JOINs of those it is not known from."""
-    known: dict[str, TokenBucket] = field(default_factory=dict)
-    """Sources from which its client has proved itself, the latest last: each for its own JOINs."""
+    host: str = ""
+    """The address it was last active from."""
     hosts: dict[ConnectionId, str] = field(default_factory=dict)
-    pending: dict[ConnectionId, None] = field(default_factory=dict)
-    """Connections that have not proved themselves, the oldest first."""
-    unfinished: dict[tuple[ConnectionId, int], _Unfinished] = field(default_factory=dict)
+    pending: dict[ConnectionId, tuple[bytes, str]] = field(default_factory=dict)
+    """Connections that have not proved themselves, the oldest first: (nonce of the JOIN or empty, source)."""
 
 
 class Admission(AdmissionControl):
@@ -269,13 +212,16 @@ class Admission(AdmissionControl):
         self._turn: asyncio.Handle | None = None
         self._accounts: dict[SessionDriver, _Account] = {}
         self._unconfirmed: BySource[SessionDriver] = BySource()
-        self._detached: dict[SessionDriver, None] = {}
+        self._detached: BySource[SessionDriver] = BySource()
+        self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
         self._windows = 0
         """What all living sessions' windows allow their peers to send."""
         self._kept = 0
         """Bytes kept for peers, as of the last time they were added up."""
         self._kept_until = -inf
         self._sweeper: asyncio.TimerHandle | None = None
+        self._unfinished: dict[Hashable, int] = {}
+        """Bytes there were of segments that had begun to come, at the last look."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -320,19 +266,13 @@ class Admission(AdmissionControl):
         self._works[connection] = work
         self._waiting.add(connection, host)
         if self._turn is None:
-            self._take_turns()
+            self._turn = self._loop.call_soon(self._take_turns)
 
     def _take_turns(self) -> None:
-        self._turn = self._loop.call_soon(self._more_turns)
         until = monotonic() + TURNS_TIME
-        while monotonic() < until and (connection := self._waiting.next()) is not None:
-            self._works.pop(connection)()
-
-    def _more_turns(self) -> None:
-        """Another turn of the event loop: what has come meanwhile is among them."""
-        self._turn = None
-        if len(self._waiting):
-            self._take_turns()
+        while len(self._waiting) and monotonic() < until:
+            self._works.pop(self._waiting.next())()
+        self._turn = self._loop.call_soon(self._take_turns) if len(self._waiting) else None
 
     def crowded(self, host: str) -> bool:
         """Half of what may be half open from where `host` is, is."""
@@ -357,13 +297,13 @@ class Admission(AdmissionControl):
 
     def session_opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
-        self._accounts[driver] = _Account(source, self._join_bucket())
+        self._accounts[driver] = _Account(source)
         receiver = driver.core.receiver
         self._windows += receiver.window.size
-        receiver.ask_to_grow(partial(self._may_grow, receiver.window, source))
+        receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
         driver.on_event = partial(self._event, driver)
         if self._sweeper is None:
-            self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
+            self._sweeper = self._loop.call_later(self._limits.segment_timeout, self._sweep)
 
     def session_closed(self, driver: SessionDriver) -> None:
         account = self._accounts.pop(driver, None)
@@ -371,39 +311,50 @@ class Admission(AdmissionControl):
             return
         receiver = driver.core.receiver
         self._windows -= receiver.window.size
-        receiver.ask_to_grow(lambda _size: False)
+        receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
-        self._detached.pop(driver, None)
+        self._detached.discard(driver)
         for connection in account.pending:
             self.settled((driver, connection))
 
     # --- connections of sessions ---
 
-    def _join_bucket(self) -> TokenBucket:
-        return TokenBucket(self._limits.max_joins_per_second, self._limits.max_join_burst, self._loop.time())
+    def may_try(self, driver: SessionDriver, source: str, nonce: bytes) -> bool:
+        """Whether one more connection may try to prove itself for a session; another may have to go for it.
 
-    def may_join(self, driver: SessionDriver, source: str) -> bool:
-        """Whether the session's share of JOINs allows one more; sources it is known from have a share of their own."""
-        account = self._accounts.get(driver)
-        if account is None or account.known.get(source, account.strangers).take(self._loop.time()):
-            return True
-        self._log.hit("max_joins_per_second", source)
-        return False
+        `nonce` is that of a JOIN whose proof is right: a fresh one can only come from the client, or from who has heard
+        it and was faster. Without a nonce it is the HELLO of a session that nobody has confirmed, which anybody in the
+        air can repeat: sources take equal shares, and in a source who came first stays.
+        """
+        pending = self._accounts[driver].pending
+        repeats = sum(other == nonce for other, _ in pending.values())
+        victim: ConnectionId | None = None
+        allowed = not nonce or repeats < MAX_REPEATS
+        if allowed and len(pending) >= self._limits.max_pending_joins:
+            if nonce and not repeats:
+                victim = next(iter(pending))
+            else:
+                counts = Counter(place for _, place in pending.values())
+                busiest, most = counts.most_common(1)[0]
+                allowed = most > counts[source] + 1
+                victim = next(c for c, (_, place) in reversed(pending.items()) if place == busiest)
+        if not allowed or victim is not None:
+            self._log.hit("max_pending_joins", source)
+        if allowed and victim is not None:
+            self._drop(driver, [victim], "too many connections of this session have not proved themselves")
+        return allowed
 
-    def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str) -> None:
-        """A session has got a connection that has not proved itself; others may have to go for it."""
+    def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str, nonce: bytes) -> None:
+        """A session has got a connection that has not proved itself; see `may_try`."""
         account = self._accounts.get(driver)
         if account is None:
             return
         if not account.hosts and not driver.core.confirmed:
             self._unconfirmed.add(driver, host)
         account.hosts[connection] = host
-        if len(account.pending) >= self._limits.max_pending_joins:
-            self.report("max_pending_joins", host)
-            oldest = next(iter(account.pending))
-            self._drop(driver, [oldest], "too many connections of this session have not proved themselves")
-        account.pending[connection] = None
-        self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
+        account.pending[connection] = (nonce, source_of(host))
+        if not nonce:  # a JOIN is in no crowd of strangers
+            self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
 
     def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
         """Give up connections, and with the last one a session that nobody has confirmed."""
@@ -414,14 +365,7 @@ class Admission(AdmissionControl):
                 session.give_up(connection, reason, now=now)
         if not session.confirmed and not any(c.alive for c in session.connections.values()):
             session.fail(reason, now=now)
-        driver.pump()
-        if (account := self._accounts.get(driver)) is not None:
-            for connection in connections:
-                self._connection_settled(driver, account, connection)
-
-    def _connection_settled(self, driver: SessionDriver, account: _Account, connection: ConnectionId) -> None:
-        account.pending.pop(connection, None)
-        self.settled((driver, connection))
+        driver.pump()  # the events this makes count them out
 
     # --- what becomes of them ---
 
@@ -434,34 +378,32 @@ class Admission(AdmissionControl):
                 self._connection_changed(driver, account, event)
             case SessionConfirmed():
                 self._unconfirmed.discard(driver)
+                self.on_confirmed(driver)
             case SessionDetached():
-                self._detached[driver] = None
+                self._detached.add(driver, account.host)
                 if len(self._detached) > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
-                    oldest = next(iter(self._detached))
-                    del self._detached[oldest]
+                    oldest = self._detached.oldest()
+                    assert oldest is not None
+                    self._detached.discard(oldest)
                     reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
                     oldest.core.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
-                self._detached.pop(driver, None)
-            case _:
-                pass
+                self._detached.discard(driver)
 
     def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
         host = account.hosts.get(event.connection)
         if host is None or event.state is ConnectionState.AUTHENTICATING:
             return
-        self._connection_settled(driver, account, event.connection)
+        account.pending.pop(event.connection, None)
+        self.settled((driver, event.connection))
         if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
             del account.hosts[event.connection]
             if limit := LIMIT_OF.get(event.reason.cause):
                 self.report(limit, host)
         elif event.state is ConnectionState.ACTIVE:
-            source = source_of(host)
-            account.known[source] = account.known.pop(source) if source in account.known else self._join_bucket()
-            if len(account.known) > MAX_KNOWN_SOURCES:
-                del account.known[next(iter(account.known))]
+            account.host = host
 
     # --- memory ---
 
@@ -487,33 +429,22 @@ class Admission(AdmissionControl):
     # --- progress ---
 
     def _sweep(self) -> None:
-        """Give up connections that have begun a segment and do not go on with it."""
-        self._sweeper = self._loop.call_later(self._limits.segment_timeout / SWEEPS, self._sweep)
-        now = self._loop.time()
+        """Give up connections with a segment that was unfinished at the last look too and has hardly grown since."""
+        timeout = self._limits.segment_timeout
+        self._sweeper = self._loop.call_later(timeout, self._sweep)
+        before, self._unfinished = self._unfinished, {}
         for driver, account in list(self._accounts.items()):
-            session = driver.core
-            before, account.unfinished = account.unfinished, {}
-            for connection in list(session.connections.values()):
-                if connection.alive and connection.authenticated and self._stalls(account, before, connection, now):
+            for connection in list(driver.core.connections.values()):
+                if not (connection.alive and connection.authenticated):
+                    continue
+                stalls = False
+                for lane, decoder in enumerate(connection.decoders):
+                    if decoder.buffered:
+                        key = (driver, connection.id, lane, decoder.unfinished)
+                        self._unfinished[key] = decoder.buffered
+                        stalls |= decoder.buffered - before.get(key, -inf) < MIN_PROGRESS * timeout
+                if stalls:
                     self.report("segment_timeout", account.hosts.get(connection.id, ""))
-                    text = f"no progress within a segment for {self._limits.segment_timeout:g} s"
-                    session.give_up(connection.id, Reason(Cause.SEGMENT_TIMEOUT, text), now=now)
+                    reason = Reason(Cause.SEGMENT_TIMEOUT, f"no progress within a segment for {timeout:g} s")
+                    driver.core.give_up(connection.id, reason, now=driver.now())
                     driver.pump_soon()
-
-    def _stalls(
-        self, account: _Account, before: dict[tuple[ConnectionId, int], _Unfinished], connection: Connection, now: float
-    ) -> bool:
-        """Whether a lane of this connection waits for the rest of a segment that comes too slowly."""
-        for lane in range(connection.lanes):
-            key, decoder = (connection.id, lane), connection.decoders[lane]
-            if not decoder.buffered:
-                continue
-            last = before.get(key)
-            if last is None or last.segment != decoder.unfinished:
-                last = _Unfinished(decoder.unfinished, now, decoder.buffered)
-            elif (elapsed := now - last.since) >= self._limits.segment_timeout:
-                if decoder.buffered - last.length < MIN_PROGRESS * elapsed:
-                    return True
-                last = _Unfinished(decoder.unfinished, now, decoder.buffered)
-            account.unfinished[key] = last
-        return False

@@ -10,15 +10,15 @@ from types import TracebackType
 from typing import Any
 
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.resolution import Found, Resolver, outcomes
+from multi.asyncio.resolution import Found, outcomes
 from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
 from multi.asyncio.settings import local_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.config.keys import check_certificate_files
-from multi.errors import ConfigError, MultiError, NoUsableConnection, SessionLost, SessionRefused
-from multi.paths.manager import Mode
+from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
+from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.protocol.session import SessionCore
 from multi.types import Side
@@ -45,14 +45,11 @@ class connect:
         self._limit = limit
         self._session: Session | None = None
 
-    async def _connect(self) -> Session:
-        return await _open(load_config(self._config), self._limit, owns_close=False)
-
     def __await__(self) -> Generator[Any, None, Session]:
-        return self._connect().__await__()
+        return _open(load_config(self._config), self._limit, owns_close=False).__await__()
 
     async def __aenter__(self) -> Session:
-        self._session = await self._connect()
+        self._session = await self
         return self._session
 
     async def __aexit__(
@@ -76,7 +73,7 @@ class connect:
 
 
 async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
-    if not config.is_client:
+    if config.is_server:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of the reader; allowed: more than 0")
@@ -93,37 +90,38 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         now=started,
     )
     driver = SessionDriver(core, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
-    resolver = Resolver(config, lambda: networks.look())
-    networks = Networks(driver, resolver, config)
-    driver.on_closed = lambda _: networks.close()
-    session = Session(driver, resolver, limit=limit, owns_close=owns_close)
-    try:
-        found = await _find(resolver, networks, timeout)
-        driver.attempts = list(found.rejected)
-        networks.started(found)
-        core.open(
+
+    def start(found: Found) -> None:
+        driver.attempts = found.rejected
+        now = loop.time()
+        paths = PathManager(
             found.candidates,
             connect=Connect(config.multi_config.connect),
             mode=Mode(config.multi_config.mode),
-            open_timeout=max(0.001, timeout - (loop.time() - started)),
+            session=core,
             jitter=random.random,
-            memory=outcomes,
-            race_order=outcomes.order(found.candidates, lambda c: c.network, loop.time(), random.random()),
+            history=outcomes,
             expecting=found.expecting,
-            now=loop.time(),
+            now=now,
         )
+        core.open(paths, max(0.001, timeout - (now - started)), now=now)
         driver.pump()
+
+    networks = Networks(driver, config, start)
+    session = Session(driver, networks.resolver, limit=limit, owns_close=owns_close)
+    try:
+        try:
+            async with asyncio.timeout(timeout):
+                await networks.started()
+        except TimeoutError:
+            rejected = networks.resolver.last.rejected if networks.resolver.last is not None else []
+            raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":
-            try:
-                async with asyncio.timeout_at(started + timeout):
-                    await asyncio.shield(driver.attempted_all)
-            except TimeoutError:
-                pass  # a session is there; what is missing comes later or is reported
-            except SessionLost:
-                if driver.closed_error is not None:
-                    raise
-                # The server has closed it in order meanwhile: what it has sent is there to be read.
+            # A session is there: what is missing then comes later or is reported.
+            await asyncio.wait([driver.attempted_all], timeout=max(0.0, started + timeout - loop.time()))
+            if driver.closed_error is not None:
+                raise driver.closed_error
     except SessionRefused:
         await driver.settle()
         raise
@@ -136,26 +134,3 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         await driver.settle()
         raise
     return session
-
-
-async def _find(resolver: Resolver, networks: Networks, timeout: float) -> Found:
-    """What can be dialled; raises NoUsableConnection when there is nothing, or names are not resolved in time."""
-    try:
-        async with asyncio.timeout(timeout):
-            found = await resolver.find(anew=False)
-            while found.expecting and not found.candidates:
-                await networks.change()
-                found = await resolver.find()
-    except TimeoutError:
-        rejected = resolver.last.rejected if resolver.last is not None else []
-        raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
-    except OSError as error:
-        if isinstance(error, MultiError):
-            raise
-        raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
-    if not found.candidates:
-        raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
-    return found
-
-
-__all__ = ["ConfigLike", "connect", "open_connection"]

@@ -2,8 +2,7 @@
 
 Decides when racing may begin, which addresses are known, and when a name is asked again. The system's resolver can take
 half a minute without a way to stop it, so questions have daemon threads of their own: they hold up neither the event
-loop nor its executor nor the end of the program. A process has a bounded number of them, for which its sessions take
-turns.
+loop nor its executor nor the end of the program. A process has a bounded number of them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import errno
 import ipaddress
 import socket
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,11 +20,10 @@ from math import inf
 from multi.types import Family
 
 RESOLUTION_DELAY = 0.050  # seconds, RFC 8305 section 8
-REUSE = 10.0  # seconds an answer serves further questions
-RETRY = 0.5  # seconds before a name that failed is asked again: whoever hears of the failure looks, and would ask
-STALE = 1.0  # seconds after which a question is asked anew: the old one may wait for a server that is out of reach now
+ASK_AGAIN = 1.0  # seconds after a question, which may wait for a server that is out of reach now, and after its answer
 MAX_QUESTIONS = 3  # at once about the same name and family
 MAX_THREADS = 64  # of this process that ask; with a dead resolver every session would hold some for half a minute
+NO_THREAD_WAIT = 0.020  # seconds until a question that found none of them free tries again
 NO_ANSWER_YET = "no answer yet"
 NO_DATA = "No address associated with hostname"
 ANY = "any"
@@ -54,6 +51,10 @@ class _Answer:
     def says_no(self) -> bool:
         """The name has no address of this family: an answer, not a failure to get one."""
         return isinstance(self.error, OSError) and self.error.errno in NO_SUCH_ADDRESS
+
+    def may_ask(self, now: float) -> bool:
+        """Whoever hears of an answer looks, and would ask at once again."""
+        return len(self.asked) < MAX_QUESTIONS and now >= max([self.at, *self.asked]) + ASK_AGAIN
 
     def take(self, asked: float, outcome: Outcome, now: float) -> None:
         """What came; old addresses survive a failure, and one of several questions that brings addresses is enough."""
@@ -89,16 +90,6 @@ class _Host:
             return -inf
         return four.at + RESOLUTION_DELAY if four.addresses else inf
 
-    def to_ask(self, now: float) -> Iterable[tuple[Family, _Answer]]:
-        """What is not known, or not well enough."""
-        some = any(answer.addresses and answer.error is None for answer in self.answers.values())
-        for family, answer in self.answers.items():
-            answered = answer.addresses and answer.error is None
-            lifetime = REUSE if answered or (answer.says_no and some) else RETRY
-            waits = answer.asked and (len(answer.asked) >= MAX_QUESTIONS or now - answer.asked[-1] < STALE)
-            if now - answer.at >= lifetime and not waits:
-                yield family, answer
-
     def error(self, name: str) -> str:
         """Why it has no address; empty = it has."""
         if self.addresses:
@@ -112,46 +103,7 @@ class _Host:
         return f"cannot resolve {name}: {reason}"
 
 
-class _Threads:
-    """Those of this process that ask. A question that finds none free waits in line, without holding up its loop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._busy = 0
-        self._waiting: OrderedDict[Names, deque[Callable[[], None]]] = OrderedDict()
-
-    def ask(self, names: Names, question: Callable[[], None]) -> None:
-        """Raises RuntimeError when the system has no more threads."""
-        with self._lock:
-            if self._busy >= MAX_THREADS:
-                self._waiting.setdefault(names, deque()).append(question)
-                return
-            threading.Thread(target=self._work, args=(question,), name="multi-dns", daemon=True).start()
-            self._busy += 1
-
-    def forget(self, names: Names) -> None:
-        """What they wait to ask is not asked any more."""
-        with self._lock:
-            self._waiting.pop(names, None)
-
-    def _work(self, question: Callable[[], None] | None) -> None:
-        while question is not None:
-            question()
-            question = self._next()
-
-    def _next(self) -> Callable[[], None] | None:
-        with self._lock:
-            if not self._waiting:
-                self._busy -= 1
-                return None
-            names, questions = self._waiting.popitem(last=False)
-            question = questions.popleft()
-            if questions:
-                self._waiting[names] = questions  # behind the others
-            return question
-
-
-_threads = _Threads()
+_threads = threading.BoundedSemaphore(MAX_THREADS)
 
 
 class Names:
@@ -193,9 +145,9 @@ class Names:
         loop = asyncio.get_running_loop()
         hosts = {name: self._note(name, ip) for name, ip in wanted}
         now = loop.time()
-        if not self._closed:
-            for name, host in hosts.items():
-                for family, answer in host.to_ask(now):
+        for name, host in hosts.items():
+            for family, answer in host.answers.items():
+                if not self._closed and answer.may_ask(now):
                     answer.asked.append(now)
                     self._ask(loop, name, family, now)
         news = asyncio.Event()
@@ -215,7 +167,6 @@ class Names:
     def close(self) -> None:
         """Nothing is told any more; questions that are being asked are left to themselves."""
         self._closed = True
-        _threads.forget(self)
         self._on_more = lambda: None  # threads that still wait shall not keep a session in memory
         for news in self._waiting:
             news.set()
@@ -233,22 +184,28 @@ class Names:
         return host
 
     def _ask(self, loop: asyncio.AbstractEventLoop, name: str, family: Family, asked: float) -> None:
-        """Ask in a thread."""
-        answer = self._hosts[name].answers[family]
+        """Ask in a thread, as soon as there is one."""
+        if self._closed or asked not in self._hosts[name].answers[family].asked:
+            return  # another question has brought the answer, or nobody wants to know, while this one waited
+        threads = _threads
+        if not threads.acquire(blocking=False):
+            loop.call_later(NO_THREAD_WAIT, self._ask, loop, name, family, asked)
+            return
 
         def ask() -> None:
-            if loop.is_closed() or asked not in answer.asked:
-                return  # another question has brought the answer, or nobody wants to know, while this one waited
             try:
                 outcome: Outcome = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
             except Exception as error:  # a lookup may fail in any way, and each is an answer
                 outcome = error
+            finally:
+                threads.release()
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._answered, name, family, asked, outcome)
 
         try:
-            _threads.ask(self, ask)
-        except RuntimeError as error:  # there are no more threads
+            threading.Thread(target=ask, name="multi-dns", daemon=True).start()
+        except RuntimeError as error:  # the system has no more
+            threads.release()
             loop.call_soon(self._answered, name, family, asked, OSError(errno.EAGAIN, str(error)))
 
     def _answered(self, name: str, family: Family, asked: float, outcome: Outcome) -> None:

@@ -10,12 +10,11 @@ import asyncio
 import errno
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
-from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from typing import assert_never
+from weakref import WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
@@ -44,12 +43,11 @@ from multi.protocol.connection import Connection
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport
-from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId
+from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
 logger = logging.getLogger("multi.session")
 
 SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight
-MAX_SAMPLE_INTERVAL = 0.020  # seconds; looks that find nothing new become rarer, up to this
 SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
 UNANSWERED = frozenset(
@@ -68,17 +66,12 @@ REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.RE
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
+MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
 
-SEND_BUFFER = 16 * 1024 * 1024  # bytes kept until the peer acknowledges them; `limits.max_send_buffer`
+Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
-
-class _ActiveSamplers:
-    """How many sessions of an event loop are about to look at their transports."""
-
-    count = 0
-
-
-_looking: WeakKeyDictionary[asyncio.AbstractEventLoop, _ActiveSamplers] = WeakKeyDictionary()
+_sampling: WeakSet[SessionDriver] = WeakSet()
+"""Sessions that are about to look at their transports."""
 
 
 class _Link:
@@ -124,8 +117,7 @@ class _Link:
         driver.core.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
         driver.pump()
 
-    def writable(self) -> None:
-        self.batch_finished()
+    writable = batch_finished
 
     def connection_lost(self, error: TransportError | None) -> None:
         driver = self._driver
@@ -142,15 +134,7 @@ class _Link:
 class SessionDriver:
     """Owned by a client `Session` or by a `Server`."""
 
-    def __init__(
-        self,
-        core: SessionCore,
-        settings: TransportSettings,
-        *,
-        send_buffer: int = SEND_BUFFER,
-        on_opened: Callable[[], None] | None = None,
-        on_closed: Callable[[SessionDriver], None] | None = None,
-    ) -> None:
+    def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
         keep_freed_memory()
         self.core = core
         self.loop = asyncio.get_running_loop()
@@ -160,23 +144,20 @@ class SessionDriver:
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
         self._settings = settings
         self.send_buffer = send_buffer
-        self._on_opened = on_opened
-        self.on_closed = on_closed
-        self.on_event: Callable[[Event], None] | None = None
-        self.on_dialled: Callable[[Candidate, ChannelInfo], None] | None = None
+        self.on_opened: Callable[[SessionDriver], None] = _ignore
+        self.on_closed: Callable[[SessionDriver], None] = _ignore
+        self.on_event: Callable[[Event], None] = _ignore
+        self.on_dialled: Callable[[Candidate, ChannelInfo], None] = _ignore
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
-        self._dial_tasks: set[asyncio.Task[None]] = set()
+        self._unfinished: set[asyncio.Future[None]] = set()
+        """Dials, the cancelled ones included, and what is done in threads at the end."""
         self._leaving: set[_Link] = set()
         """Channels that say goodbye; their sockets are still open."""
-        self._left: asyncio.Event = asyncio.Event()
-        self._finishing: list[asyncio.Future[None]] = []
+        self._left = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._sampler: asyncio.TimerHandle | None = None
-        self._sample_wait = SAMPLE_INTERVAL
-        self._carried = 0
-        self._looking = _looking.setdefault(self.loop, _ActiveSamplers())
         self.soon: asyncio.Handle | None = None
         """The pump that is due in the event loop."""
         self._pumping = False
@@ -189,10 +170,10 @@ class SessionDriver:
         self._progress = (0, 0)
         self._touched: dict[ConnectionId, _Link] = {}
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._readers: dict[StreamId, asyncio.Future[None]] = {}
-        self._writers: dict[StreamId, list[asyncio.Future[None]]] = {}
+        self._readers: Waiting = {}
+        self._writers: Waiting = {}
         self._peer_streams: deque[StreamId] = deque()
-        self._stream_waiters: list[asyncio.Future[None]] = []
+        self._peer_stream_came = asyncio.Event()
         self.opened = self.loop.create_future()
         self.confirmed = self.loop.create_future()
         self.attempted_all = self.loop.create_future()
@@ -232,14 +213,8 @@ class SessionDriver:
         exact = False
         for _ in range(ROUNDS_PER_PUMP):
             for effect in core.effects(now=now):
-                if isinstance(effect, SendBytes):
-                    link = self.links.get(effect.connection)
-                    if link is not None:
-                        link.channel.write(effect.buffers, effect.lane)
-                        touched[link.id] = link
-                else:
-                    exact = exact or type(effect) not in _OF_STREAMS
-                    _PERFORM[type(effect)](self, effect)
+                exact = exact or not isinstance(effect, MOVE_NO_DEADLINE)
+                self._perform(effect)
             if not touched:
                 break
             now = self.loop.time()
@@ -257,8 +232,44 @@ class SessionDriver:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
             for stream in list(self._writers):
-                self._stream_writable(StreamWritable(stream))
+                _wake_all(self._writers, stream)
         self._arm(exact or sender.hold_until is not None)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case SendBytes():
+                link = self.links.get(effect.connection)
+                if link is not None:
+                    link.channel.write(effect.buffers, effect.lane)
+                    self._touched[link.id] = link
+            case StreamReadable():
+                _wake_all(self._readers, effect.stream)
+            case StreamWritable():
+                _wake_all(self._writers, effect.stream)
+            case StreamOpened():
+                self._peer_streams.append(effect.stream)
+                self._peer_stream_came.set()
+            case Notify():
+                self._notify(effect.event)
+            case Dial():
+                task = self.loop.create_task(self._open(effect.connection, effect.candidate))
+                self._dials[effect.connection] = task
+                self.settle_after(task)
+            case CancelDial():
+                if (dial := self._dials.pop(effect.connection, None)) is not None:
+                    dial.cancel()
+            case CloseConnection():
+                self._close_connection(effect)
+            case AllAttempted():
+                _wake(self.attempted_all)
+            case SessionOpened():
+                _wake(self.opened)
+                self.on_opened(self)
+            case SessionClosed():
+                reason = self.core.reason = self._explained(effect.reason)
+                self._finish(None if reason.orderly else self._error_of(reason))
+            case _:
+                assert_never(effect)
 
     def pump_due(self) -> None:
         """Pump after an input that makes something due, as a dial: it is done now, not by a timer."""
@@ -282,31 +293,29 @@ class SessionDriver:
         """
         now = self.loop.time()
         if self._timer is None or self._timer_at > now + TICK:
-            if exact or self._timer is None:
-                deadline = self.core.next_timer()
-            else:
-                deadline = now + TICK
-            if deadline is None:
-                self._disarm()
-            elif self._timer is None or self._timer_at > deadline:
-                if self._timer is not None:
-                    self._timer.cancel()
-                self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
-                self._timer = self.loop.call_at(deadline, self._on_timer)
+            deadline = self.core.next_timer() if exact or self._timer is None else now + TICK
+            if self._timer is None or deadline is None or deadline < self._timer_at:
+                self._set_timer(deadline)
         if self._sampler is None and self.links and self.core.wants_samples:
-            self._looking.count += 1
-            interval = max(self._sample_wait, self._looking.count * SAMPLE_SHARE)
+            _sampling.add(self)
+            interval = max(SAMPLE_INTERVAL, len(_sampling) * SAMPLE_SHARE)
             self._sampler = self.loop.call_at(now + interval, self._sample)
 
-    def _disarm(self) -> None:
+    def _set_timer(self, deadline: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if deadline is not None:
+            self._timer_at = deadline  # uvloop's handle of a timer that is due cannot tell
+            self._timer = self.loop.call_at(deadline, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         try:
-            if self._not_due_yet():
+            deadline = self.core.next_timer()
+            if deadline is None or deadline > self.loop.time():
+                # It was set for a look at the deadlines, not for one: thousands of idle sessions look often.
+                self._set_timer(deadline)
                 return
             # What the transports know comes first, so that a late timer does not make a healthy path suspect.
             self._take_samples()
@@ -315,33 +324,14 @@ class SessionDriver:
             self.fail(error)
         self.pump()
 
-    def _not_due_yet(self) -> bool:
-        """The timer was set for a look at the deadlines, not for one: thousands of idle sessions look often."""
-        now = self.loop.time()
-        deadline = self.core.next_timer()
-        if deadline is None or deadline <= now:
-            return False
-        self._timer_at = deadline
-        self._timer = self.loop.call_at(deadline, self._on_timer)
-        return True
-
     def _sample(self) -> None:
         self._sampler = None
-        self._looking.count -= 1
+        _sampling.discard(self)
         try:
             self._take_samples()
         except Exception as error:
             self.fail(error)
-            return
-        carried = self.core.carried
-        self._sample_wait = (
-            SAMPLE_INTERVAL if carried != self._carried else min(2 * self._sample_wait, MAX_SAMPLE_INTERVAL)
-        )
-        self._carried = carried
-        if self.core.at_rest:
-            self._arm(True)
-        else:
-            self.pump()
+        self.pump()
 
     def _take_samples(self) -> None:
         now = self.loop.time()
@@ -389,12 +379,6 @@ class SessionDriver:
             self.fail(error)
         return link
 
-    def _dial(self, effect: Dial) -> None:
-        task = self.loop.create_task(self._open(effect.connection, effect.candidate))
-        self._dials[effect.connection] = task
-        self._dial_tasks.add(task)
-        task.add_done_callback(self._dial_tasks.discard)
-
     async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
         """Dial one candidate and report the outcome to the core. Owned by `_dials`."""
         try:
@@ -418,20 +402,11 @@ class SessionDriver:
             interface=info.interface or candidate.interface,
             kind=candidate.kind,
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
-            role=candidate.role,
-            weight=candidate.weight,
-            cost=candidate.cost,
-            max_rate=candidate.max_rate,
+            **preferences_of(candidate),
         )
         self.adopt(connection, channel, facts)
-        if self.on_dialled is not None:
-            self.on_dialled(candidate, info)
+        self.on_dialled(candidate, info)
         self.pump()
-
-    def _cancel_dial(self, effect: CancelDial) -> None:
-        task = self._dials.pop(effect.connection, None)
-        if task is not None:
-            task.cancel()
 
     def _close_connection(self, effect: CloseConnection) -> None:
         link = self.links.pop(effect.connection, None)
@@ -458,55 +433,33 @@ class SessionDriver:
 
     # --- streams ---
 
-    def _stream_readable(self, effect: StreamReadable) -> None:
-        waiter = self._readers.pop(effect.stream, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _stream_writable(self, effect: StreamWritable) -> None:
-        for waiter in self._writers.pop(effect.stream, ()):
-            if not waiter.done():
-                waiter.set_result(None)
-
-    def _stream_opened(self, effect: StreamOpened) -> None:
-        self._peer_streams.append(effect.stream)
-        self._wake_stream_waiter()
-
-    def _wake_stream_waiter(self) -> None:
-        waiters, self._stream_waiters = self._stream_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     async def wait_readable(self, stream: StreamId, what: str) -> None:
         """Wait for a StreamReadable. Raises RuntimeError when somebody else waits already, as asyncio does."""
         if stream in self._readers:
             raise RuntimeError(f"{what}() called while another coroutine is already waiting for incoming data")
-        waiter = self._readers[stream] = self.loop.create_future()
-        try:
-            await waiter
-        finally:
-            if self._readers.get(stream) is waiter:
-                del self._readers[stream]
+        await self._wait(self._readers, stream)
 
     async def wait_writable(self, stream: StreamId) -> None:
         """Wait for a StreamWritable."""
+        await self._wait(self._writers, stream)
+
+    async def _wait(self, waiting: Waiting, stream: StreamId) -> None:
         waiter = self.loop.create_future()
-        self._writers.setdefault(stream, []).append(waiter)
+        waiting.setdefault(stream, []).append(waiter)
         try:
             await waiter
-        finally:
-            waiting = self._writers.get(stream)
-            if waiting is not None and waiter in waiting:
-                waiting.remove(waiter)
+        except asyncio.CancelledError:
+            others = waiting.get(stream, [])
+            if waiter in others:
+                others.remove(waiter)
+                if not others:
+                    del waiting[stream]
+            raise
 
     @property
     def holds_too_much(self) -> bool:
         """More is kept for the peer than `limits.max_send_buffer` allows."""
-        kept = 0
-        for stream in self.core.sender.streams.values():
-            kept += stream.memory
-        return kept > self.send_buffer
+        return self.kept_to_send > self.send_buffer
 
     @property
     def kept_to_send(self) -> int:
@@ -524,22 +477,11 @@ class SessionDriver:
         while not self._peer_streams:
             if self.closed.done():
                 return None
-            waiter = self.loop.create_future()
-            self._stream_waiters.append(waiter)
-            await waiter
+            self._peer_stream_came.clear()
+            await self._peer_stream_came.wait()
         return self._peer_streams.popleft()
 
     # --- session ---
-
-    def _session_opened(self, effect: SessionOpened) -> None:
-        if not self.opened.done():
-            self.opened.set_result(None)
-        if self._on_opened is not None:
-            self._on_opened()
-
-    def _all_attempted(self, effect: AllAttempted) -> None:
-        if not self.attempted_all.done():
-            self.attempted_all.set_result(None)
 
     def _explained(self, reason: Reason) -> Reason:
         """What a client knows besides about a handshake that failed: the answer is the same for every cause."""
@@ -551,30 +493,22 @@ class SessionDriver:
             return reason.reworded(f"{reason}: it has no pre-shared key {name!r}, or another one than this side")
         return reason.reworded(f"{reason}: perhaps it wants a pre-shared key (see `auth`), or the session id is in use")
 
-    def _session_closed(self, effect: SessionClosed) -> None:
-        reason = self.core.reason = self._explained(effect.reason)
-        self._finish(None if reason.orderly else self._error_of(reason))
-
     def _error_of(self, reason: Reason) -> MultiError:
         """What ended the session, in the application's terms."""
         if self.core.confirmed:
             return SessionLost(reason)
-        refused = next((reason for _, reason in self._tried if reason.cause in REFUSALS), None)
+        tried = self.core.paths.failures if self.core.paths is not None else []
+        refused = next((refusal for _, refusal in tried if refusal.cause in REFUSALS), None)
         if refused is not None:
-            return SessionRefused(refused)
+            return SessionRefused(self._explained(refused))
         lines = [reason, *(f"  {what}: {failure}" for what, failure in self.failures)]
         return SessionLost(reason.reworded("\n".join(lines)))
 
     @property
-    def _tried(self) -> list[tuple[str, Reason]]:
-        """(candidate, reason) of every dial that did not lead to a connection while the session opened."""
-        paths = self.core.paths
-        return [(what, self._explained(reason)) for what, reason in paths.failures] if paths is not None else []
-
-    @property
     def failures(self) -> list[tuple[str, str]]:
         """(candidate, reason) of everything that did not lead to a connection while the session opened."""
-        return [*self.attempts, *self._tried]
+        tried = self.core.paths.failures if self.core.paths is not None else []
+        return [*self.attempts, *((what, self._explained(reason)) for what, reason in tried)]
 
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():
@@ -584,83 +518,76 @@ class SessionDriver:
         for task in list(self._dials.values()):
             task.cancel()
         self._dials.clear()
-        self._disarm()
+        self._set_timer(None)
         if self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
-            self._looking.count -= 1
+            _sampling.discard(self)
         failure = error or SessionLost()
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():
                 future.set_exception(failure)
                 future.exception()  # nobody has to look at a failure that another call reports
         self.closed.set_result(None)
-        for stream in list(self._readers):
-            self._stream_readable(StreamReadable(stream))
-        for stream in list(self._writers):
-            self._stream_writable(StreamWritable(stream))
-        self._wake_stream_waiter()
+        for waiting in (self._readers, self._writers):
+            for stream in list(waiting):
+                _wake_all(waiting, stream)
+        self._peer_stream_came.set()
         for subscription in list(self._subscriptions):
             subscription.end()
-        if self.on_closed is not None:
-            self.on_closed(self)
+        self.on_closed(self)
         self._let_go()
 
-    def finish_in_thread(self, work: Callable[[], None]) -> None:
-        """Do what blocks and belongs to the end of the session; `settle` waits for it."""
-        with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
-            self._finishing.append(self.loop.run_in_executor(None, work))
+    def settle_after(self, work: asyncio.Future[None]) -> None:
+        """Let `settle` wait for this."""
+        self._unfinished.add(work)
+        work.add_done_callback(self._unfinished.discard)
 
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
-        if self._finishing:
-            await asyncio.wait(self._finishing)
-        while self._dial_tasks:
-            await asyncio.wait(self._dial_tasks)
+        while self._unfinished:
+            await asyncio.wait(self._unfinished)
         while self._leaving:
             self._left.clear()
             await self._left.wait()
 
     # --- events ---
 
-    def _notify(self, effect: Notify) -> None:
-        event = effect.event
+    def _notify(self, event: Event) -> None:
+        session_id = self.core.session_id.hex()[:8]
         if isinstance(event, ConnectionChanged):
-            if logger.isEnabledFor(logging.INFO):
-                logger.info(
-                    "session %s connection %d (%s %s) %s: %s",
-                    self.core.session_id.hex()[:8],
-                    event.connection,
-                    event.facts.transport,
-                    event.facts.interface or event.facts.local,
-                    event.state.value,
-                    event.reason,
-                )
-            if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
+            facts = event.facts
+            where = f"{facts.transport} {facts.interface or facts.local}"
+            state, reason = event.state, event.reason
+            logger.info(
+                "session %s connection %d (%s) %s: %s", session_id, event.connection, where, state.value, reason
+            )
+            if state in (ConnectionState.LOST, ConnectionState.CLOSED):
                 self._remember(event.connection)
         elif isinstance(event, Warned):
             logger.warning("%s", event.message)
             self._warnings.append(event)
         else:
-            if logger.isEnabledFor(logging.DEBUG):
-                logger.debug("session %s %s", self.core.session_id.hex()[:8], event)
-            if isinstance(event, SessionConfirmed) and not self.confirmed.done():
-                self.confirmed.set_result(None)
+            logger.debug("session %s %s", session_id, event)
+            if isinstance(event, SessionConfirmed):
+                _wake(self.confirmed)
         if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
             for subscription in list(self._subscriptions):
                 subscription.put(event)
-        if self.on_event is not None:
-            self.on_event(event)
+        self.on_event(event)
 
     def _remember(self, connection: ConnectionId) -> None:
         ended = self.core.connections.get(connection)
         if ended is None:
             return
-        link = self.links.get(connection)
-        self._ended[connection] = _info(ended, link)
+        self._ended[connection] = self._info(ended)
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
         self.core.forget_connection(connection)
+
+    def _info(self, connection: Connection) -> ConnectionInfo:
+        link = self.links.get(connection.id)
+        return connection_info(connection, link.channel.info if link is not None else None)
 
     def subscribe(self) -> Subscription:
         """A new subscription; it starts with one ConnectionChanged per current connection, then earlier warnings."""
@@ -674,48 +601,24 @@ class SessionDriver:
             self._subscriptions.add(subscription)
         return subscription
 
-    def connections(self) -> Iterator[ConnectionInfo]:
+    def connections(self) -> tuple[ConnectionInfo, ...]:
         """Living and ended connections, in order of id."""
-        infos = dict(self._ended)
-        for connection in self.core.connections.values():
-            if connection.id not in infos:
-                link = self.links.get(connection.id)
-                infos[connection.id] = _info(connection, link)
-        yield from (infos[key] for key in sorted(infos))
+        infos = {c.id: self._info(c) for c in self.core.connections.values()} | self._ended
+        return tuple(infos[key] for key in sorted(infos))
 
     def __repr__(self) -> str:
         return f"<SessionDriver {self.core.session_id.hex()[:8]} {self.core.state.value}>"
 
 
-def _info(connection: Connection, link: _Link | None) -> ConnectionInfo:
-    if link is None:
-        return connection_info(connection)
-    told = link.channel.info
-    return connection_info(connection, told.detail, subflows=told.subflows, fell_back=told.fell_back)
+def _wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
-_PERFORM: dict[type, Callable[[SessionDriver, Any], None]] = {
-    CloseConnection: SessionDriver._close_connection,
-    StreamReadable: SessionDriver._stream_readable,
-    StreamWritable: SessionDriver._stream_writable,
-    StreamOpened: SessionDriver._stream_opened,
-    SessionOpened: SessionDriver._session_opened,
-    SessionClosed: SessionDriver._session_closed,
-    Notify: SessionDriver._notify,
-    Dial: SessionDriver._dial,
-    CancelDial: SessionDriver._cancel_dial,
-    AllAttempted: SessionDriver._all_attempted,
-}
-
-_OF_STREAMS = (StreamReadable, StreamWritable, StreamOpened)
-"""Effects that come with bytes and move no deadline."""
+def _wake_all(waiting: Waiting, stream: StreamId) -> None:
+    for waiter in waiting.pop(stream, ()):
+        _wake(waiter)
 
 
-def handled_effects() -> tuple[type, ...]:
-    """What the driver can perform."""
-    return (SendBytes, *_PERFORM)
-
-
-def known_effects() -> tuple[type, ...]:
-    """The members of the Effect union, for the test that the driver handles each."""
-    return Effect.__args__
+def _ignore(*_: object) -> None:
+    """Nobody wants to know."""

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from multi.protocol.connection import Connection
+from multi.transports.base import ChannelInfo
 from multi.types import ConnectionId, ConnectionState, Family, Role
+
+OF_CONNECTION = (
+    *("id", "number", "transport", "interface", "role", "state", "reason", "rtt", "min_rtt", "rate", "in_flight"),
+    *("bytes_sent", "bytes_received", "payload_received", "reinjected"),
+)
+OF_FACTS = ("family", "kind", "local", "remote", "secure")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +59,14 @@ class ConnectionInfo:
     """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
 
 
-def connection_info(
-    connection: Connection, detail: str = "", *, subflows: int = 0, fell_back: bool = False
-) -> ConnectionInfo:
+def connection_info(connection: Connection, channel: ChannelInfo | None) -> ConnectionInfo:
+    """What the core and, while it is open, the channel know of a connection."""
     facts = connection.facts
     return ConnectionInfo(
-        id=connection.id,
-        transport=connection.transport,
-        family=facts.family,
-        interface=connection.interface,
-        kind=facts.kind,
-        local=facts.local,
-        remote=facts.remote,
-        role=connection.role,
-        state=connection.state,
-        reason=connection.reason,
-        rtt=connection.rtt,
-        min_rtt=connection.min_rtt,
-        rate=connection.rate,
-        in_flight=connection.in_flight,
-        bytes_sent=connection.bytes_sent,
-        bytes_received=connection.bytes_received,
-        payload_received=connection.payload_received,
-        reinjected=connection.reinjected,
-        secure=facts.secure,
-        sealed=connection.opens,
-        detail=detail or facts.detail,
-        subflows=subflows,
-        fell_back=fell_back,
-        number=connection.number,
+        **{name: getattr(connection, name) for name in OF_CONNECTION},
+        **{name: getattr(facts, name) for name in OF_FACTS},
+        sealed=connection.openers is not None,
+        detail=channel.detail if channel is not None and channel.detail else facts.detail,
+        subflows=channel.subflows if channel is not None else 0,
+        fell_back=channel is not None and channel.fell_back,
     )

@@ -12,19 +12,19 @@ import ipaddress
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
 from multi.discovery import interfaces_async, interfaces_known, routed
 from multi.discovery.networks import network_ids
 from multi.discovery.resources import in_thread
+from multi.errors import NoUsableConnection
 from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
 from multi.transports.base import transport_type
-from multi.types import Candidate, Interface, Kind
+from multi.types import Candidate, Interface, Kind, preferences_of
 
 THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MAX_REASONS = 3  # why an entry has no candidate, in one line
@@ -55,46 +55,43 @@ class Found:
 
     def reason(self, entry: int) -> str:
         """Why an entry leads nowhere now."""
-        reasons = dict.fromkeys(str(r) for r in self.rejections if r.entry == entry)
+        reasons = dict.fromkeys(r.reason for r in self.rejections if r.entry == entry)
         return "; ".join(list(reasons)[:MAX_REASONS]) or "its network is not there"
 
 
 class Resolver:
     """Remembers the entries and what names they have; everything else is read anew, because networks change.
 
-    `on_more` is called when a name has got an answer that `find` did not wait for.
+    `on_more` is called when a name has got an answer that `find` did not wait for, `on_warning` with what cannot be as
+    configured, in words, each once.
     """
 
-    def __init__(self, config: Config, on_more: Callable[[], None], *, may_change: bool = True) -> None:
-        """`may_change`: routes may be installed, where the configuration wants it."""
+    def __init__(self, config: Config, on_more: Callable[[], None], on_warning: Callable[[str], None]) -> None:
         self._config = config
+        self._on_warning = on_warning
         self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         self._names = Names(on_more)
-        self._specs: list[EntrySpec] = [self._spec(entry) for entry in config.connection_priority]
-        self._configured = len(self._specs)
-        self._withdrawn: set[int] = set()
+        self._specs = {index: self._spec(entry) for index, entry in enumerate(config.connection_priority)}
+        self._next_entry = self._configured = len(self._specs)
         self._fallen_back: set[int] = set()
         self._announced: tuple[tuple[str, int], ...] = ()
-        self._routes = PolicyRoutes() if config.manage_routes and may_change else None
+        self._routes = PolicyRoutes() if config.manage_routes else None
         self._routes_lock = threading.Lock()
         self._closed = False
         self._warned: set[str] = set()
-        self._warnings: list[str] = []
         self.last: Found | None = None
         """What `find` has found last."""
 
     def add(self, entry: Entry) -> int:
         """Want one more entry; return its index. Raises ConfigError for one that can never work."""
         self._config.check_entry(entry)
-        self._specs.append(self._spec(entry))
-        return len(self._specs) - 1
-
-    def _wanted(self) -> list[EntrySpec]:
-        return [spec for index, spec in enumerate(self._specs) if index not in self._withdrawn]
+        index, self._next_entry = self._next_entry, self._next_entry + 1
+        self._specs[index] = self._spec(entry)
+        return index
 
     def withdraw(self, entry: int) -> None:
         """Want an entry that was added no more."""
-        self._withdrawn.add(entry)
+        del self._specs[entry]
 
     def fell_back(self, entry: int) -> None:
         """An MPTCP connection of this entry is plain TCP: its further interfaces need connections of their own."""
@@ -131,68 +128,68 @@ class Resolver:
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
 
-        Waits until the name of one entry can be dialled, or with `entry` that one's. Raises OSError when the system
-        lacks what looking takes: descriptors, memory, threads.
+        Waits until the name of one entry can be dialled, or with `entry` that one's. Raises NoUsableConnection when the
+        system lacks what looking takes: descriptors, memory, threads.
         """
-        interfaces = await self._interfaces_and_names(anew=anew, entry=entry)
+        try:
+            self.last = await self._find(anew, entry)
+        except OSError as error:
+            raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}") from error
+        return self.last
+
+    async def _find(self, anew: bool, entry: int | None) -> Found:
+        awaited = self._specs.values() if entry is None else [self._specs[entry]]
+        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
+        known = None if anew else interfaces_known(self._kinds)
+        if known is None:
+            interfaces, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
+        else:
+            await resolving
+            interfaces = known
         addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
         elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
-            routes, networks = await in_thread(self._routes_and_networks, interfaces, elsewhere)
+            problems, routes, networks = await in_thread(self._ask_system, interfaces, elsewhere)
+            for problem in problems:
+                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
         usable, rejections = self._expand(interfaces, addresses, routes)
         errors = self._names.errors
-        self.last = Found(
+        unknown = {host for host, error in errors.items() if error == NO_ANSWER_YET}
+        return Found(
             [replace(candidate, network=networks.get(candidate.interface, "")) for candidate in usable],
-            [_waiting(r) if errors.get(r.what) == NO_ANSWER_YET else r for r in rejections],
-            {host: error for host, error in errors.items() if error != NO_ANSWER_YET},
+            [replace(r, reason=f"{r.what}: {NO_ANSWER_YET}") if r.what in unknown else r for r in rejections],
+            {host: error for host, error in errors.items() if host not in unknown},
             interfaces,
             self._names.pending,
         )
-        return self.last
 
-    async def _interfaces_and_names(self, *, anew: bool, entry: int | None) -> tuple[Interface, ...]:
-        """Read the interfaces while names are resolved."""
-        awaited = self._wanted() if entry is None else [self._specs[entry]]
-        resolving = self._names.resolve((spec.remote_host, spec.ip) for spec in awaited)
-        known = None if anew else interfaces_known(self._kinds)
-        if known is not None:
-            await resolving
-            return known
-        read, _ = await asyncio.gather(interfaces_async(self._kinds, anew=anew), resolving)
-        return read
-
-    def _routes_and_networks(
+    def _ask_system(
         self, interfaces: Sequence[Interface], remotes: set[str]
-    ) -> tuple[frozenset[tuple[str, str]], dict[str, str]]:
-        """In a thread: which routes there are, made before where that is wanted, and what the networks are called."""
-        self._install_routes(interfaces, remotes)
-        return routed(interfaces, remotes), network_ids(interfaces)
-
-    def _install_routes(self, interfaces: Sequence[Interface], remotes: set[str]) -> None:
+    ) -> tuple[list[str], frozenset[tuple[str, str]], dict[str, str]]:
+        """In a thread: why routes could not be made, which there are now, and what the networks are called."""
+        problems: list[str] = []
         with self._routes_lock:
             # This thread goes on when the session is over: what it made then would never be taken away.
-            if self._routes is None or self._closed:
-                return
-            used = [interface for interface in interfaces if self._may_use(interface)]
-            for problem in self._routes.install(used, remotes=remotes):
-                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
+            if self._routes is not None and not self._closed:
+                used = [interface for interface in interfaces if self._may_use(interface)]
+                problems = self._routes.install(used, remotes)
+        return problems, routed(interfaces, remotes), network_ids(interfaces)
 
     def _may_use(self, interface: Interface) -> bool:
         """An entry names it, its kind or one of its addresses."""
         names = {interface.name, interface.kind.value, *(a.address for a in interface.addresses)}
         if interface.kind not in (Kind.LOOPBACK, Kind.VIRTUAL):
             names.add(ANY)
-        return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs)
+        return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs.values())
 
     def _expand(
         self, interfaces: Sequence[Interface], addresses: Addresses, routes: frozenset[tuple[str, str]]
     ) -> tuple[list[Candidate], list[Rejection]]:
         """The configured entries together, so that none is wanted twice; every added one by itself."""
-        groups = [(0, self._specs[: self._configured])]
-        added = range(self._configured, len(self._specs))
-        groups += [(index, [self._specs[index]]) for index in added if index not in self._withdrawn]
+        groups = [(0, [spec for index, spec in self._specs.items() if index < self._configured])]
+        groups += [(index, [spec]) for index, spec in self._specs.items() if index >= self._configured]
         usable: list[Candidate] = []
         rejections: list[Rejection] = []
         for first, specs in groups:
@@ -205,9 +202,8 @@ class Resolver:
         """An MPTCP connection over several interfaces, or one for each where that cannot be."""
         if not candidate.more_interfaces:
             return [candidate]
-        reason = why_no_subflows(candidate)
-        if candidate.entry in self._fallen_back:
-            reason = "it fell back to TCP"
+        fell_back = candidate.entry in self._fallen_back
+        reason = "it fell back to TCP" if fell_back else why_no_subflows(candidate)
         if not reason:
             return [candidate]
         names = ", ".join((candidate.interface, *candidate.more_interfaces))
@@ -222,7 +218,7 @@ class Resolver:
         announced = [(a, port) for a, port in self._announced if a not in own or _is_loopback(a)]
         names = self._names.addresses
         known: Addresses = {}
-        for spec in self._wanted():
+        for spec in self._specs.values():
             host, port = spec.remote_host, spec.remote_port
             further = [address for address, its_port in announced if its_port == port]
             known[host, port] = list(dict.fromkeys([*names.get(host, ()), *further]))
@@ -232,12 +228,7 @@ class Resolver:
         """Say something once."""
         if message not in self._warned:
             self._warned.add(message)
-            self._warnings.append(message)
-
-    def take_warnings(self) -> list[str]:
-        """What cannot be as configured, in words, each once: what is new since the last call."""
-        taken, self._warnings = self._warnings, []
-        return taken
+            self._on_warning(message)
 
     def _spec(self, entry: Entry) -> EntrySpec:
         host, port = self._config.remote_of(entry)
@@ -246,22 +237,13 @@ class Resolver:
             ip=entry.ip,
             interfaces=entry.interfaces,
             spans_interfaces=transport_type(entry.transport).spans_interfaces,
-            role=entry.role,
-            weight=entry.weight,
-            cost=entry.cost,
-            max_rate=entry.max_rate,
             group=entry.group,
             remote_host=host,
             remote_port=port,
+            **preferences_of(entry),
         )
 
 
-def _waiting(rejection: Rejection) -> Rejection:
-    """Of a host whose name is still being resolved."""
-    return replace(rejection, reason=f"{rejection.what}: {NO_ANSWER_YET}")
-
-
-@lru_cache(maxsize=1024)
 def _is_loopback(literal: str) -> bool:
     return ipaddress.ip_address(literal).is_loopback
 

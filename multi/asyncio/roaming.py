@@ -9,22 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Found, Resolver
-from multi.asyncio.suspend import sleep_watch
+from multi.asyncio.suspend import SleepWatch
 from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
-from multi.events import AddressesAnnounced, Event, SessionDetached, SessionResumed, Warned
+from multi.errors import NoUsableConnection
+from multi.events import AddressesAnnounced, Event, SessionDetached, Warned
 from multi.linux.wifi_power import PowerSaving
-from multi.linux.wifi_signal import Signal, SignalWatch
+from multi.linux.wifi_signal import SignalWatch
+from multi.protocol.state import SessionState
 from multi.transports.base import ChannelInfo
 from multi.types import Candidate, Kind
 
 logger = logging.getLogger("multi.session")
 
-LEARN_AFTER = 0.020  # seconds; then a session is open, or waits for the first answer of a network
 LOOK_APART = 0.050  # seconds between two looks, whoever wants them: a server could keep us busy with its addresses
 LOOK_AGAIN = 1.0  # seconds after one that the system did not allow, for want of file descriptors or memory
 LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system tells when a name leads elsewhere
@@ -33,70 +36,64 @@ LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system te
 class Networks:
     """See the module. It lives from the first dial to the end of the session."""
 
-    def __init__(self, driver: SessionDriver, resolver: Resolver, config: Config) -> None:
+    def __init__(self, driver: SessionDriver, config: Config, start: Callable[[Found], None]) -> None:
+        """`start` opens the session with what can be dialled first."""
         self._driver = driver
-        self._resolver = resolver
+        self._start = start
+        self._started: asyncio.Future[None] = driver.loop.create_future()
+        self.resolver = Resolver(config, self.look, lambda text: driver.core.notify(Warned(text)))
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None
         self._power_lock = threading.Lock()
         self._signals = SignalWatch(self._signal)
+        self._sleep = SleepWatch(self._slept)
         self._usable: frozenset[str] = frozenset()
         self._task: asyncio.Task[None] | None = None
         self._again = False
         self._looked_at = float("-inf")
-        self._started = False
-        self._changed = asyncio.Event()
-        """Something has changed since the first look began."""
-        self._detached: asyncio.TimerHandle | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._next_look: asyncio.TimerHandle | None = None
+        """Of those that come without a change of the networks."""
         self._closed = False
-        self._leave = [monitor().subscribe(self._heard, learn_after=LEARN_AFTER), sleep_watch().subscribe(self._slept)]
+        self._leave = monitor().subscribe(self._heard)
         driver.on_event = self._event
         driver.on_dialled = self._dialled
+        driver.on_closed = lambda _: self.close()
 
-    def started(self, found: Found) -> None:
-        """The session opens with these candidates."""
-        self._started = True
-        self._take(found)
-        if self._power is not None or self._changed.is_set():
-            self.look()
-
-    async def change(self) -> None:
-        """Before `started`: wait until there is a reason to look again."""
-        await self._changed.wait()
-        self._changed.clear()
+    async def started(self) -> None:
+        """Look, until there is something to open the session with. Raises NoUsableConnection when there is nothing."""
+        self.look()
+        await self._started
 
     def look(self) -> None:
         """Find the candidates anew, soon; changes that come meanwhile are not missed."""
         if self._closed:
             return
-        if not self._started:
-            self._changed.set()  # whoever opens the session is looking
-            return
         if self._task is not None:
             self._again = True
             return
         self._task = self._driver.loop.create_task(self._look())
+        self._driver.settle_after(self._task)
 
     def close(self) -> None:
         """The session is over: give back what it held. What blocks is done in a thread."""
         if self._closed:
             return
         self._closed = True
-        for leave in self._leave:
-            leave()
+        if not self._started.done():
+            self._started.set_result(None)
+        self._leave()
+        self._sleep.close()
         self._signals.close()
-        self._attached()
-        if self._retry is not None:
-            self._retry.cancel()
+        self._look_after(None)
         if self._task is not None:
             self._task.cancel()
-        self._resolver.close()
-        if self._power is not None or self._resolver.changes_machine:
-            self._driver.finish_in_thread(self._put_back)
+        self.resolver.close()
+        if self._power is not None or self.resolver.changes_machine:
+            with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
+                self._driver.settle_after(self._driver.loop.run_in_executor(None, self._put_back))
 
     def _put_back(self) -> None:
-        self._resolver.put_back()
+        self.resolver.put_back()
         if self._power is not None:
             with self._power_lock:
                 self._power.release_all()
@@ -120,37 +117,29 @@ class Networks:
         driver.pump_due()
         self.look()
 
-    def _signal(self, interface: str, signal: Signal, dbm: float) -> None:
+    def _signal(self, interface: str, fading: bool, dbm: float) -> None:
         driver = self._driver
-        driver.core.signal_changed(interface, signal is Signal.FADING, dbm, now=driver.now())
+        driver.core.signal_changed(interface, fading, dbm, now=driver.now())
         driver.pump_due()
 
     def _event(self, event: Event) -> None:
-        if isinstance(event, AddressesAnnounced):
-            if self._resolver.announced(event.addresses):
-                self.look()
-        elif isinstance(event, SessionDetached):
-            self._look_while_detached()
-        elif isinstance(event, SessionResumed):
-            self._attached()
-
-    def _look_while_detached(self) -> None:
-        self._attached()
-        if not self._closed:
-            self._detached = self._driver.loop.call_later(LOOK_DETACHED, self._look_while_detached)
+        if isinstance(event, SessionDetached) or (
+            isinstance(event, AddressesAnnounced) and self.resolver.announced(event.addresses)
+        ):
             self.look()
-
-    def _attached(self) -> None:
-        if self._detached is not None:
-            self._detached.cancel()
-            self._detached = None
 
     def _dialled(self, candidate: Candidate, info: ChannelInfo) -> None:
         if info.fell_back and candidate.more_interfaces:
-            self._resolver.fell_back(candidate.entry)
+            self.resolver.fell_back(candidate.entry)
             self.look()
 
     # --- looking  ---
+
+    def _look_after(self, seconds: float | None) -> None:
+        """Look once more, unless something else makes us look before; None = only then."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        self._next_look = self._driver.loop.call_later(seconds, self.look) if seconds is not None else None
 
     async def _look(self) -> None:
         try:
@@ -159,18 +148,22 @@ class Networks:
                     await asyncio.sleep(wait)
                 self._again = False
                 self._looked_at = self._driver.now()
-                found = await self._resolver.find()
+                found = await self.resolver.find(anew=self._started.done())
                 if self._closed:
                     return
                 self._use(found)
-                await self._save_power(found)
+                if self._started.done():
+                    await self._save_power(found)
                 if not self._again:
+                    detached = self._driver.core.state is SessionState.DETACHED
+                    self._look_after(LOOK_DETACHED if detached else None)
                     return
-        except OSError as error:
-            logger.warning("cannot look at the networks (%s), trying again in %g s", error, LOOK_AGAIN)
-            if self._retry is not None:
-                self._retry.cancel()
-            self._retry = self._driver.loop.call_later(LOOK_AGAIN, self.look)
+        except NoUsableConnection as error:
+            if not self._started.done():
+                self._started.set_exception(error)
+                return
+            logger.warning("%s, trying again in %g s", error, LOOK_AGAIN)
+            self._look_after(LOOK_AGAIN)
         except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
             self._driver.fail(error)
         finally:
@@ -178,17 +171,22 @@ class Networks:
 
     def _use(self, found: Found) -> None:
         driver, before = self._driver, self._usable
-        self._take(found)
+        if not found.candidates and not self._started.done():
+            if not found.expecting:
+                raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
+            return
+        self._usable = frozenset(c.interface for c in found.candidates if c.interface)
+        self._signals.watch(self._wifi(found))
+        if not self._started.done():
+            self._started.set_result(None)
+            self._start(found)
+            return
         core, now = driver.core, driver.now()
-        core.update_candidates(found.candidates, reason=found.reason, expecting=found.expecting, now=now)
+        paths = core.path_manager(now=now)
+        paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting)
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()
-
-    def _take(self, found: Found) -> None:
-        self._usable = frozenset(c.interface for c in found.candidates if c.interface)
-        self._tell_warnings()
-        self._signals.watch(self._wifi(found))
 
     def _wifi(self, found: Found) -> list[str]:
         """The WiFi interfaces the session uses."""
@@ -198,20 +196,14 @@ class Networks:
     async def _save_power(self, found: Found) -> None:
         if self._power is None or self._power_savings is None:
             return
-        wifi = self._wifi(found)
-        if not wifi:
-            self._resolver.warn("wifi_config.power_savings: no WiFi interface is in use")
+        if not (wifi := self._wifi(found)):
+            self.resolver.warn("wifi_config.power_savings: no WiFi interface is in use")
         for name in wifi:
             reason = await in_thread(self._hold, self._power, name, self._power_savings)
             if reason:
-                self._resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
-        self._tell_warnings()
+                self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
 
     def _hold(self, power: PowerSaving, name: str, on: bool) -> str:
         """In a thread, which goes on when the session is over: what is switched then would never be put back."""
         with self._power_lock:
             return "" if self._closed else power.hold(name, on)
-
-    def _tell_warnings(self) -> None:
-        for message in self._resolver.take_warnings():
-            self._driver.core.notify(Warned(message))

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -19,12 +20,12 @@ from multi.asyncio.session import Session, split_address
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
-from multi.config.keys import check_certificate_files, load_keys
+from multi.config.keys import check_certificate_files, load_keys, load_reset_key
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
-from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
-from multi.protocol.segment import SegmentType, encode, peek
+from multi.protocol.handshake import Join, Refuse, RefuseCode
+from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, Listener, transport, transport_type
@@ -45,12 +46,14 @@ class _PendingConnection:
         self.channel = channel
         self.host = split_address(channel.info.remote)[0]
         self.source = source_of(self.host)
-        self._answered = False
-        self._first = bytearray()
-        self._lanes: list[tuple[int, bytes]] = []
+        self.first = bytearray()
+        """What has come on the first lane."""
+        self.lanes: list[tuple[int, bytes]] = []
+        """What has come on the others."""
         self._held = 0
-        loop = asyncio.get_running_loop()
-        self._deadline = loop.call_later(server.handshake_timeout, self._too_slow)
+        self._answered = False
+        timeout = server.admission.handshake_timeout
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
@@ -66,17 +69,13 @@ class _PendingConnection:
             self._server.admission.report("flow_control", self.host)
             self.drop("too many bytes before the handshake")
         elif lane:
-            self._lanes.append((lane, bytes(data)))
+            self.lanes.append((lane, bytes(data)))
         else:
-            self._first += data
+            self.first += data
 
     def batch_finished(self) -> None:
-        if self._first and not self._answered:
-            self._server.admission.in_turn(self, self.host, self._go_on)
-
-    def _go_on(self) -> None:
-        """What has come may be looked at."""
-        self._server.route(self, self._first, self._lanes)
+        if self.first and not self._answered:
+            self._server.admission.in_turn(self, self.host, partial(self._server.route, self))
 
     def writable(self) -> None:
         """Nothing waits to be written before the first segment."""
@@ -84,9 +83,9 @@ class _PendingConnection:
     def connection_lost(self, error: TransportError | None) -> None:
         self.leave()
 
-    def _too_slow(self) -> None:
+    def _too_slow(self, timeout: float) -> None:
         self._server.admission.report("handshake_timeout", self.host)
-        self.drop(f"no segment within {self._server.handshake_timeout:g} s")
+        self.drop(f"no segment within {timeout:g} s")
 
     def drop(self, reason: str, reply: bytes = b"") -> None:
         """Give the connection up, after a reply when there is one; until that has left it counts as before."""
@@ -125,18 +124,22 @@ class Server:
         self._config = config
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._settings = session_settings(config)
+        reset_key = load_reset_key(config) or os.urandom(32)
+        self._settings = replace(session_settings(config), reset_key=reset_key)
         wanted = config.multi_config.scheduler
         local_scheduler(wanted.name, wanted.parameters)  # what it cannot be is told now, not to the first client
         self._keys = load_keys(config) if config.auth is not None else None
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.handshake_timeout = limits.handshake_timeout
         self.admission = Admission(limits)
         self._table: SessionTable[SessionDriver] = SessionTable(
-            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.admission.full
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source),
+            self._create,
+            self.admission.full,
+            reset_key,
         )
+        self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
@@ -226,7 +229,7 @@ class Server:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         if self._closing:
             raise RuntimeError(f"server {self!r} is closed")
-        self._serving = asyncio.get_running_loop().create_future()
+        self._serving = self._loop.create_future()
         try:
             await self._serving
         finally:
@@ -295,10 +298,10 @@ class Server:
             return
         channel.start(_PendingConnection(self, channel))
 
-    def route(self, arrival: _PendingConnection, first: bytearray, lanes: list[tuple[int, bytes]]) -> None:
+    def route(self, arrival: _PendingConnection) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
-            found = self._session_for(arrival, first) if self._protected(arrival) else _tls_only(first)
+            found = self._session_for(arrival)
         except RemoteProtocolError as error:
             arrival.drop(f"it does not speak MULTI ({error})")
             return
@@ -311,34 +314,35 @@ class Server:
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
         link = found.adopt(connection, arrival.channel, arrival.channel.info)
-        self.admission.connection_came(found, connection, arrival.host)
-        link.data_received(memoryview(bytes(first)), 0)
-        for lane, data in lanes:
-            link.data_received(memoryview(data), lane)
+        self.admission.connection_came(found, connection, arrival.host, join_nonce(arrival.first))
+        for lane, data in ((0, arrival.first), *arrival.lanes):
+            link.data_received(memoryview(bytes(data)), lane)
         found.pump()
 
-    def _session_for(self, arrival: _PendingConnection, first: bytearray) -> SessionDriver | Refused | None:
+    def _session_for(self, arrival: _PendingConnection) -> SessionDriver | Refused | None:
         """The session a first segment asks for; None = more bytes are needed. Raises RemoteProtocolError."""
-        found = self._table.route(first, arrival.source)
-        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.source):
-            found = self._table.route(first, arrival.source)
-        peeked = peek(first) if isinstance(found, SessionDriver) else None
-        if peeked is not None and peeked[0] == SegmentType.JOIN:
-            assert isinstance(found, SessionDriver)
-            if not self.admission.may_join(found, arrival.source):
-                # The very bytes of every refused JOIN: whoever guesses learns nothing.
-                reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED).encode())
-                return Refused(reply, "too many JOINs in this session")
+        first, source = arrival.first, arrival.source
+        if self._config.ssl_config is not None and not arrival.channel.info.secure:
+            peeked = peek(first)
+            if peeked is None:
+                return None
+            return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
+        found = self._table.route(first, source)
+        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, source):
+            found = self._table.route(first, source)
+        if isinstance(found, SessionDriver):
+            session_id, nonce = found.core.session_id, join_nonce(first)
+            payload = first_payload(first)
+            assert payload is not None
+            if nonce and not found.core.may_join(payload, arrival.channel.info.channel_binding):
+                return refusal(session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
+            if not self.admission.may_try(found, source, nonce):
+                return refusal(session_id, Refuse(RefuseCode.BUSY, limit="max_pending_joins"), "too many try to join")
         return found
-
-    def _protected(self, arrival: _PendingConnection) -> bool:
-        """With certificates configured, a connection without TLS has no place here."""
-        return self._config.ssl_config is None or arrival.channel.info.secure
 
     # --- sessions ---
 
     def _create(self, session_id: SessionId, source: str) -> SessionDriver:
-        loop = asyncio.get_running_loop()
         core = SessionCore(
             Side.SERVER,
             session_id,
@@ -346,33 +350,27 @@ class Server:
             entropy=os.urandom,
             make_scheduler=local_scheduler,
             make_peer_scheduler=peer_scheduler,
-            now=loop.time(),
+            now=self._loop.time(),
             psk=self._keys.get if self._keys is not None else None,
         )
-        driver: SessionDriver
-
-        def opened() -> None:
-            self._session_opened(driver)
-
-        driver = SessionDriver(
-            core,
-            self._config.transport_settings(),
-            send_buffer=self._config.limits.max_send_buffer,
-            on_opened=opened,
-            on_closed=self._session_closed,
-        )
+        limits = self._config.limits
+        driver = SessionDriver(core, self._config.transport_settings(), send_buffer=limits.max_send_buffer)
+        driver.on_opened = self._session_opened
+        driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)
         return driver
 
-    def _announce(self, driver: SessionDriver) -> None:
-        """Tell the client where else it can reach this server."""
-        listen = self._config.listen
-        if listen is not None and listen.announce:
-            addresses = [(address, self.port) for address in listen.announce]
-            driver.core.announce(addresses, now=driver.now())
+    def _confirmed(self, driver: SessionDriver) -> None:
+        """The client of a session has proved itself: the Session ID is its own."""
+        for other in self._table.confirmed(driver):
+            other.core.fail(Reason(Cause.NEVER_CONFIRMED, "another client has confirmed first"), now=other.now())
+            other.pump_soon()
 
     def _session_opened(self, driver: SessionDriver) -> None:
-        self._announce(driver)
+        listen = self._config.listen
+        if listen is not None and listen.announce:
+            # The client is told where else it can reach this server.
+            driver.core.announce([(address, self.port) for address in listen.announce], now=driver.now())
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
         try:
@@ -382,7 +380,7 @@ class Server:
             session.abort(APPLICATION_FAILED)
             return
         if asyncio.iscoroutine(result):
-            task = asyncio.get_running_loop().create_task(self._run(result, session))
+            task = self._loop.create_task(self._run(result, session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -403,19 +401,16 @@ class Server:
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)
-        self._table.remove(driver.core.session_id)
+        self._table.remove(driver)
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()
 
 
-def _tls_only(first: bytearray) -> Refused | None:
-    """The answer to a plain connection on a server with certificates; None = more bytes are needed."""
-    peeked = peek(first)
-    if peeked is None:
-        return None
-    reply = encode(SegmentType.REFUSE, peeked[1], Refuse(REFUSED_PROTECTION).encode())
-    return Refused(reply, "a plain connection, but ssl_config asks for TLS")
+def join_nonce(first: bytearray) -> bytes:
+    """What tells one JOIN from another, and from what somebody repeats; empty = it is no JOIN."""
+    payload = first_payload(first)
+    return Join.decode(payload).nonce if payload is not None and first[1] == SegmentType.JOIN else b""
 
 
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
@@ -37,7 +37,7 @@ class Session:
         self._aborted = False
         self.reader = SessionReader(driver, STREAM_ZERO, limit)
         """Reads stream 0."""
-        self.writer = SessionWriter(self, driver, STREAM_ZERO, closes_session=owns_close)
+        self.writer = SessionWriter(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
         """Writes stream 0."""
 
     def __repr__(self) -> str:
@@ -58,12 +58,12 @@ class Session:
     @property
     def connections(self) -> tuple[ConnectionInfo, ...]:
         """Every connection of the session, the ended ones included, in order of id."""
-        return tuple(self._driver.connections())
+        return self._driver.connections()
 
     @property
     def scheduler(self) -> str:
         """Name of the scheduler this side sends with."""
-        return self._core.policy.scheduler
+        return self._core.scheduling.policy.scheduler
 
     @property
     def bytes_reinjected(self) -> int:
@@ -85,7 +85,7 @@ class Session:
         """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
         while True:
             self._check_open()
-            stream = self._driver.core.open_stream(priority, now=self._driver.now())
+            stream = self._core.open_stream(priority, now=self._driver.now())
             if stream is not None:
                 self._driver.pump_soon()
                 return self._pair(stream)
@@ -95,14 +95,14 @@ class Session:
         """Yield the streams the peer opens, until the session ends."""
         while (stream := await self._driver.next_peer_stream()) is not None:
             pair = self._pair(stream)
-            self._driver.core.accept_stream(stream, now=self._driver.now())
+            self._core.accept_stream(stream, now=self._driver.now())
             self._driver.pump_soon()
             yield pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
         return (
             SessionReader(self._driver, stream, self._limit),
-            SessionWriter(self, self._driver, stream, closes_session=False),
+            SessionWriter(self._driver, stream, self._extra_info, closes_session=False),
         )
 
     # --- connections ---
@@ -117,55 +117,50 @@ class Session:
         self._check_open()
         slots = self._slots(to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
-        self._driver.core.hand_over(slots, lambda reason: _settle(done, reason), now=self._driver.now())
+        now = self._driver.now()
+        self._core.path_manager(now=now).hand_over(slots, done.set_result, now)
         self._driver.pump()
-
-        def ended(_: asyncio.Future[None]) -> None:
-            _settle(done, SESSION_ENDED)  # after an internal error the path manager says nothing any more
-
-        self._driver.closed.add_done_callback(ended)
         try:
-            failure = await done
+            # After an internal error the path manager says nothing any more.
+            await asyncio.wait([done, self._driver.closed], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            self._driver.core.cancel_handover()
-            self._driver.pump_soon()
+            if not done.done():  # else it had ended already, and another may be under way
+                self._core.path_manager(now=self._driver.now()).cancel_handover()
+                self._driver.pump_soon()
             raise
-        finally:
-            self._driver.closed.remove_done_callback(ended)
+        failure = done.result() if done.done() else SESSION_ENDED
         if failure is not None:
             if self._driver.closed.done():
                 raise self._driver.closed_error or SessionLost()
             raise TransportError(f"handover to {to} failed: {failure}")
 
+    @property
+    def _wanted(self) -> list[Slot]:
+        """Every connection a client's session wants to have."""
+        paths = self._core.paths
+        return paths.slots if paths is not None else []
+
     def _slots(self, to: str | int) -> list[Slot]:
-        paths = self._driver.core.paths
-        if paths is None:
+        if self._resolver is None:
             raise LocalProtocolError("only the client hands over")
         if isinstance(to, bool) or not isinstance(to, str | int):
             raise TypeError(f"found {to!r}; allowed: a kind, an interface, a local address or the id of a connection")
         found = [
             slot
-            for slot in paths.slots
+            for slot in self._wanted
             if slot.connection == to
             or any(to and to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
         ]
-        if not found:
-            self._explain_missing(to)
-        return found
-
-    def _explain_missing(self, to: str | int) -> NoReturn:
-        """Nothing is known that leads over `to`: say why, or what is known."""
-        last = self._resolver.last if self._resolver is not None else None
-        if last is not None:
-            kinds = {i.name: i.kind.value for i in last.interfaces}
-            names = {to} | {name for name, kind in kinds.items() if kind == to}
-            named = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
-            if named:
-                raise TransportError(f"handover to {to} failed: {'; '.join(sorted(named))}")
-        paths = self._driver.core.paths
-        slots = paths.slots if paths is not None else []
-        known = sorted({name for s in slots for c in s.candidates for name in (c.kind, c.interface or c.local_address)})
-        raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(filter(None, known)) or 'none'}")
+        if found:
+            return found
+        if last := self._resolver.last:
+            names = {to, *(interface.name for interface in last.interfaces if interface.kind.value == to)}
+            why = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
+            if why:
+                raise TransportError(f"handover to {to} failed: {'; '.join(sorted(why))}")
+        candidates = [candidate for slot in self._wanted for candidate in slot.candidates]
+        known = {name for c in candidates for name in (c.kind, c.interface or c.local_address) if name}
+        raise LocalProtocolError(f"no connection leads over {to!r}; known: {', '.join(sorted(known)) or 'none'}")
 
     async def add_connection(self, entry: object) -> list[ConnectionId]:
         """Open what one more `connection_priority` entry asks for; return the ids of the new connections.
@@ -179,20 +174,18 @@ class Session:
         index = resolver.add(load_entry(entry))
         opened: list[ConnectionId] = []
         try:
-            try:
-                found = await resolver.find(entry=index)
-            except OSError as error:
-                raise NoUsableConnection(f"cannot look at the networks: {error.strerror or error}", []) from error
+            found = await resolver.find(entry=index)
             candidates = [candidate for candidate in found.candidates if candidate.entry == index]
             rejected = [(r.what, r.reason) for r in found.rejections if r.entry == index]
             if not candidates:
                 raise NoUsableConnection("the entry leads to no connection", rejected)
             self._check_open()
             subscription = driver.subscribe()
-            slots = driver.core.add_candidates(candidates, now=driver.now())
+            now = driver.now()
+            slots = driver.core.path_manager(now=now).add(candidates, now)
             driver.pump_due()
             while not all(s.connection is not None or s.attempted for s in slots):
-                event = await subscription.next()
+                event = await anext(subscription, None)
                 if event is None:
                     self._check_open()
                 elif isinstance(event, AttemptFailed) and event.candidate in candidates:
@@ -201,32 +194,30 @@ class Session:
         finally:
             if not opened:  # what failed or was given up shall not come up later
                 resolver.withdraw(index)
-                driver.core.withdraw_candidates(self._slots_of(index), now=driver.now())
+                alone = [slot for slot in self._wanted if all(c.entry == index for c in slot.candidates)]
+                now = driver.now()
+                driver.core.path_manager(now=now).withdraw(alone, now)
                 driver.pump()
         if not opened:
             raise NoUsableConnection("no candidate of the entry could be opened", rejected)
         return opened
 
-    def _slots_of(self, entry: int) -> list[Slot]:
-        """Those that are there for this entry alone, whoever has found its candidates first."""
-        paths = self._driver.core.paths
-        slots = paths.slots if paths is not None else []
-        return [slot for slot in slots if all(candidate.entry == entry for candidate in slot.candidates)]
-
     async def remove_connection(self, connection: int) -> None:
         """Drain a connection, then close it; return when it is closed. The last usable one cannot be removed."""
         self._check_open()
         wanted = ConnectionId(connection)
-        self._driver.core.remove_connection(wanted, now=self._driver.now())
+        self._core.remove_connection(wanted, now=self._driver.now())
         self._driver.pump()
         subscription = self._driver.subscribe()
-        while wanted in self._core.connections and await subscription.next() is not None:
+        while wanted in self._core.connections and await anext(subscription, None) is not None:
             pass
 
     def set_role(self, connection: int, role: Role | str) -> None:
         """Make a connection `active` or `backup`, on both sides."""
-        wanted = role if isinstance(role, Role) else _role(role)
-        self._driver.core.set_role(ConnectionId(connection), wanted, now=self._driver.now())
+        wanted = role if isinstance(role, Role) else Role.__members__.get(str(role).upper())
+        if wanted is None:
+            raise LocalProtocolError(f"role {role!r} is neither 'active' nor 'backup'")
+        self._core.set_role(ConnectionId(connection), wanted, now=self._driver.now())
         self._driver.pump()
 
     def set_scheduler(self, scheduler: str | Mapping[str, Any] | Scheduler, **parameters: float) -> None:
@@ -236,25 +227,25 @@ class Session:
         an object raise when it is asked, `adaptive` takes its place and SchedulerChanged says so. Raises ConfigError
         for an unknown name or parameter, TypeError for what is no scheduler.
         """
-        current = self._core.policy
+        current = self._core.scheduling.policy
         if isinstance(scheduler, Mapping):
             parameters = {**scheduler, **parameters}
             scheduler = str(parameters.pop("name", ""))
         if isinstance(scheduler, str):
             policy = Policy(scheduler, tuple(parameters.items()), current.switch, current.reinject)
-            self._driver.core.set_scheduler(policy, now=self._driver.now())
+            self._core.set_scheduler(policy, now=self._driver.now())
         else:
             if isinstance(scheduler, type) or not callable(getattr(scheduler, "select", None)):
                 raise TypeError(f"found {scheduler!r}; allowed: a name, a mapping with `name`, an object with `select`")
             if parameters:
                 raise TypeError("parameters belong to a name; an object has its own already")
             policy = Policy(type(scheduler).__name__, (), current.switch, current.reinject)
-            self._driver.core.set_scheduler(policy, scheduler, now=self._driver.now())
+            self._core.set_scheduler(policy, scheduler, now=self._driver.now())
         self._driver.pump()
 
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
         """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
-        self._driver.core.network_changed(interface, usable, now=self._driver.now())
+        self._core.network_changed(interface, usable, now=self._driver.now())
         self._driver.pump_due()
 
     def announce(self, *addresses: str, port: int = 0) -> None:
@@ -265,7 +256,7 @@ class Session:
         if self._resolver is not None:
             raise LocalProtocolError("only the server announces addresses")
         wanted = port or next((split_address(c.local)[1] for c in self.connections), 0)
-        self._driver.core.announce([(address, wanted) for address in addresses], now=self._driver.now())
+        self._core.announce([(address, wanted) for address in addresses], now=self._driver.now())
         self._driver.pump_soon()
 
     # --- events ---
@@ -278,24 +269,24 @@ class Session:
 
     async def close(self) -> None:
         """Flush, end the session, and return when the peer has acknowledged everything; raise when it never will."""
-        self._driver.core.close(now=self._driver.now())
+        self._core.close(now=self._driver.now())
         self._driver.pump()
         await self._ended()
-        if self._driver.closed_error is not None:
-            raise self._driver.closed_error
+        if self.error is not None:
+            raise self.error
 
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
         self._aborted = self._aborted or not self._driver.closed.done()
         why = reason if isinstance(reason, Reason) else Reason(Cause.ABORTED, reason or ABORTED)
-        self._driver.core.abort(why, now=self._driver.now())
+        self._core.abort(why, now=self._driver.now())
         self._driver.pump()
 
     async def wait_closed(self) -> None:
         """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""
         await self._ended()
-        if self._driver.closed_error is not None and not self._aborted:
-            raise self._driver.closed_error
+        if self.error is not None and not self._aborted:
+            raise self.error
 
     async def _ended(self) -> None:
         await asyncio.shield(self._driver.closed)
@@ -323,7 +314,7 @@ class Session:
         """What ended the session, or None while it lives or when it ended in order."""
         return self._driver.closed_error
 
-    def extra_info(self, name: str, stream: StreamId, default: Any) -> Any:
+    def _extra_info(self, name: str, stream: StreamId, default: Any) -> Any:
         """See `SessionWriter.get_extra_info`."""
         match name:
             case "session":
@@ -334,35 +325,17 @@ class Session:
                 return self.connections
             case "psk_id":
                 return self._core.peer_psk_id or default
-            case "peername" | "sockname" | "peercert":
-                return self._from_connection(name, default)
-            case _:
-                return default
-
-    def _from_connection(self, name: str, default: Any) -> Any:
-        links = self._driver.links
-        ordered = sorted(links.values(), key=lambda link: link.id)
-        if name == "peercert":
-            return next((c for link in ordered if (c := link.channel.info.peer_certificate)), default)
-        infos = [i for i in self.connections if i.state is ConnectionState.ACTIVE] or list(self.connections)
-        if not infos:
-            return default
-        return split_address(infos[0].remote if name == "peername" else infos[0].local)
+            case "peercert":
+                channels = (link.channel.info for _, link in sorted(self._driver.links.items()))
+                return next((channel.peer_certificate for channel in channels if channel.peer_certificate), default)
+            case "peername" | "sockname":
+                known = sorted(self.connections, key=lambda c: c.state is not ConnectionState.ACTIVE)
+                if known:
+                    return split_address(known[0].remote if name == "peername" else known[0].local)
+        return default
 
 
 def split_address(text: str) -> tuple[str, int]:
     """`[::1]:7788` -> ("::1", 7788)."""
     host, _, port = text.rpartition(":")
     return host.strip("[]"), int(port or 0)
-
-
-def _settle(future: asyncio.Future[Reason | None], reason: Reason | None) -> None:
-    if not future.done():
-        future.set_result(reason)
-
-
-def _role(name: str) -> Role:
-    try:
-        return Role[name.upper()]
-    except (KeyError, AttributeError):
-        raise LocalProtocolError(f"role {name!r} is neither 'active' nor 'backup'") from None

@@ -26,41 +26,31 @@ scheduler_names()
 KeyPair(bytes(32))
 
 
-def policy_of(config: Config) -> Policy:
-    """How the configuration wants segments scheduled."""
-    multi = config.multi_config
-    return Policy(
-        multi.scheduler.name,
-        tuple(multi.scheduler.parameters.items()),
-        multi.mode == "switch",
-        multi.reinject,
-    )
-
-
 def session_settings(config: Config) -> SessionSettings:
     """Settings of a client's or a server's sessions. Reads a client's pre-shared key. Raises ConfigError."""
     limits = config.limits
-    policy = policy_of(config)
-    psk_id, psk = key_of(config) if config.is_client else (b"", b"")
-    chosen = config.multi_config.model_fields_set
+    multi = config.multi_config
+    scheduler = multi.scheduler
+    policy = Policy(scheduler.name, tuple(scheduler.parameters.items()), multi.mode == "switch", multi.reinject)
+    psk_id, psk = (b"", b"") if config.is_server else key_of(config)
     smallest = min(limits.max_stream_window, limits.max_session_window)
     return SessionSettings(
-        initial_window=min(CLIENT_WINDOW, smallest) if config.is_client else EARLY_DATA_LIMIT,
+        initial_window=EARLY_DATA_LIMIT if config.is_server else min(CLIENT_WINDOW, smallest),
         max_stream_window=limits.max_stream_window,
         max_session_window=limits.max_session_window,
         max_streams=limits.max_streams,
         protect=Protect(config.protect),
         ciphers=ciphers(),
         policy=policy,
-        peer_policy=policy if config.is_client else None,
-        follow_peer_policy=config.is_server and not chosen & {"scheduler", "reinject", "mode"},
+        peer_policy=None if config.is_server else policy,
+        follow_peer_policy=config.is_server and not multi.model_fields_set & {"scheduler", "reinject", "mode"},
         handshake_timeout=limits.handshake_timeout,
-        resume_timeout=config.multi_config.resume_timeout,
+        resume_timeout=multi.resume_timeout,
         idle_timeouts=tuple((name, config.section_of(name).idle_timeout or NEVER) for name in transport_names()),
         max_connections=limits.max_connections_per_session,
         psk=psk,
         psk_id=psk_id,
-        warnings=host_warnings(config) if config.is_client else (),  # a server says it once, not in every session
+        warnings=() if config.is_server else host_warnings(config),  # a server says it once, not in every session
     )
 
 

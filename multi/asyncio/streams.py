@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Any
 
 from multi.asyncio.driver import SessionDriver
 from multi.errors import LocalProtocolError, MultiError, SessionLost, StreamReset
@@ -22,6 +22,8 @@ HIGH_WATER = 1024 * 1024  # unsent bytes above which `drain` waits: keeps the fa
 LOW_WATER = 256 * 1024  # unsent bytes at which it stops waiting
 
 Data = bytes | bytearray | memoryview
+ExtraInfo = Callable[[str, StreamId, Any], Any]
+"""What a session knows under a name, asked for a stream; else the default."""
 Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
 
 
@@ -65,12 +67,9 @@ class SessionReader:
         """Up to `limit` bytes of what is there; negative = all of it."""
         if not self._buffer:
             return self._pull(limit)
-        if limit < 0 or limit >= len(self._buffer):
-            data = bytes(self._buffer)
-            self._buffer.clear()
-        else:
-            data = bytes(memoryview(self._buffer)[:limit])
-            del self._buffer[:limit]
+        end = limit if limit >= 0 else len(self._buffer)
+        data = bytes(memoryview(self._buffer)[:end])
+        del self._buffer[:end]
         return data
 
     def _pull(self, limit: int) -> bytes:
@@ -186,19 +185,12 @@ class SessionReader:
         return line
 
 
-class Owner(Protocol):
-    """The session a stream belongs to, as its writer sees it."""
+class SessionWriter(asyncio.WriteTransport):
+    """Writes one stream, and is its own `transport`. See `asyncio.StreamWriter` and `asyncio.WriteTransport`."""
 
-    @property
-    def id(self) -> bytes: ...
-    def extra_info(self, name: str, stream: StreamId, default: Any) -> Any: ...
-
-
-class SessionWriter:
-    """Writes one stream. See `asyncio.StreamWriter` for each method."""
-
-    def __init__(self, owner: Owner, driver: SessionDriver, stream: StreamId, *, closes_session: bool) -> None:
-        self._owner = owner
+    def __init__(self, driver: SessionDriver, stream: StreamId, extra_info: ExtraInfo, *, closes_session: bool) -> None:
+        super().__init__()
+        self._extra_info = extra_info
         self._driver = driver
         self._core = driver.core
         self._streams = driver.core.streams
@@ -209,17 +201,18 @@ class SessionWriter:
         self._ended = False
         self._aborted = False
         self._high, self._low = HIGH_WATER, LOW_WATER
-        self.transport = SessionTransport(self)
 
     def __repr__(self) -> str:
-        return f"<SessionWriter stream={self._stream} unsent={self._unsent()}>"
+        return f"<SessionWriter stream={self._stream} unsent={self.get_write_buffer_size()}>"
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        """For abort, buffer size and limits."""
+        return self
 
     def _send_error(self) -> SessionLost | None:
         own = self._buffer.error if self._buffer is not None else None
         return own or self._streams.send_error(self._stream)
-
-    def _unsent(self) -> int:
-        return self._streams.unsent(self._stream)
 
     # --- writing ---
 
@@ -242,7 +235,7 @@ class SessionWriter:
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
         closing = self._closing or self._core.closing
         if closing or self._driver.closed.done() or self._send_error() is not None:
-            logger.debug("session %s: bytes written after the end are dropped", self._owner.id.hex()[:8])
+            logger.debug("session %s: bytes written after the end are dropped", self._core.session_id.hex()[:8])
             return
         self._core.write(self._stream, kept, now=self._driver.loop.time())
         self._driver.pump_soon()
@@ -265,10 +258,10 @@ class SessionWriter:
                 return
         else:
             self._raise_error()
-        if self._unsent() <= self._high and not self._driver.holds_too_much:
+        if self.get_write_buffer_size() <= self._high and not driver.holds_too_much:
             return
-        while self._unsent() > self._low or self._driver.holds_too_much:
-            await self._driver.wait_writable(self._stream)
+        while self.get_write_buffer_size() > self._low or driver.holds_too_much:
+            await driver.wait_writable(self._stream)
             self._raise_error()
 
     def _raise_error(self) -> None:
@@ -330,7 +323,7 @@ class SessionWriter:
         self._driver.pump_soon()
 
     def abort(self) -> None:
-        """See `SessionTransport.abort`."""
+        """End at once, in both directions: the session (stream 0) or this stream."""
         self._aborted = self._closing = self._ended = True
         now = self._driver.loop.time()
         if self._closes_session:
@@ -344,39 +337,14 @@ class SessionWriter:
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`session`, `peername`, `sockname`, `peercert`, `psk_id`, `stream`, `connections`; else `default`."""
-        return self._owner.extra_info(name, self._stream, default)
-
-    async def start_tls(self, *args: object, **kwargs: object) -> None:
-        """Not available: protection belongs to the session's connections (`ssl_config`, `protect`)."""
-        raise LocalProtocolError("start_tls() is not available: use ssl_config")
-
-
-class SessionTransport(asyncio.WriteTransport):
-    """What `writer.transport` offers: abort, buffer size and limits."""
-
-    def __init__(self, writer: SessionWriter) -> None:
-        super().__init__()
-        self._writer = writer
-
-    def abort(self) -> None:
-        """End at once, in both directions: the session (stream 0) or this stream."""
-        self._writer.abort()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def is_closing(self) -> bool:
-        return self._writer.is_closing()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._writer.get_extra_info(name, default)
+        return self._extra_info(name, self._stream, default)
 
     def get_write_buffer_size(self) -> int:
         """Bytes written and not yet handed to a connection."""
-        return self._writer._unsent()
+        return self._streams.unsent(self._stream)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._writer._low, self._writer._high
+        return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Change the marks of `drain`, in bytes; see `asyncio.WriteTransport`."""
@@ -386,16 +354,8 @@ class SessionTransport(asyncio.WriteTransport):
             low = high // 4
         if not high >= low >= 0:
             raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self._writer._high, self._writer._low = high, low
+        self._high, self._low = high, low
 
-    def write(self, data: Data) -> None:
-        self._writer.write(data)
-
-    def writelines(self, list_of_data: Iterable[Data]) -> None:
-        self._writer.writelines(list_of_data)
-
-    def write_eof(self) -> None:
-        self._writer.write_eof()
-
-    def can_write_eof(self) -> bool:
-        return True
+    async def start_tls(self, *args: object, **kwargs: object) -> None:
+        """Not available: protection belongs to the session's connections (`ssl_config`, `protect`)."""
+        raise LocalProtocolError("start_tls() is not available: use ssl_config")

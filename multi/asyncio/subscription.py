@@ -31,23 +31,16 @@ class Subscription:
         self._ended = True
         self._news.set()
 
-    async def next(self) -> Event | EventsDropped | None:
-        """Return the next event; None after the last."""
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event | EventsDropped:
         while not self._events and not self._dropped:
             if self._ended:
-                return None
+                raise StopAsyncIteration
             self._news.clear()
             await self._news.wait()
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
             return EventsDropped(dropped)
         return self._events.popleft()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event | EventsDropped:
-        event = await self.next()
-        if event is None:
-            raise StopAsyncIteration
-        return event

@@ -6,6 +6,7 @@ Decides what is worth saying. Which candidates an entry leads to is asked of the
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import socket
 from collections.abc import Iterable
@@ -13,28 +14,35 @@ from pathlib import Path
 
 from multi.asyncio.resolution import Resolver
 from multi.asyncio.settings import local_scheduler
-from multi.config import Config, Entry, load_config
+from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError
 from multi.lab.files.protocol import printable
+from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.linux.permission import may_administer
 from multi.transports import transport, transport_names
 from multi.transports.base import transport_type
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
-from multi.transports.mptcp.transport import NO_MPTCP, host_scheduler, mptcp_available
+from multi.transports.mptcp.transport import host_scheduler
 from multi.transports.sockets import check_congestion, listening_socket, transport_error
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Kind
 
 
-def run_check(path: str) -> int:
+def print_schema() -> int:
+    """`multi schema`: the JSON Schema of configurations, for editors. Returns 0."""
+    print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+    return 0
+
+
+def run_check(config: str) -> int:
     """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""
     logging.getLogger("multi.config").setLevel(logging.ERROR)  # its warnings are part of the explanation here
-    config = load_config(path)
-    print(f"{printable(path)}: valid configuration of a {'server' if config.is_server else 'client'}")
-    usable = _server(config) if config.is_server else asyncio.run(_client(config))
-    for warning in config.warnings():
+    loaded = load_config(config)
+    print(f"{printable(config)}: valid configuration of a {'server' if loaded.is_server else 'client'}")
+    usable = _server(loaded) if loaded.is_server else asyncio.run(_client(loaded))
+    for warning in loaded.warnings():
         print(f"warning: {warning}")
     print("usable" if usable else "NOT usable on this machine now")
     return 0 if usable else 1
@@ -44,7 +52,9 @@ def run_check(path: str) -> int:
 
 
 async def _client(config: Config) -> bool:
-    resolver = Resolver(config, lambda: None, may_change=False)
+    warnings: list[str] = []
+    only_looks = config.model_copy(update={"manage_routes": False})
+    resolver = Resolver(only_looks, lambda: None, warnings.append)
     found = await resolver.find()
     resolver.close()
     candidates, rejected = found.candidates, found.rejected
@@ -61,7 +71,7 @@ async def _client(config: Config) -> bool:
     for host, reason in rejected:
         if not host.startswith("entry "):
             print(f"{printable(host)}: {printable(reason)}")
-    for warning in resolver.take_warnings():
+    for warning in warnings:
         print(f"warning: {warning}")
     multi = config.multi_config
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
@@ -117,7 +127,7 @@ def _protection(config: Config, name: str) -> str:
     if encrypts or config.ssl_config is not None:
         outer = f"{name.upper()} (TLS 1.3)" if encrypts else "TLS 1.3"
         ssl = config.ssl_config
-        if config.is_client and ssl is not None and not ssl.verify:
+        if not config.is_server and ssl is not None and not ssl.verify:
             outer += ", server verified by its pin alone" if ssl.pin else ", server NOT verified"
         return f"protected by {outer}" + (f" and {sealed}" if config.protect == "always" else "")
     if config.protect == "never":
@@ -165,7 +175,7 @@ def _server_obstacle(config: Config, listen: Listen, name: str) -> str:
 
 def _key_obstacle(config: Config) -> str:
     try:
-        if config.is_client:
+        if not config.is_server:
             key_of(config)
         else:
             load_keys(config)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from rich.console import Console
@@ -54,40 +53,22 @@ def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
 
 
 def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
-    last: list[Transfer] = []
+    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True))
 
     async def run() -> Copied:
         # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
-        loop.set_default_executor(_ImpatientExecutor())
-        async with Progress(Console(highlight=False, markup=False, soft_wrap=True)) as progress:
-
-            def update(transfer: Transfer) -> None:
-                last[:] = [transfer]
-                progress.update(transfer)
-
-            return await copy(update)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, signal.raise_signal, signal.SIGINT)
+        async with progress:
+            return await copy(progress.update)
 
     try:
         copied = asyncio.run(run())
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(hint(last[0] if last else None)) from None
+        raise KeyboardInterrupt(hint(progress.transfer)) from None
     except MultiError as error:
-        if not (isinstance(error, FileRefused) and error.problem in USELESS):
-            _note(error, hint(last[0] if last else None))
+        useless = isinstance(error, FileRefused) and error.problem in USELESS
+        if not useless and (text := hint(progress.transfer)):
+            error.add_note(text)
         raise
     print("\n".join(summary(copied)))
     return 0
-
-
-class _ImpatientExecutor(ThreadPoolExecutor):
-    """Does not wait at the end: a name that is being resolved must not keep a program that was interrupted."""
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        super().shutdown(wait=False, cancel_futures=cancel_futures)
-
-
-def _note(error: MultiError, text: str) -> None:
-    if text:
-        error.add_note(text)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from multi.config.errors import Finding, KeyPath, closest, shown
-from multi.config.model import KINDS, ConfigModel, Entry, address_family
-from multi.errors import ConfigError
+from multi.config.errors import Finding, KeyPath, shown
+from multi.config.model import KINDS, ConfigModel, Entry
+from multi.errors import ConfigError, closest
 from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type
+from multi.transports.quic.settings import QuicSettings
 from multi.transports.settings import Section
 from multi.types import Side
 
 MISSPELT = 0.8  # similarity from which an interface name is taken for a misspelt kind ("celular", "wfi")
-NO_EFFECT = {Side.CLIENT: "not used: it is for clients", Side.SERVER: "not used: it is for servers"}
 
 
 def contradictions(config: ConfigModel) -> list[Finding]:
@@ -78,7 +78,8 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
             yield Finding(("ssl_config", key), "missing; allowed: the name of a PEM file, a server needs cert and key")
     if ssl.client_ca is None and ssl.pin:
         yield Finding(("ssl_config", "client_ca"), "missing; allowed: a PEM file, pin is about clients' certificates")
-    if ssl.client_ca is not None and config.quic_config.engine == "qh3" and "quic" in listen.transports:
+    quic = config.section_of("quic")
+    if ssl.client_ca and "quic" in listen.transports and isinstance(quic, QuicSettings) and quic.engine == "qh3":
         yield Finding(
             ("quic_config", "engine"),
             'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", qh3 cannot ask for certificates',
@@ -114,11 +115,11 @@ def _scheduler_parameters(config: ConfigModel) -> Iterator[Finding]:
         create_scheduler(scheduler.name, scheduler.parameters)
     except ConfigError as error:
         place = ("multi_config", "scheduler", *((error.key_path,) if error.key_path else ()))
-        yield Finding(place, str(error).removeprefix(f"{error.key_path}: "))
+        yield Finding(place, error.message)
 
 
 def _misspelt_kinds(config: ConfigModel, entry: Entry, place: KeyPath) -> Iterator[Finding]:
-    known = config.kind_by_interface()
+    known = {name for _, names in config.interfaces for name in names}
     for name in entry.interfaces:
         kind = "" if name in known else _meant_kind(name)
         if kind:
@@ -132,13 +133,12 @@ def _misspelt_kinds(config: ConfigModel, entry: Entry, place: KeyPath) -> Iterat
 
 def _meant_kind(name: str) -> str:
     """The kind that `name` looks like a misspelling of; empty when it may well be an interface name."""
-    if name in (*KINDS, "any") or not name.isalpha() or address_family(name):
-        return ""
     folded = name.casefold()
+    if name in KINDS or not name.isalpha():
+        return ""
     if folded not in KINDS and folded.startswith(KINDS):  # "etha", "wifib": names people give interfaces
         return ""
-    guess = closest(name, KINDS, cutoff=MISSPELT)
-    return guess if len(name) >= len(guess) - 1 else ""
+    return closest(name, KINDS, cutoff=MISSPELT)
 
 
 # --- warnings ---
@@ -151,7 +151,7 @@ def _keys_for(side: Side, section: Section, place: KeyPath) -> Iterator[Finding]
             continue
         value = getattr(section, key)
         if side in field.metadata:
-            yield Finding((*place, key), NO_EFFECT[side])
+            yield Finding((*place, key), f"not used: it is for {side.value}s")
         elif isinstance(value, Section):
             yield from _keys_for(side, value, (*place, key))
 

@@ -5,7 +5,6 @@ Decides the wording only, from what pydantic says of a mistake; `multi.config.mo
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from multi.errors import ConfigError
+from multi.errors import ConfigError, closest
 from multi.transports.settings import NOT_ALLOWED
 
 KeyPath = tuple[str | int, ...]
@@ -24,12 +23,13 @@ TRIPLE = ("transport", "ip", "interface")
 """Meaning of the three places of an entry written as a list."""
 
 MAX_SHOWN = 60  # characters of a found value that are repeated in a message: enough to recognise it
-MAX_SUGGESTED = 64  # characters; longer words are not compared, difflib takes quadratic time
 MAX_FINDINGS = 100  # lines in one message; a generated file can hold any number of mistakes
 HUGE = 10**18  # longer numbers are not printed: CPython refuses to print integers of more than 4300 digits
 
 NOT_ONE_OF = "not_one_of"
 SECRET = "secret"
+REPEATED = object()
+"""Stands in an object for the value of a key that was written more than once."""
 ALLOWED = {
     NOT_ALLOWED: "{allowed}",
     "value_error": "{error}",
@@ -85,6 +85,7 @@ def secret(allowed: str) -> PydanticCustomError:
 def explain(error: ValidationError, written: object, model: type[BaseModel]) -> ConfigError:
     """All that pydantic found wrong with `written`, read as a `model`, as one ConfigError."""
     problems = error.errors(include_url=False)
+    problems = [problem for problem in problems if problem["input"] is REPEATED] or problems
     nested = {problem["loc"][:length] for problem in problems for length in range(len(problem["loc"]))}
     findings = [
         Finding(problem["loc"], _message(problem, model))
@@ -103,28 +104,27 @@ def as_written(findings: Sequence[Finding], written: object) -> list[Finding]:
 def _message(problem: ErrorDetails, model: type[BaseModel]) -> str:
     kind, location, context = problem["type"], problem["loc"], problem.get("ctx", {})
     found, options = problem["input"], list(context.get("options", ()))
+    if found is REPEATED:
+        return "found twice in the same object; allowed: once"
     match kind:
         case "extra_forbidden":
-            keys = sorted(_section_at(location[:-1], model).model_fields)
-            return f"unknown key; allowed: {', '.join(keys)}{did_you_mean(str(location[-1]), keys)}"
+            options = sorted(_section_at(location[:-1], model).model_fields)
+            return f"unknown key; allowed: {', '.join(options)}{_did_you_mean(str(location[-1]), options)}"
         case "missing":
             fields = _section_at(location[:-1], model).model_fields
             return f"missing; allowed: an object with {', '.join(k for k, f in fields.items() if f.is_required())}"
         case "secret":
             return f"found something else (not shown, it may be a key); allowed: {context['allowed']}"
         case "model_type":
-            return f"found {shown(found)}; allowed: {_keys_of(_section_at(location, model))}"
+            keys = ", ".join(_section_at(location, model).model_fields)
+            return f"found {shown(found)}; allowed: an object with the keys {keys}"
         case "literal_error":
             options = re.findall("'([^']*)'", context["expected"])
     if options:
         allowed = ", ".join(json.dumps(option) for option in options) + context.get("further", "")
-        return f"found {shown(found)}; allowed: {allowed}{did_you_mean(found, options)}"
+        return f"found {shown(found)}; allowed: {allowed}{_did_you_mean(found, options)}"
     allowed = ALLOWED[kind].format_map(context) if kind in ALLOWED else problem["msg"].removeprefix("Input should ")
     return f"found {shown(found)}; allowed: {allowed}"
-
-
-def _keys_of(section: type[BaseModel]) -> str:
-    return f"an object with the keys {', '.join(section.model_fields)}"
 
 
 def _section_at(location: KeyPath, model: type[BaseModel]) -> type[BaseModel]:
@@ -156,27 +156,9 @@ def _written_place(location: KeyPath, written: object) -> KeyPath:
     return tuple(path)
 
 
-def did_you_mean(word: object, options: Iterable[str]) -> str:
-    """`; did you mean "x"?`, or nothing when no option is close."""
+def _did_you_mean(word: object, options: Iterable[str]) -> str:
     guess = closest(word, options) if isinstance(word, str) else ""
     return f'; did you mean "{guess}"?' if guess else ""
-
-
-def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:
-    """The option a person most likely meant by `word`, or empty. Case and abbreviation are forgiven."""
-    if len(word) > MAX_SUGGESTED:
-        return ""
-    folded = {option.casefold(): option for option in options}
-    wanted = word.casefold()
-    if wanted in folded:
-        return folded[wanted]
-    close = difflib.get_close_matches(wanted, folded, n=1, cutoff=cutoff)
-    if close:
-        return folded[close[0]]
-    shortened = [
-        o for o in folded if len(o) >= 3 and len(wanted) >= 3 and (wanted.startswith(o) or o.startswith(wanted))
-    ]
-    return folded[shortened[0]] if len(shortened) == 1 else ""
 
 
 def shown(value: object) -> str:
@@ -192,10 +174,7 @@ def shown(value: object) -> str:
             return _quoted(value)
         case list() | tuple():
             return f"a list of {len(value)}" if value else "an empty list"
-        case dict():
-            return "an object"
-        case _:
-            return f"a {type(value).__name__}"
+    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
 def path_text(path: KeyPath) -> str:

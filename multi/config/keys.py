@@ -14,7 +14,9 @@ from multi.config.model import ConfigModel
 from multi.errors import ConfigError
 
 MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
+MIN_RESET_KEY = 32  # bytes
 MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
+_HEX = re.compile(rf"\s*([0-9a-fA-F]{{2}}\s*){{{MIN_KEY},}}")
 
 
 def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
@@ -37,6 +39,22 @@ def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
     return _parse(text.splitlines(), f"{path} line", str(path), "auth.psk_file")
 
 
+def load_reset_key(config: ConfigModel) -> bytes:
+    """A server's key for reset tokens, empty without `listen.reset_key_file`. Raises ConfigError."""
+    name = config.listen.reset_key_file if config.listen is not None else None
+    if name is None:
+        return b""
+    path = config.resolve(name)
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not hexadecimal"
+        raise ConfigError(f"cannot read {path}: {reason}", "listen.reset_key_file") from None
+    if len(key) < MIN_RESET_KEY:
+        raise ConfigError(f"{path} is not a key of at least {MIN_RESET_KEY} bytes in hex", "listen.reset_key_file")
+    return key
+
+
 def key_of(config: ConfigModel) -> tuple[bytes, bytes]:
     """A client's (id, key); empty without `auth`. Raises ConfigError."""
     keys = load_keys(config)
@@ -55,13 +73,10 @@ def check_certificate_files(config: ConfigModel) -> None:
     """Raise ConfigError naming the key of `ssl_config` whose file is needed and cannot be read."""
     for key, path in _needed_files(config).items():
         try:
-            reason = "is a directory" if stat.S_ISDIR(path.stat().st_mode) else ""
-            if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
-                reason = "permission denied"
+            path.open("rb").close()
         except (OSError, ValueError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        if reason:
-            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}")
+            reason = getattr(error, "strerror", "") or str(error)
+            raise ConfigError(f"cannot read {path}: {reason.lower()}", f"ssl_config.{key}") from None
 
 
 def _needed_files(config: ConfigModel) -> dict[str, Path]:
@@ -81,10 +96,14 @@ def _needed_files(config: ConfigModel) -> dict[str, Path]:
 
 def key_warnings(config: ConfigModel) -> tuple[str, ...]:
     """What is doubtful about where the keys are kept."""
-    path = config.psk_path
-    if path is not None and _others_can_read(path):
-        return (f"auth.psk_file: {path} can be read by others; use mode 0600",)
-    return ()
+    named = {"auth.psk_file": config.psk_path}
+    if config.listen is not None and config.listen.reset_key_file is not None:
+        named["listen.reset_key_file"] = config.resolve(config.listen.reset_key_file)
+    return tuple(
+        f"{key}: {path} can be read by others; use mode 0600"
+        for key, path in named.items()
+        if path is not None and _others_can_read(path)
+    )
 
 
 def _others_can_read(path: Path) -> bool:
@@ -99,24 +118,17 @@ def _parse(entries: list[str], entry: str, source: str, key_path: str) -> dict[b
     for number, text in enumerate(entries, 1):
         if not text.strip() or text.lstrip().startswith("#"):
             continue
-        name, separator, value = text.strip().partition(":")
-        key = _unhex(value)
-        if not separator or not 0 < len(name.encode(errors="replace")) <= MAX_ID or len(key) < MIN_KEY:
+        name, _, value = text.strip().partition(":")
+        key_id = name.encode(errors="replace")
+        if not 0 < len(key_id) <= MAX_ID or not _HEX.fullmatch(value):
             raise ConfigError(
                 f"{entry} {number} is not 'id:key' with an id of at most {MAX_ID} bytes and a key of at least "
                 f"{MIN_KEY} bytes in hex",
                 key_path,
             )
-        if name.encode(errors="replace") in keys:
+        if key_id in keys:
             raise ConfigError(f"{entry} {number} has the id of an earlier one", key_path)
-        keys[name.encode(errors="replace")] = key
+        keys[key_id] = bytes.fromhex(value)
     if not keys:
         raise ConfigError(f"{source} holds no key", key_path)
     return keys
-
-
-def _unhex(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        return b""

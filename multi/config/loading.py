@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Self, cast
 
-from pydantic import ValidationError, create_model
+from pydantic import Field, ValidationError, create_model
 
 from multi.config import checks
-from multi.config.errors import TRIPLE, Finding, KeyPath, as_written, error_of, explain, path_text, shown
+from multi.config.errors import REPEATED, TRIPLE, as_written, error_of, explain, shown
 from multi.config.model import ConfigModel, Entry, SslConfig
 from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
@@ -29,11 +30,11 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 logger = logging.getLogger("multi.config")
 
 
-class Config(ConfigModel, defer_build=False):
+class Config(ConfigModel):
     """Configuration of a MULTI session (client: `connection_priority`) or server (`listen`)."""
 
     def __new__(cls, /, **data: Any) -> Self:
-        # Transports registered by the application have sections too. Copies are made without data.
+        # Copies are made without data.
         return cast(Self, super().__new__(_complete(cls) if data else cls))
 
     def __init__(self, /, **data: Any) -> None:
@@ -47,7 +48,7 @@ class Config(ConfigModel, defer_build=False):
             raise error_of(as_written(findings, data))
 
     def __reduce__(self) -> tuple[object, ...]:
-        # The class with sections for the transports of an application has no name by which it could be found.
+        # The class with the sections of the transports has no name by which it could be found.
         return _restored, (self.__getstate__(),)
 
     def check_entry(self, entry: Entry) -> None:
@@ -97,15 +98,20 @@ def _with_possible_transports(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(config: type[Config]) -> type[Config]:
-    """The class with a section for every transport that was registered by the application."""
-    sections = {f"{name}_config": transport_type(name).settings for name in transport_names()}
-    return _extended(config, tuple(item for item in sections.items() if item[0] not in config.model_fields))
+    """The class with the section `<name>_config` of every transport."""
+    known = ((name, transport_type(name).settings) for name in transport_names())
+    return _extended(config, tuple(item for item in known if f"{item[0]}_config" not in config.model_fields))
 
 
 @cache
 def _extended(config: type[Config], sections: tuple[tuple[str, type[TransportSection]], ...]) -> type[Config]:
-    fields: dict[str, Any] = {key: (settings, settings()) for key, settings in sections}
-    return create_model("Config", __base__=config, **fields) if fields else config
+    fields: dict[str, Any] = {}
+    for name, settings in sections:
+        text = f"{name.upper()} connections. Default: see its fields."
+        fields[f"{name}_config"] = (settings, Field(settings.model_construct(), description=text))
+    return (
+        create_model("Config", __base__=config, __cls_kwargs__={"defer_build": False}, **fields) if fields else config
+    )
 
 
 def _restored(state: dict[Any, Any]) -> Config:
@@ -145,10 +151,8 @@ def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_SIZE + 1)
-    except OSError as error:
-        raise ConfigError(f"cannot read {_named(path)}: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise ConfigError(f"cannot read {_named(path)}: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise ConfigError(f"cannot read {_named(path)}: {getattr(error, 'strerror', '') or error}") from error
     if len(content) > MAX_FILE_SIZE:
         raise ConfigError(f"{_named(path)}: found more than {MAX_FILE_SIZE} bytes; allowed: a file of at most so many")
     try:
@@ -164,23 +168,15 @@ def _named(path: Path) -> str:
     return str(path) if str(path).isprintable() else ascii(str(path))
 
 
-class _Object(dict[str, Any]):
-    """A JSON object that remembers which keys were written more than once."""
-
-    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        super().__init__(pairs)
-        self.repeated: list[str] = []
-        if len(self) < len(pairs):
-            seen: set[str] = set()
-            for key, _ in pairs:
-                if key in seen:
-                    self.repeated.append(key)
-                seen.add(key)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; what is there twice fits no key."""
+    times = Counter(key for key, _ in pairs)
+    return {key: value if times[key] == 1 else REPEATED for key, value in pairs}
 
 
 def _parsed(text: str, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=_Object)
+        value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
         raise ConfigError(
             f"no JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_named(path)}"
@@ -189,26 +185,9 @@ def _parsed(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"no configuration: {_named(path)} is nested too deeply") from None
     except ValueError as error:  # CPython refuses integers of more than 4300 digits
         raise ConfigError(f"no JSON for us: {_named(path)} holds a number that is too long") from error
-    if not isinstance(value, _Object):
+    if not isinstance(value, dict):
         raise ConfigError(f"found {shown(value)} in {_named(path)}; allowed: an object, {{...}}")
-    repeated = _repeated_keys(value)
-    if repeated:
-        raise error_of(repeated)
     return value
-
-
-def _repeated_keys(value: object) -> list[Finding]:
-    findings: list[Finding] = []
-    waiting: list[tuple[KeyPath, object]] = [((), value)]  # no recursion: the depth is the writer's choice
-    while waiting:
-        path, part = waiting.pop()
-        if isinstance(part, _Object):
-            message = "found twice in the same object; allowed: once"
-            findings += [Finding((*path, key), message) for key in dict.fromkeys(part.repeated)]
-            waiting += [((*path, key), inside) for key, inside in part.items()]
-        elif isinstance(part, list):
-            waiting += [((*path, index), inside) for index, inside in enumerate(part)]
-    return sorted(findings, key=lambda finding: path_text(finding.location))
 
 
 # --- JSON Schema ---
@@ -266,3 +245,6 @@ def _tidy(part: JSON) -> None:
         _tidy(field)
         if isinstance(field.get("default"), dict):
             field["default"] = {}
+
+
+_complete(Config)  # built before the first configuration needs it

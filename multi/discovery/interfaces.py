@@ -1,23 +1,22 @@
 """The network interfaces of this machine as the path manager wants them.
 
-Decides what counts as up, which addresses can be used and which kind an interface is. On Linux everything
-comes over netlink, with sysfs for the kinds; elsewhere, or where netlink is not allowed, through netifaces.
+Decides which kind an interface is, and puts together what is known of it. On Linux everything comes over netlink, with
+sysfs for the kinds; elsewhere, or where netlink is not allowed, through netifaces.
 """
 
 from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401 - otherwise asyncio imports it while the first session opens
 import logging
-import socket
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from ipaddress import ip_address
 
+from multi.discovery import portable
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts, kind_of
 from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.resources import in_thread, is_exhaustion
-from multi.discovery.snapshot import AddressRecord, LinkRecord, Snapshot, lookup, snapshots
+from multi.discovery.snapshot import LinkRecord, Snapshot, lookup, snapshots
 from multi.discovery.sysfs import device_facts, device_index
 from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
@@ -26,20 +25,10 @@ log = logging.getLogger("multi.discovery")
 
 UserKinds = Mapping[str, Sequence[str]]
 """Kind -> names of interfaces, as in `interfaces` of the configuration."""
-
-# include/uapi/linux/if.h and if_addr.h
-IFF_UP = 0x1
-IFA_F_OPTIMISTIC = 0x04
-IFA_F_DADFAILED = 0x08
-IFA_F_DEPRECATED = 0x20
-IFA_F_TENTATIVE = 0x40
+NO_KINDS: UserKinds = {}
 
 
-def interfaces(
-    user_kinds: UserKinds = {},  # noqa: B006 - never changed
-    *,
-    anew: bool = True,
-) -> tuple[Interface, ...]:
+def interfaces(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[Interface, ...]:
     """Read all interfaces now, in the order of the system; takes a few milliseconds, in any thread or loop.
 
     Unless `anew`, what was read before may be used again if the system has told of no change since: who opens many
@@ -50,27 +39,27 @@ def interfaces(
     named = _named_kinds(user_kinds)
     if sys.platform == "linux":
         try:
-            return _from_netlink(snapshots.read(anew=anew), tuple(named.items()))
+            return _interfaces(snapshots.read(anew=anew), named)
         except OSError as error:
             if is_exhaustion(error):
                 raise
             log.warning("netlink is not available (%s), reading interfaces through netifaces", error)
-    return _from_netifaces(named)
+    try:
+        return _interfaces(portable.read(), named)
+    except OSError as error:
+        if is_exhaustion(error):
+            raise
+        log.warning("cannot read the interfaces: %s", error)
+        return ()
 
 
-def interfaces_known(
-    user_kinds: UserKinds = {},  # noqa: B006 - never changed
-) -> tuple[Interface, ...] | None:
+def interfaces_known(user_kinds: UserKinds = NO_KINDS) -> tuple[Interface, ...] | None:
     """What was read before and still holds; None = it has to be read, which takes milliseconds."""
     known = snapshots.known()
-    return None if known is None else _from_netlink(known, tuple(_named_kinds(user_kinds).items()))
+    return None if known is None else _interfaces(known, _named_kinds(user_kinds))
 
 
-async def interfaces_async(
-    user_kinds: UserKinds = {},  # noqa: B006 - never changed
-    *,
-    anew: bool = True,
-) -> tuple[Interface, ...]:
+async def interfaces_async(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[Interface, ...]:
     """The same from a thread, so that a slow system does not hold up the event loop."""
     return await in_thread(interfaces, user_kinds, anew=anew)
 
@@ -100,7 +89,7 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
     return frozenset(pairs)
 
 
-def _named_kinds(user_kinds: UserKinds) -> dict[str, Kind]:
+def _named_kinds(user_kinds: UserKinds) -> tuple[tuple[str, Kind], ...]:
     named: dict[str, Kind] = {}
     for word, names in user_kinds.items():
         try:
@@ -109,100 +98,45 @@ def _named_kinds(user_kinds: UserKinds) -> dict[str, Kind]:
             known = ", ".join(k.value for k in Kind)
             raise ConfigError(f"{word!r} is no kind of interface; known: {known}", "interfaces") from None
         named |= dict.fromkeys(names, kind)
-    return named
+    return tuple(named.items())
 
 
 @lru_cache(maxsize=4)
-def _from_netlink(snapshot: Snapshot, named: tuple[tuple[str, Kind], ...]) -> tuple[Interface, ...]:
+def _interfaces(snapshot: Snapshot, named: tuple[tuple[str, Kind], ...]) -> tuple[Interface, ...]:
     """The same snapshot is not looked at twice: that takes as long as all else that opens a session."""
     addresses: dict[int, list[InterfaceAddress]] = {}
     for record in snapshot.addresses:
-        addresses.setdefault(record.index, []).append(_address(record))
+        addresses.setdefault(record.index, []).append(record.address)
     gateways: dict[int, dict[tuple[Family, str], None]] = {}
     for route in snapshot.routes:
         gateways.setdefault(route.index, {})[route.family, route.gateway] = None
-    return tuple(
-        _interface(
-            _link_facts(link),
-            dict(named),
-            index=link.index,
-            up=bool(link.flags & IFF_UP),
-            carrier=link.connected,
-            addresses=addresses.get(link.index, ()),
-            gateways=gateways.get(link.index, ()),
+    found = []
+    for link in snapshot.links:
+        recognised = kind_of(_facts(link))
+        kind = dict(named).get(link.facts.name, recognised)
+        found.append(
+            Interface(
+                name=link.facts.name,
+                index=max(link.index, 0),
+                kind=kind,
+                up=link.up,
+                carrier=link.carrier,
+                addresses=tuple(addresses.get(link.index, ())),
+                gateways=tuple(gateways.get(link.index, ())),
+                metered=True if Kind.CELLULAR in (kind, recognised) else None,
+            )
         )
-        for link in snapshot.links
-    )
+    return tuple(found)
 
 
-def _address(record: AddressRecord) -> InterfaceAddress:
-    reason = ""
-    if record.flags & IFA_F_DADFAILED:
-        reason = "duplicate"
-    elif record.flags & IFA_F_TENTATIVE and not record.flags & IFA_F_OPTIMISTIC:
-        reason = "tentative"
-    elif record.flags & IFA_F_DEPRECATED:
-        reason = "deprecated"
-    elif record.family is Family.IPV6 and ip_address(record.address).is_link_local:
-        reason = "link-local"
-    return InterfaceAddress(record.address, record.family, record.prefix_length, not reason, reason)
-
-
-def _link_facts(link: LinkRecord) -> DeviceFacts:
-    """What netlink says, and sysfs where it has more to say.
+def _facts(link: LinkRecord) -> DeviceFacts:
+    """What the snapshot says, and sysfs where it has more to say.
 
     A mounted /sys may show another network namespace, where the same name is another device: then it is
     not asked. Nor is it for a device made by software, of which a machine with containers has hundreds.
     """
-    facts = DeviceFacts(link.name, hardware_type=link.hardware_type, link_kind=link.link_kind, mac=link.mac)
-    if link.hardware_type == ARPHRD_LOOPBACK or link.link_kind or device_index(link.name) != link.index:
+    facts = link.facts
+    if facts.hardware_type == ARPHRD_LOOPBACK or facts.link_kind or device_index(facts.name) != link.index:
         return facts
-    told = device_facts(link.name)
-    return told if told.mac == link.mac else facts
-
-
-def _from_netifaces(named: Mapping[str, Kind]) -> tuple[Interface, ...]:
-    try:
-        from multi.discovery import portable
-
-        found = portable.read()
-    except (ImportError, OSError) as error:
-        if isinstance(error, OSError) and is_exhaustion(error):
-            raise
-        log.warning("cannot read the interfaces: %s", error)
-        return ()
-    return tuple(
-        _interface(i.facts, named, index=_index(i.facts.name), addresses=i.addresses, gateways=i.gateways)
-        for i in found
-    )
-
-
-def _index(name: str) -> int:
-    try:
-        return socket.if_nametoindex(name)
-    except OSError:
-        return 0
-
-
-def _interface(
-    facts: DeviceFacts,
-    named: Mapping[str, Kind],
-    *,
-    index: int,
-    addresses: Sequence[InterfaceAddress],
-    gateways: Collection[tuple[Family, str]],
-    up: bool = True,
-    carrier: bool = True,
-) -> Interface:
-    recognised = kind_of(facts)
-    kind = named.get(facts.name, recognised)
-    return Interface(
-        name=facts.name,
-        index=index,
-        kind=kind,
-        up=up,
-        carrier=carrier,
-        addresses=tuple(addresses),
-        gateways=tuple(gateways),
-        metered=True if Kind.CELLULAR in (kind, recognised) else None,
-    )
+    told = device_facts(facts.name)
+    return told if told.mac == facts.mac else facts

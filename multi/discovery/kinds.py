@@ -29,20 +29,13 @@ ARPHRD_KINDS = {
 }
 DEVTYPE_KINDS = {"wlan": Kind.WIFI, "wwan": Kind.CELLULAR, "bluetooth": Kind.CELLULAR}
 LINK_KINDS = {"wwan": Kind.CELLULAR, "rmnet": Kind.CELLULAR, "virt_wifi": Kind.WIFI}
-MODEM_DRIVERS = frozenset(
+CELLULAR_DRIVERS = frozenset(
     {
-        "cdc_mbim",
-        "hso",
-        "huawei_cdc_ncm",
-        "iosm",
-        "mhi_net",
-        "mhi_wwan_mbim",
-        "mtk_t7xx",
-        "qmi_wwan",
-        "sierra_net",
+        *("cdc_mbim", "hso", "huawei_cdc_ncm", "qmi_wwan", "sierra_net"),  # modems over USB
+        *("iosm", "mhi_net", "mhi_wwan_mbim", "mtk_t7xx"),  # over PCIe
+        *("rndis_host", "ipheth"),  # Android and iPhone tethering
     }
 )
-PHONE_DRIVERS = frozenset({"rndis_host", "ipheth"})  # Android and iPhone tethering
 USB_ETHERNET_DRIVERS = frozenset({"cdc_ether", "cdc_ncm"})  # adapters, but newer phones tether with these too
 LOCALLY_ADMINISTERED = 0x02  # of the first MAC byte: made up, as phones do; adapters carry a vendor's address
 
@@ -80,7 +73,7 @@ def kind_of(facts: DeviceFacts) -> Kind:
         return Kind.WIFI
     if facts.link_kind in LINK_KINDS:
         return LINK_KINDS[facts.link_kind]
-    if facts.driver in MODEM_DRIVERS or facts.driver in PHONE_DRIVERS:
+    if facts.driver in CELLULAR_DRIVERS:
         return Kind.CELLULAR
     if facts.driver in USB_ETHERNET_DRIVERS:
         return Kind.CELLULAR if _made_up(facts.mac) else Kind.ETH

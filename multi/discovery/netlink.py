@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 Bytes = TypeVar("Bytes", bytes, memoryview)
 
 # include/uapi/linux/netlink.h
-SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NETLINK_DROP_MEMBERSHIP, NETLINK_NO_ENOBUFS = 270, 1, 2, 5
+SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, NETLINK_NO_ENOBUFS = 270, 1, 5
 NETLINK_ROUTE, NETLINK_GENERIC = 0, 16  # the latter is not in every Python
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 0x01, 0x04, 0x300
@@ -48,6 +48,8 @@ ROUTE = struct.Struct("=BBBBBBBBI")  # rtmsg: family, dst_len, src_len, tos, tab
 
 MAX_ERRNO = 4095  # include/linux/err.h
 RECEIVE_SIZE = 1 << 18  # bytes; the kernel fills 32 KiB at once, but a link with many virtual functions is longer
+ANNOUNCEMENTS_BUFFER = 16 * 1024  # bytes; more announcements than fit are one: something has changed
+TAKEN_AT_ONCE = 64  # announcements; what is left will be found the next time
 ANSWER_TIMEOUT = 1.0  # seconds; the kernel answers at once, or a driver hangs
 DUMP_ATTEMPTS = 4  # a dump during which something changed may have holes and is taken again
 
@@ -116,8 +118,8 @@ class NetlinkSocket:
     """
 
     def __init__(self, open_socket: OpenSocket = partial(open_netlink, NETLINK_ROUTE)) -> None:
-        self.deadline: float | None = None
-        """When requests give up with TimeoutError, by the monotonic clock; None = each after ANSWER_TIMEOUT."""
+        self.torn = False
+        """Something changed while the kernel answered the last `dump`, again and again: it may have holes."""
         self._socket = open_socket()
         self._sequence = 0
 
@@ -130,11 +132,6 @@ class NetlinkSocket:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def join(self, group: int) -> None:
-        """Hear a multicast group. What arrives is never read: the kernel drops it once the buffer is full."""
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)
-        self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
-
     def exchange(self, kind: int, body: bytes, flags: int = 0) -> list[bytes]:
         """Have something done, or ask; the bodies of the answers, none where there is only an acknowledgement."""
         return self._exchange(kind, NLM_F_ACK | flags, body)[0]
@@ -142,20 +139,22 @@ class NetlinkSocket:
     def dump(self, kind: int, body: bytes) -> list[bytes]:
         """All objects of a kind."""
         for _attempt in range(DUMP_ATTEMPTS):
-            found, interrupted = self._exchange(kind, NLM_F_DUMP, body)
-            if not interrupted:
+            found, self.torn = self._exchange(kind, NLM_F_DUMP, body)
+            if not self.torn:
                 break
         return found
 
     def _exchange(self, kind: int, flags: int, body: bytes) -> tuple[list[bytes], bool]:
         self._sequence += 1
-        deadline = time.monotonic() + ANSWER_TIMEOUT if self.deadline is None else self.deadline
-        self._wait_until(deadline)
+        deadline = time.monotonic() + ANSWER_TIMEOUT
+        self._socket.settimeout(ANSWER_TIMEOUT)
         self._socket.send(message(kind, NLM_F_REQUEST | flags, self._sequence, body))
         answers: list[bytes] = []
         interrupted = False
         while True:
-            self._wait_until(deadline)
+            if (left := deadline - time.monotonic()) <= 0:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            self._socket.settimeout(left)
             for answered, told, sequence, content in messages(self._socket.recv(RECEIVE_SIZE)):
                 if sequence != self._sequence:
                     continue
@@ -167,11 +166,41 @@ class NetlinkSocket:
                 interrupted = interrupted or bool(told & NLM_F_DUMP_INTR)
                 answers.append(content)
 
-    def _wait_until(self, deadline: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-        self._socket.settimeout(left)
+
+class Announcements:
+    """Hears that something has changed in the network namespace it was made in; what, has to be read.
+
+    `groups`: RTNLGRP_*. Announcements that do not fit in the small buffer are lost, which does not matter: those that
+    fit say the same. Raises OSError.
+    """
+
+    def __init__(self, *groups: int) -> None:
+        self._socket = open_netlink(NETLINK_ROUTE)
+        try:
+            self._socket.setblocking(False)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ANNOUNCEMENTS_BUFFER)
+            # An error on the socket would make libuv, and uvloop with it, stop listening for good.
+            self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
+            for group in groups:
+                self._socket.setsockopt(SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, group)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def drain(self) -> bool:
+        """Whether anything was announced since the last time."""
+        for taken in range(TAKEN_AT_ONCE):
+            try:
+                self._socket.recv(1)
+            except BlockingIOError:
+                return taken > 0
+        return True
 
 
 def _error_code(content: bytes) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from ipaddress import ip_interface
 
 from multi.discovery.resources import is_exhaustion
@@ -20,13 +20,8 @@ log = logging.getLogger("multi.discovery")
 SHARED_MACS = ("00:00:5e:00:01:", "00:00:5e:00:02:", "00:00:0c:07:ac:", "00:00:0c:9f:f")
 """Virtual routers (VRRP of RFC 9568, HSRP): the same address on networks that have nothing to do with each other."""
 
-_Neighbours = dict[tuple[int, str], str]
+_Neighbours = Mapping[tuple[int, str], str]
 """Index of the interface, IP address -> hardware address."""
-
-
-def network_id(interface: Interface) -> str:
-    """What identifies the network this interface is on; see `network_ids`."""
-    return network_ids([interface])[interface.name]
 
 
 def network_ids(found: Iterable[Interface]) -> dict[str, str]:
@@ -37,7 +32,14 @@ def network_ids(found: Iterable[Interface]) -> dict[str, str]:
     of a millisecond, in any thread.
     """
     listed = list(found)
-    known = _neighbours({interface.index for interface in listed if interface.gateways})
+    known: _Neighbours = {}
+    if sys.platform == "linux" and any(interface.gateways for interface in listed):
+        try:
+            known = neighbours()
+        except OSError as error:
+            if is_exhaustion(error):
+                raise
+            log.warning("cannot ask for the neighbours: %s", error)
     return {interface.name: _identified(interface, known) for interface in listed}
 
 
@@ -65,17 +67,3 @@ def _subnets(interface: Interface) -> list[str]:
         if subnets:
             return sorted(subnets)
     return []
-
-
-def _neighbours(indices: set[int]) -> _Neighbours:
-    """The neighbours on these interfaces whose hardware address is known."""
-    if sys.platform != "linux" or not indices:
-        return {}
-
-    try:
-        return neighbours(indices)
-    except OSError as error:
-        if is_exhaustion(error):
-            raise
-        log.warning("cannot ask for the neighbours: %s", error)
-    return {}

@@ -6,51 +6,46 @@ is still tentative, so every interface with an address counts as usable.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import socket
+import zlib
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address, ip_network
 
-import netifaces
-
 from multi.discovery.kinds import ARPHRD_LOOPBACK, DeviceFacts
-from multi.discovery.sysfs import SYS_CLASS_NET, device_facts
+from multi.discovery.snapshot import AddressRecord, LinkRecord, Route, Snapshot
 from multi.types import Family, InterfaceAddress
 
-FAMILIES = ((Family.IPV4, netifaces.AF_INET), (Family.IPV6, netifaces.AF_INET6))
+FAMILIES = ((Family.IPV4, int(socket.AF_INET)), (Family.IPV6, int(socket.AF_INET6)))
 
 
-@dataclass(frozen=True, slots=True)
-class PortableInterface:
-    facts: DeviceFacts
-    addresses: tuple[InterfaceAddress, ...]
-    gateways: tuple[tuple[Family, str], ...]
-
-
-def read() -> list[PortableInterface]:
-    """All interfaces; those that vanish while they are read are left out."""
+def read() -> Snapshot:
+    """All interfaces; those that vanish while they are read are left out. Raises OSError."""
+    try:
+        import netifaces
+    except ImportError as error:
+        raise OSError(str(error)) from error
     gateways = netifaces.gateways()
-    found = []
+    links, addresses, routes = [], [], []
     for name in netifaces.interfaces():
         try:
             by_family = netifaces.ifaddresses(name)
         except (OSError, ValueError):
             continue
-        addresses = tuple(
-            address
-            for family, number in FAMILIES
-            for entry in by_family.get(number, ())
-            if (address := _address(family, entry)) is not None
-        )
-        routes = tuple((f, gateway) for f, n in FAMILIES for gateway in _gateways(gateways.get(n, ()), name))
-        found.append(PortableInterface(_facts(name, addresses), addresses, routes))
-    return found
+        index = _index(name)
+        own = [_address(f, entry) for f, n in FAMILIES for entry in by_family.get(n, ())]
+        addresses += [AddressRecord(index, address) for address in own if address is not None]
+        routes += [Route(index, f, g) for f, n in FAMILIES for g in _gateways(gateways.get(n, ()), name)]
+        loopback = any(ip_address(a.address).is_loopback for a in own if a is not None)
+        mac = next((entry["addr"] for entry in by_family.get(netifaces.AF_LINK, ()) if "addr" in entry), "")
+        links.append(LinkRecord(index, DeviceFacts(name, ARPHRD_LOOPBACK if loopback else 1, mac=mac)))
+    return Snapshot(tuple(links), tuple(addresses), tuple(routes))
 
 
-def _facts(name: str, addresses: Sequence[InterfaceAddress]) -> DeviceFacts:
-    if SYS_CLASS_NET.is_dir():
-        return device_facts(name)
-    loopback = any(ip_address(a.address).is_loopback for a in addresses)
-    return DeviceFacts(name, hardware_type=ARPHRD_LOOPBACK if loopback else 1)
+def _index(name: str) -> int:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return -zlib.crc32(name.encode())  # Windows has none for these names
 
 
 def _address(family: Family, entry: dict[str, str]) -> InterfaceAddress | None:

@@ -18,35 +18,38 @@ from ipaddress import ip_address
 from typing import TypeVar
 
 from multi.discovery import netlink
+from multi.discovery.kinds import DeviceFacts
 from multi.discovery.namespace import Namespace, namespace_if_told
-from multi.discovery.netlink import NetlinkSocket, attribute, attributes, open_netlink, text, u32
-from multi.types import Family
+from multi.discovery.netlink import Announcements, NetlinkSocket, attribute, attributes, text, u32
+from multi.types import Family, InterfaceAddress
 
 log = logging.getLogger("multi.discovery")
 
-# include/uapi/linux/rtnetlink.h, if_link.h, if_addr.h, neighbour.h
+# include/uapi/linux/rtnetlink.h, if.h, if_link.h, if_addr.h, neighbour.h
 RTM_F_FIB_MATCH = 0x2000
 RTN_UNICAST = 1
 RTNH_F_DEAD, RTNH_F_LINKDOWN = 1, 16
-RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC = 1, 2, 4, 5, 6, 7
+RTA_DST, RTA_SRC, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY = 1, 2, 4, 5, 6
 RTA_MULTIPATH, RTA_TABLE, RTA_VIA = 9, 15, 18
-IFLA_ADDRESS, IFLA_IFNAME, IFLA_OPERSTATE, IFLA_LINKINFO, IFLA_CARRIER = 1, 3, 16, 18, 33
+IFF_UP = 0x1
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_OPERSTATE, IFLA_LINKINFO = 1, 3, 16, 18
+IFLA_EXT_MASK, IFLA_CARRIER, IFLA_CARRIER_DOWN_COUNT = 29, 33, 48
+RTEXT_FILTER_SKIP_STATS = 8
 IFLA_INFO_KIND = 1
-IFA_ADDRESS, IFA_LOCAL, IFA_FLAGS = 1, 2, 8
+IFA_ADDRESS, IFA_LOCAL, IFA_CACHEINFO, IFA_FLAGS = 1, 2, 6, 8
+IFA_F_OPTIMISTIC, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE = 0x04, 0x08, 0x20, 0x40
 NDA_DST, NDA_LLADDR = 1, 2
 NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
 NEIGHBOUR = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
 NEXT_HOP = struct.Struct("=HBBi")  # rtnexthop: length, flags, hops, interface index
-IF_OPER_UNKNOWN, IF_OPER_UP = 0, 6  # RFC 2863; unknown: loopback, tun and others that have no notion of it
+OPERATIONAL = (b"\0", b"\6")  # RFC 2863: unknown (loopback, tun and others that have no notion of it) and up
 
 FAMILIES = {int(socket.AF_INET): Family.IPV4, int(socket.AF_INET6): Family.IPV6}
 
-RECEIVE_BUFFER = 16 * 1024  # bytes; more announcements than fit are one: something has changed
-TAKEN_AT_ONCE = 64  # announcements; what is left will be found the next time
-GROUPS = (
-    netlink.RTNLGRP_LINK,
-    *(netlink.RTNLGRP_IPV4_IFADDR, netlink.RTNLGRP_IPV4_ROUTE, netlink.RTNLGRP_IPV4_RULE),
-    *(netlink.RTNLGRP_IPV6_IFADDR, netlink.RTNLGRP_IPV6_ROUTE, netlink.RTNLGRP_IPV6_RULE),
+LINK_GROUPS = (netlink.RTNLGRP_LINK, netlink.RTNLGRP_IPV4_IFADDR, netlink.RTNLGRP_IPV6_IFADDR)
+ROUTE_GROUPS = (
+    *(netlink.RTNLGRP_IPV4_ROUTE, netlink.RTNLGRP_IPV4_RULE),
+    *(netlink.RTNLGRP_IPV6_ROUTE, netlink.RTNLGRP_IPV6_RULE),
 )
 
 Record = TypeVar("Record")
@@ -55,22 +58,26 @@ Record = TypeVar("Record")
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
     index: int
-    name: str
-    flags: int
-    hardware_type: int
-    link_kind: str
-    mac: str
-    connected: bool
-    """It has a carrier and is operational."""
+    """Negative = the system has none."""
+    facts: DeviceFacts
+    up: bool = True
+    carrier: bool = True
+    """It has one and is operational."""
+    carrier_downs: int = 0
+    """How often the carrier was lost so far: shows a loss that was over before anybody looked."""
+
+    @property
+    def connected(self) -> bool:
+        return self.up and self.carrier
 
 
 @dataclass(frozen=True, slots=True)
 class AddressRecord:
     index: int
-    family: Family
-    address: str
-    prefix_length: int
-    flags: int
+    """Of the interface."""
+    address: InterfaceAddress
+    created: int = 0
+    """Changes when an address is removed and added again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,31 +92,35 @@ class Route:
     table: int = 0
     protocol: int = 0
     metric: int = 0
-    source: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
     """What was read at one time; equal to itself only."""
 
-    links: tuple[LinkRecord, ...]
-    addresses: tuple[AddressRecord, ...]
-    routes: tuple[Route, ...]
+    links: tuple[LinkRecord, ...] = ()
+    addresses: tuple[AddressRecord, ...] = ()
+    routes: tuple[Route, ...] = ()
     """The default routes."""
+    torn: bool = False
+    """So much was changing that something may be missing."""
 
 
-def snapshot() -> Snapshot:
-    """Read everything once. Raises OSError when netlink is not available."""
-    with NetlinkSocket() as kernel:
-        links = kernel.dump(netlink.RTM_GETLINK, bytes(netlink.LINK.size))
-        addresses = kernel.dump(netlink.RTM_GETADDR, bytes(netlink.ADDRESS.size))
-        # A full routing table is long, and most of it says nothing of where the rest goes.
-        defaults = (body for body in kernel.dump(netlink.RTM_GETROUTE, bytes(netlink.ROUTE.size)) if body[1:2] == b"\0")
-        return Snapshot(
-            tuple(readable(_link, links)),
-            tuple(readable(_address, addresses)),
-            tuple(route for found in readable(routes, defaults) for route in found),
-        )
+def snapshot(kernel: NetlinkSocket, *, with_routes: bool = True) -> Snapshot:
+    """Read everything once. Raises OSError."""
+    links = kernel.dump(netlink.RTM_GETLINK, bytes(netlink.LINK.size) + u32(IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS))
+    torn = kernel.torn
+    addresses = kernel.dump(netlink.RTM_GETADDR, bytes(netlink.ADDRESS.size))
+    torn = torn or kernel.torn
+    listed = kernel.dump(netlink.RTM_GETROUTE, bytes(netlink.ROUTE.size)) if with_routes else []
+    # A full routing table is long, and most of it says nothing of where the rest goes.
+    defaults = (body for body in listed if body[1:2] == b"\0")
+    return Snapshot(
+        tuple(readable(_link, links)),
+        tuple(readable(_address, addresses)),
+        tuple(route for found in readable(routes, defaults) for route in found),
+        torn,
+    )
 
 
 def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0) -> list[Route]:
@@ -122,9 +133,8 @@ def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0)
     family = socket.AF_INET6 if ":" in remote else socket.AF_INET
     destination = socket.inet_pton(family, remote.partition("%")[0])
     bits, flags = len(destination) * 8, RTM_F_FIB_MATCH if index else 0
-    body = netlink.ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, flags) + attribute(
-        RTA_DST, destination
-    )
+    body = netlink.ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, flags)
+    body += attribute(RTA_DST, destination)
     if index:
         body += u32(RTA_OIF, index)
     if source:
@@ -138,11 +148,10 @@ def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0)
     return [route for found in readable(routes, answers) for route in found if index in (0, route.index)]
 
 
-def neighbours(indices: set[int]) -> dict[tuple[int, str], str]:
-    """Index of the interface and IP address -> hardware address, of those known on these interfaces."""
+def neighbours() -> dict[tuple[int, str], str]:
+    """Index of the interface and IP address -> hardware address, of those known."""
     with NetlinkSocket() as kernel:
-        found = kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))
-    return {key: mac for key, mac in readable(_neighbour, found) if key[0] in indices}
+        return dict(readable(_neighbour, kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))))
 
 
 def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) -> Iterator[Record]:
@@ -166,14 +175,13 @@ def routes(body: bytes) -> list[Route]:
     found = attributes(body, netlink.ROUTE.size)
     network = f"{_literal(found.get(RTA_DST))}/{length}" if length else ""
     table, metric = _number(found.get(RTA_TABLE)) or table, _number(found.get(RTA_PRIORITY))
-    source = _literal(found.get(RTA_PREFSRC))
 
     def way(index: int, flags: int, told: dict[int, bytes]) -> list[Route]:
         if not index or flags & (RTNH_F_DEAD | RTNH_F_LINKDOWN):
             return []
         # A router of the other family (RFC 5549) is told with its family in front.
         gateway = _literal(told.get(RTA_GATEWAY) or told.get(RTA_VIA, b"")[2:])
-        return [Route(index, family, gateway, network, table, protocol, metric, source)]
+        return [Route(index, family, gateway, network, table, protocol, metric)]
 
     hops = found.get(RTA_MULTIPATH)
     if hops is None:
@@ -194,15 +202,13 @@ def _link(body: bytes) -> LinkRecord | None:
     name = text(found.get(IFLA_IFNAME, b""))
     if not name:
         return None
-    operational = found.get(IFLA_OPERSTATE, b"\0")[:1] in (bytes([IF_OPER_UNKNOWN]), bytes([IF_OPER_UP]))
+    kind = text(attributes(found.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b""))
     return LinkRecord(
-        index=index,
-        name=name,
-        flags=flags,
-        hardware_type=hardware_type,
-        link_kind=text(attributes(found.get(IFLA_LINKINFO, b"")).get(IFLA_INFO_KIND, b"")),
-        mac=found.get(IFLA_ADDRESS, b"").hex(":"),
-        connected=operational and found.get(IFLA_CARRIER) != b"\0",
+        index,
+        DeviceFacts(name, hardware_type, link_kind=kind, mac=found.get(IFLA_ADDRESS, b"").hex(":")),
+        up=bool(flags & IFF_UP),
+        carrier=found.get(IFLA_OPERSTATE, b"\0") in OPERATIONAL and found.get(IFLA_CARRIER) != b"\0",
+        carrier_downs=_number(found.get(IFLA_CARRIER_DOWN_COUNT)),
     )
 
 
@@ -214,9 +220,19 @@ def _address(body: bytes) -> AddressRecord | None:
     packed = found.get(IFA_LOCAL) or found.get(IFA_ADDRESS)
     if family is None or packed is None:
         return None
-    if IFA_FLAGS in found:
-        (flags,) = netlink.NUMBER.unpack_from(found[IFA_FLAGS])
-    return AddressRecord(index, family, socket.inet_ntop(number, packed), prefix_length, flags)
+    address = ip_address(packed)
+    flags = _number(found.get(IFA_FLAGS)) or flags
+    reason = ""
+    if flags & IFA_F_DADFAILED:
+        reason = "duplicate"
+    elif flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC:
+        reason = "tentative"
+    elif flags & IFA_F_DEPRECATED:
+        reason = "deprecated"
+    elif family is Family.IPV6 and address.is_link_local:
+        reason = "link-local"
+    usable = InterfaceAddress(str(address), family, prefix_length, not reason, reason)
+    return AddressRecord(index, usable, created=_number(found.get(IFA_CACHEINFO, b"")[8:12]))
 
 
 def _neighbour(body: bytes) -> tuple[tuple[int, str], str] | None:
@@ -237,16 +253,12 @@ def _number(packed: bytes | None) -> int:
 
 
 class SnapshotCache:
-    """The last snapshot of one network namespace, for any thread.
-
-    A socket hears the kernel's announcements. Nobody reads what they say: while there is none, what was read is true.
-    """
+    """The last snapshot of one network namespace, for any thread; it holds as long as nothing is announced."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._of: tuple[int, Namespace] | None = None
-        """Process and namespace of the socket: a fork shares it, and would take what its parent has to hear."""
+        self._announced: Announcements | None = None
+        self._of: Namespace | None = None
         self._snapshot: Snapshot | None = None
 
     def known(self) -> Snapshot | None:
@@ -261,60 +273,37 @@ class SnapshotCache:
     def read(self, *, anew: bool) -> Snapshot:
         """What is known, or read now. Raises OSError when netlink is not available."""
         with self._lock:
-            known = None if anew else self._known()
-            if known is not None:
+            known = self._known()  # before the reading: a change in between is found the next time
+            if known is not None and not anew:
                 return known
             self._snapshot = None
-            self._listen()  # before the reading: a change in between is found the next time
-            read = snapshot()
-            if self._socket is not None:
-                self._snapshot = read
-            return read
+            if self._announced is None:
+                self._announced, self._of = Announcements(*LINK_GROUPS, *ROUTE_GROUPS), namespace_if_told()
+            with NetlinkSocket() as kernel:
+                self._snapshot = snapshot(kernel)
+            return self._snapshot
 
     def close(self) -> None:
         """Forget it all; nobody else may be using it."""
-        if self._socket is not None:
-            self._socket.close()
-        self._lock, self._socket, self._of, self._snapshot = threading.Lock(), None, None, None
+        self._leave()
+        self._lock = threading.Lock()
+
+    def _leave(self) -> None:
+        if self._announced is not None:
+            self._announced.close()
+        self._announced = self._of = self._snapshot = None
 
     def _known(self) -> Snapshot | None:
-        if self._snapshot is None or self._of != (os.getpid(), namespace_if_told()) or self._changed():
+        if self._of != namespace_if_told():
+            self._leave()
+        elif self._announced is not None and self._announced.drain():
             self._snapshot = None
         return self._snapshot
-
-    def _listen(self) -> None:
-        here = os.getpid(), namespace_if_told()
-        if self._socket is not None and self._of == here:
-            self._changed()
-            return
-        if self._socket is not None:
-            self._socket.close()
-        self._socket, self._of = None, here
-        try:
-            listening = open_netlink(netlink.NETLINK_ROUTE)
-        except OSError:
-            return
-        listening.setblocking(False)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-        for group in GROUPS:
-            listening.setsockopt(netlink.SOL_NETLINK, netlink.NETLINK_ADD_MEMBERSHIP, group)
-        self._socket = listening
-
-    def _changed(self) -> bool:
-        """Whether anything was announced since the last time."""
-        assert self._socket is not None
-        for taken in range(TAKEN_AT_ONCE):
-            try:
-                self._socket.recv(1)
-            except BlockingIOError:
-                return taken > 0
-            except OSError:
-                pass  # more than fits
-        return True
 
 
 snapshots = SnapshotCache()
 """Of this process."""
 atexit.register(snapshots.close)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=snapshots.close)  # a thread that is not there may have held the lock
+    # A child would take what its parent has to hear, and a thread that is not there may have held the lock.
+    os.register_at_fork(after_in_child=snapshots.close)

@@ -13,12 +13,14 @@ SYS_CLASS_NET = Path("/sys/class/net")
 def device_facts(name: str, root: Path = SYS_CLASS_NET) -> DeviceFacts:
     """Read what sysfs says about a device; a device it does not know gives facts that say nothing."""
     device = root / name
+    uevent = dict(line.partition("=")[::2] for line in _text(device / "uevent").splitlines())
+    driver = device / "device" / "driver"
     return DeviceFacts(
         name=name,
         hardware_type=_number(device / "type", 1),
-        device_type=_device_type(_text(device / "uevent")),
+        device_type=uevent.get("DEVTYPE", ""),
         wireless=(device / "wireless").is_dir() or (device / "phy80211").exists(),
-        driver=_link_target(device / "device" / "driver"),
+        driver=os.path.basename(os.path.realpath(driver)) if driver.is_symlink() else "",
         mac=_text(device / "address"),
         virtual="/devices/virtual/" in os.path.realpath(device) or (device / "tun_flags").exists(),
     )
@@ -41,14 +43,3 @@ def _number(path: Path, otherwise: int) -> int:
         return int(_text(path))
     except ValueError:
         return otherwise
-
-
-def _device_type(uevent: str) -> str:
-    return next((line[8:] for line in uevent.splitlines() if line.startswith("DEVTYPE=")), "")
-
-
-def _link_target(path: Path) -> str:
-    try:
-        return Path(os.readlink(path)).name
-    except OSError:
-        return ""

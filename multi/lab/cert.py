@@ -94,36 +94,29 @@ def write_development_certificates(directory: Path, names: Sequence[str]) -> lis
 
 def _certificates(names: Sequence[str]) -> dict[str, bytes]:
     """File name -> PEM."""
-    ca_key, server_key, client_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(3))
+    ca_key = ec.generate_private_key(ec.SECP256R1())
     # A name of its own for each authority: two of one name in a trust store are told apart badly.
     number = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()).digest.hex()[:8]
     ca_name = f"multi development CA {number}"
     constraints = x509.BasicConstraints(ca=True, path_length=0)
-    ca = _signed(ca_name, ca_key, ca_name, ca_key, constraints, _key_usage(signs_certificates=True))
-
-    def leaf(name: str, key: PrivateKey, purpose: x509.ObjectIdentifier, names: list[x509.GeneralName]) -> bytes:
-        return _signed(
-            name,
+    contents = {"ca.pem": _signed(ca_name, ca_key, ca_name, ca_key, constraints, _key_usage(signs_certificates=True))}
+    for side, purpose, valid_for in (
+        ("server", ExtendedKeyUsageOID.SERVER_AUTH, dict.fromkeys([*ALWAYS_VALID_FOR, *names])),
+        ("client", ExtendedKeyUsageOID.CLIENT_AUTH, ["multi-client"]),  # RFC 5280 allows none, strict verifiers do not
+    ):
+        key = ec.generate_private_key(ec.SECP256R1())
+        contents[f"{side}-cert.pem"] = _signed(
+            f"multi development {side}",
             key,
             ca_name,
             ca_key,
             x509.BasicConstraints(ca=False, path_length=None),
             _key_usage(signs_certificates=False),
             x509.ExtendedKeyUsage([purpose]),
-            x509.SubjectAlternativeName(names),
+            x509.SubjectAlternativeName([_subject_name(name) for name in valid_for]),
         )
-
-    server_names = [_subject_name(name) for name in dict.fromkeys([*ALWAYS_VALID_FOR, *names])]
-    client_names: list[x509.GeneralName] = [
-        x509.DNSName("multi-client")
-    ]  # RFC 5280 allows none, strict verifiers do not
-    return {
-        "ca.pem": ca,
-        "server-cert.pem": leaf("multi development server", server_key, ExtendedKeyUsageOID.SERVER_AUTH, server_names),
-        "server-key.pem": _private_pem(server_key),
-        "client-cert.pem": leaf("multi development client", client_key, ExtendedKeyUsageOID.CLIENT_AUTH, client_names),
-        "client-key.pem": _private_pem(client_key),
-    }
+        contents[f"{side}-key.pem"] = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return contents
 
 
 def _signed(name: str, key: PrivateKey, issuer: str, issuer_key: PrivateKey, *extensions: x509.ExtensionType) -> bytes:
@@ -157,10 +150,6 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
-
-
-def _private_pem(key: PrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def _subject_name(name: str) -> x509.GeneralName:

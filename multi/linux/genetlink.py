@@ -12,12 +12,11 @@ import sys
 from functools import partial
 
 from multi.discovery import netlink
-from multi.discovery.netlink import NetlinkSocket, OpenSocket, attribute, attributes, open_netlink, text
+from multi.discovery.netlink import NetlinkSocket, OpenSocket, attribute, attributes, open_netlink
 
 # include/uapi/linux/genetlink.h
 GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CONTROL_VERSION = 16, 3, 1
-CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME, CTRL_ATTR_MCAST_GROUPS = 1, 2, 7
-CTRL_ATTR_MCAST_GRP_NAME, CTRL_ATTR_MCAST_GRP_ID = 1, 2
+CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 1, 2
 GENERIC_HEADER = struct.Struct("=BBH")  # command, version, reserved
 
 open_generic_netlink: OpenSocket = partial(open_netlink, netlink.NETLINK_GENERIC)
@@ -30,7 +29,7 @@ class GenericNetlink(NetlinkSocket):
         super().__init__(open_socket)
         self._version = version
         try:
-            self._family, self._groups = self._look_up(family)
+            self._family = self._look_up(family)
         except OSError:
             self.close()
             raise
@@ -41,22 +40,12 @@ class GenericNetlink(NetlinkSocket):
         answers, _ = self._exchange(self._family, netlink.NLM_F_DUMP if dump else netlink.NLM_F_ACK, header + body)
         return [answer[GENERIC_HEADER.size :] for answer in answers]
 
-    def join_group(self, name: str) -> None:
-        if name not in self._groups:
-            raise FileNotFoundError(errno.ENOENT, f"no multicast group {name}")
-        self.join(self._groups[name])
-
-    def _look_up(self, family: str) -> tuple[int, dict[str, int]]:
-        """The message type of a family, given out when its module is loaded, and its multicast groups."""
+    def _look_up(self, family: str) -> int:
+        """The message type of a family, given out when its module is loaded."""
         header = GENERIC_HEADER.pack(CTRL_CMD_GETFAMILY, CONTROL_VERSION, 0)
         answers = self.exchange(GENL_ID_CTRL, header + attribute(CTRL_ATTR_FAMILY_NAME, family.encode() + b"\0"))
-        for found in (attributes(answer, GENERIC_HEADER.size) for answer in answers):
-            if len(number := found.get(CTRL_ATTR_FAMILY_ID, b"")) == 2:
-                groups = map(attributes, attributes(found.get(CTRL_ATTR_MCAST_GROUPS, b"")).values())
-                return int.from_bytes(number, sys.byteorder), {
-                    text(group.get(CTRL_ATTR_MCAST_GRP_NAME, b"")): int.from_bytes(
-                        group.get(CTRL_ATTR_MCAST_GRP_ID, b"")[:4], sys.byteorder
-                    )
-                    for group in groups
-                }
+        for answer in answers:
+            number = attributes(answer, GENERIC_HEADER.size).get(CTRL_ATTR_FAMILY_ID, b"")
+            if len(number) == 2:
+                return int.from_bytes(number, sys.byteorder)
         raise FileNotFoundError(errno.ENOENT, f"no {family}")

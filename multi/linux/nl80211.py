@@ -1,17 +1,15 @@
 """Questions to the kernel's WiFi layer: nl80211 over generic netlink.
 
-A machine without WiFi has no nl80211 at all,
-which is an error like any other here (`FileNotFoundError`).
+A machine without WiFi has no nl80211 at all, which is an error like any other here (`FileNotFoundError`).
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Mapping
 
-from multi.discovery.netlink import ANSWER_TIMEOUT, OpenSocket, attributes, u32
+from multi.discovery.netlink import OpenSocket, attributes, u32
 from multi.linux.genetlink import GenericNetlink, open_generic_netlink
 
 # include/uapi/linux/nl80211.h
@@ -25,14 +23,10 @@ NL80211_VERSION = 0
 
 
 class Nl80211(GenericNetlink):
-    """Questions one at a time, from one thread at a time; every method raises OSError with the kernel's number.
-
-    All of them together have ANSWER_TIMEOUT; who keeps the socket sets `deadline` again.
-    """
+    """Questions one at a time, from one thread at a time; every method raises OSError with the kernel's number."""
 
     def __init__(self, open_socket: OpenSocket = open_generic_netlink) -> None:
         super().__init__("nl80211", NL80211_VERSION, open_socket)
-        self.deadline = time.monotonic() + ANSWER_TIMEOUT
 
     def power_saving(self, index: int) -> bool:
         """Whether the interface with this index may save power."""

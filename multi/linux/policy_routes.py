@@ -3,10 +3,11 @@
 A machine with two networks sends everything through the one with the best default route, packets with the other's
 address included, where no provider lets them pass. Decides for which addresses rules and routes of our own are needed
 and which have to go again. Device-bound sockets need no more than a default route of any metric; this is for those
-bound to an address only, and for interfaces to which no default route leads.
+bound to an address only.
 
-Everything made here carries protocol number 99 and a table above 10000, so that the next process recognises what a
-crashed one has left. Processes that live keep a socket with a name in the network namespace: the last one cleans up.
+Everything made here carries protocol number 99, and tables above 10000 whose numbers tell the process: each has a slot
+of its own, held by a socket with a name in the network namespace. The name goes with its process, so that the next one
+recognises what a crashed one has left; processes that live never touch what another one has made.
 """
 
 from __future__ import annotations
@@ -18,12 +19,10 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_interface
-from pathlib import Path
-from typing import NamedTuple
 
 from multi.discovery.namespace import Namespace, namespace
 from multi.discovery.netlink import ROUTE, RTM_GETROUTE, RTM_GETRULE, NetlinkSocket, attributes
@@ -34,19 +33,15 @@ from multi.types import Family, Interface, Kind
 log = logging.getLogger("multi.linux")
 
 NOT_PERMITTED = "manage_routes: not permitted to change routes (needs CAP_NET_ADMIN): they are left as they are"
-NO_POLICY_ROUTING = "manage_routes: this kernel has no routing by rules: routes are left as they are"
 NOT_LINUX = "manage_routes: this works on Linux only: routes are left as they are"
 
-Gateways = Mapping[str, Sequence[str]]
-"""Interface name -> addresses of its routers, as somebody knows who is not the kernel."""
-
 OUR_PROTOCOL = 99  # rtm_protocol and FRA_PROTOCOL; the kernel and routing daemons use others
-FIRST_TABLE = 10_000  # the table of an interface, and the priority of its rules, is this plus its index
-FRA_SRC, FRA_PRIORITY, FRA_TABLE, FRA_PROTOCOL = 2, 6, 15, 21  # include/uapi/linux/fib_rules.h
-PROBES = {Family.IPV4: "192.0.2.1", Family.IPV6: "2001:db8::1"}  # RFC 5737, RFC 3849: somewhere in the Internet
+FIRST_TABLE = 10_000
+SLOTS = 256  # processes at the same time; the table of an interface is FIRST_TABLE + index * SLOTS + slot
+RULE_PRIORITY = 10_000  # before the main table, which has 32766
+FRA_SRC, FRA_TABLE, FRA_PROTOCOL = 2, 15, 21  # include/uapi/linux/fib_rules.h
 ANYWHERE = {Family.IPV4: "0.0.0.0/0", Family.IPV6: "::/0"}
-KEEPS_ROUTES = frozenset({"deprecated"})  # existing connections use such an address, new ones do not
-BEACON = "multi-policy-routes-"  # of the abstract socket names that living processes have
+SLOT_NAME = "\0multi-policy-routes-"  # of an abstract socket, followed by the number of the slot
 
 
 class PolicyRoutes:
@@ -55,19 +50,13 @@ class PolicyRoutes:
     The calls take some milliseconds in the kernel; from an event loop call them through `asyncio.to_thread`.
     """
 
-    def install(
-        self,
-        interfaces: Sequence[Interface],
-        *,
-        remotes: Iterable[str] = (),
-        gateways: Gateways = {},  # noqa: B006 - never changed
-    ) -> list[str]:
+    def install(self, interfaces: Sequence[Interface], remotes: Iterable[str]) -> list[str]:
         """Make what is missing and remove what no longer fits; to be called again whenever the network has changed.
 
         `interfaces` are all the session may use: an address that is not among them any more loses its rule. Whether
-        packets from an address already leave through its interface is asked for each of `remotes`, or for the
-        Internet at large. Routers come from the default routes of any table, after `gateways`; none is guessed.
-        Returns in words what could not be done, the same each time while that lasts; raises nothing.
+        packets from an address to each of `remotes` leave through its interface already is asked first. Routers come
+        from the default routes of any table; none is guessed. Returns in words what could not be done, the same each
+        time while that lasts; raises nothing.
         """
         if sys.platform != "linux":
             return [NOT_LINUX]
@@ -75,16 +64,19 @@ class PolicyRoutes:
             try:
                 key = namespace()
                 if key not in _spaces:
-                    _spaces[key] = _Space(key)
-                return _spaces[key].install(self, interfaces, tuple(remotes), gateways)
+                    _spaces[key] = _Space()
+                return _spaces[key].install(self, interfaces, tuple(remotes))
             except OSError as error:
                 return [_refusal(error)]
+            finally:
+                _close_idle()
 
     def remove(self) -> None:
         """Remove what no other session needs; nothing for who has installed nothing."""
         with _lock:
-            for space in list(_spaces.values()):
+            for space in _spaces.values():
                 space.leave(self)
+            _close_idle()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +86,21 @@ class Rule:
     address: str
     table: int
 
-    @property
-    def family(self) -> Family:
-        return _family(self.address)
+
+Item = Rule | Route
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingTables:
-    """What the kernel has: our rules and routes, and the default routes of others, the preferred ones first."""
+    """What the kernel has: rules and routes of ours, and the default routes of others, the preferred ones first."""
 
-    rules: frozenset[Rule]
-    routes: frozenset[Route]
+    ours: frozenset[Item]
     defaults: tuple[Route, ...]
 
 
 def read_tables(kernel: NetlinkSocket) -> RoutingTables:
-    rules = readable(_our_rule, kernel.dump(RTM_GETRULE, bytes(ROUTE.size)))
-    ours, defaults = set(), []
+    ours: set[Item] = set(readable(_our_rule, kernel.dump(RTM_GETRULE, bytes(ROUTE.size))))
+    defaults = []
     for body in kernel.dump(RTM_GETROUTE, bytes(ROUTE.size)):
         if len(body) < ROUTE.size or (body[5] != OUR_PROTOCOL and body[1]):
             continue  # a full routing table is long
@@ -121,176 +111,144 @@ def read_tables(kernel: NetlinkSocket) -> RoutingTables:
                     defaults.append(route)
             elif route.table > FIRST_TABLE:
                 ours.add(replace(route, metric=0))
-    return RoutingTables(frozenset(rules), frozenset(ours), tuple(sorted(defaults, key=lambda one: one.metric)))
+    return RoutingTables(frozenset(ours), tuple(sorted(defaults, key=lambda one: one.metric)))
 
 
 def _our_rule(body: bytes) -> Rule | None:
     found = attributes(body, ROUTE.size)
-    table, source = found.get(FRA_TABLE, b""), found.get(FRA_SRC, b"")
-    number = int.from_bytes(table, sys.byteorder)
-    ours = found.get(FRA_PROTOCOL) == bytes((OUR_PROTOCOL,)) and number > FIRST_TABLE
-    if not ours or found.get(FRA_PRIORITY) != table or body[0] not in FAMILIES:
+    table = int.from_bytes(found.get(FRA_TABLE, b""), sys.byteorder)
+    if found.get(FRA_PROTOCOL) != bytes((OUR_PROTOCOL,)) or table <= FIRST_TABLE or body[0] not in FAMILIES:
         return None
-    return Rule(str(ip_address(source)), number)
-
-
-class _Wanted(NamedTuple):
-    """An address that may need a rule."""
-
-    interface: Interface
-    rule: Rule
-    subnet: str
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What should exist."""
-
-    rules: set[Rule] = field(default_factory=set)
-    routes: set[Route] = field(default_factory=set)
+    return Rule(str(ip_address(found.get(FRA_SRC, b""))), table)
 
 
 class _Space:
     """Our routes in one network namespace. Its sockets stay there, whoever removes the routes."""
 
-    def __init__(self, key: Namespace) -> None:
-        self._key = key
+    def __init__(self) -> None:
+        self.plans: dict[PolicyRoutes, set[Item]] = {}
+        self._slot, self._claim = _free_slot()
         self._kernel = RouteNetlink()
-        self._plans: dict[PolicyRoutes, _Plan] = {}
-        self._beacon: socket.socket | None = None
 
-    def install(
-        self, holder: PolicyRoutes, interfaces: Sequence[Interface], remotes: Sequence[str], gateways: Gateways
-    ) -> list[str]:
+    def install(self, holder: PolicyRoutes, interfaces: Sequence[Interface], remotes: Sequence[str]) -> list[str]:
         tables = read_tables(self._kernel)
-        wanted = [one for one in _candidates(interfaces) if self._needs_rule(one, tables, remotes)]
-        plan, warnings = _plan(wanted, tables, gateways)
-        had = self._plans.pop(holder, _Plan())
-        if plan.rules:
-            self._announce_liveness()
-            self._plans[holder] = plan
+        self._sweep(tables)
+        plan, warnings = self._plan(interfaces, remotes, tables)
+        self.plans.pop(holder, None)
+        if plan:
+            self.plans[holder] = plan
         try:
-            warnings += self._apply(tables, had)
+            return warnings + self._apply(tables)
         except PermissionError:
-            self._plans.pop(holder, None)
-            warnings = [NOT_PERMITTED]
-        self._close_when_idle()
-        return warnings
+            self.plans.pop(holder, None)
+            return [NOT_PERMITTED]
 
     def leave(self, holder: PolicyRoutes) -> None:
-        plan = self._plans.pop(holder, None)
-        if plan is None:
+        if self.plans.pop(holder, None) is None:
             return
         try:
-            if not self._others_live():
-                self._apply(read_tables(self._kernel), plan)
+            self._apply(read_tables(self._kernel))
         except OSError as error:
             log.warning("policy routes are left behind: %s", _refusal(error))
-        self._close_when_idle()
-
-    def leave_all(self) -> None:
-        for holder in list(self._plans):
-            self.leave(holder)
 
     def close(self) -> None:
         """Forget everything and change nothing."""
-        self._plans.clear()
         self._kernel.close()
-        if self._beacon is not None:
-            self._beacon.close()
+        self._claim.close()
 
-    def _needs_rule(self, wanted: _Wanted, tables: RoutingTables, remotes: Sequence[str]) -> bool:
-        """An address that has our rule keeps it: it may be why packets take the right way now."""
-        interface, rule = wanted.interface, wanted.rule
-        if rule in tables.rules:
-            return True
-        asked = [remote for remote in remotes if _family(remote) is rule.family] or [PROBES[rule.family]]
-        return any(
-            interface.index not in {route.index for route in lookup(self._kernel, remote, rule.address)}
-            for remote in asked
+    def _plan(
+        self, interfaces: Sequence[Interface], remotes: Sequence[str], tables: RoutingTables
+    ) -> tuple[set[Item], list[str]]:
+        """What should exist, and in words for whom there is no way but to the neighbours."""
+        plan: set[Item] = set()
+        warnings: dict[str, None] = {}  # in order
+        ruled = {item.address for item in tables.ours if isinstance(item, Rule)}
+        for interface in interfaces:
+            if not interface.up or interface.kind is Kind.LOOPBACK or not interface.index:
+                continue
+            for address in interface.addresses:
+                # Existing connections use a deprecated address, new ones do not.
+                if not address.usable and address.reason != "deprecated":
+                    continue
+                # An address that has a rule needs one: it may be why packets take the right way now.
+                if address.address not in ruled and self._leaves_right(interface, address.address, remotes):
+                    continue
+                family, index = address.family, interface.index
+                ways = (way.gateway for way in tables.defaults if way.index == index and way.family is family)
+                gateway = next(ways, None)
+                if gateway is None and interface.kind is Kind.VIRTUAL:
+                    continue  # the bridge of some containers or the like: no way out, and nobody thinks so
+                table = FIRST_TABLE + index * SLOTS + self._slot
+                subnet = str(ip_interface(f"{address.address}/{address.prefix_length}").network)
+                plan.add(Rule(address.address, table))
+                plan.add(Route(index, family, "", subnet, table, OUR_PROTOCOL))
+                if gateway is not None:
+                    plan.add(Route(index, family, gateway, "", table, OUR_PROTOCOL))
+                else:
+                    warnings[
+                        f"{interface.name}: no gateway known for {family.value}, only its own subnet is routed"
+                    ] = None
+        return plan, list(warnings)
+
+    def _leaves_right(self, interface: Interface, address: str, remotes: Sequence[str]) -> bool:
+        """Packets from this address to all remotes leave through its interface."""
+        return all(
+            interface.index in {route.index for route in lookup(self._kernel, remote, address)}
+            for remote in remotes
+            if _family(remote) is _family(address)
         )
 
-    def _apply(self, tables: RoutingTables, had: _Plan) -> list[str]:
-        """Make what all plans want, remove what `had` wanted besides or a process has left that is gone."""
-        wanted_rules = {rule for plan in self._plans.values() for rule in plan.rules}
-        wanted_routes = {route for plan in self._plans.values() for route in plan.routes}
-        stale_rules, stale_routes = set(tables.rules - wanted_rules), set(tables.routes - wanted_routes)
-        if self._others_live():
-            # What we did not make may be another one's; but two gateways in one table cannot both be right.
-            mine = {route.table for route in wanted_routes | had.routes}
-            stale_rules &= had.rules
-            stale_routes = {route for route in stale_routes if route.table in mine}
-        missing = wanted_routes - tables.routes
-        replaced = {(route.table, route.family, route.network) for route in missing}
-        # Subnets first: with the default route packets get an address from there.
-        warnings = [
-            warning for route in sorted(missing, key=lambda one: bool(one.gateway)) for warning in self._add(route)
-        ]
-        for rule in wanted_rules - tables.rules:
-            self._kernel.add_rule(rule.address, rule.table, OUR_PROTOCOL)
-            log.info("added rule: from %s lookup %d", rule.address, rule.table)
-        for rule in stale_rules:
-            self._kernel.delete_rule(rule.address, rule.table, OUR_PROTOCOL)
-            log.info("removed rule: from %s lookup %d", rule.address, rule.table)
-        for route in stale_routes:
-            if (route.table, route.family, route.network) not in replaced:
-                self._kernel.delete_route(
-                    route.index,
-                    _network(route),
-                    gateway=route.gateway,
-                    source=route.source,
-                    table=route.table,
-                    protocol=OUR_PROTOCOL,
-                )
+    def _apply(self, tables: RoutingTables) -> list[str]:
+        """Make what all plans want, and remove what else is in our slot."""
+        wanted = {item for plan in self.plans.values() for item in plan}
+        have = {item for item in tables.ours if _slot_of(item) == self._slot}
+        self._remove(have - wanted)
+        warnings = []
+        for item in sorted(wanted - have, key=lambda one: isinstance(one, Rule)):
+            try:
+                if isinstance(item, Rule):
+                    self._kernel.add_rule(item.address, item.table, RULE_PRIORITY, OUR_PROTOCOL)
+                else:
+                    # Somebody knows the router: no subnet need say so.
+                    self._kernel.add_route(item.index, _network(item), on_link=bool(item.gateway), **_options(item))
+            except PermissionError:
+                raise
+            except OSError as error:
+                warnings.append(f"{_words(item)} is refused: {error.strerror}")
+            else:
+                log.info("added %s", _words(item))
         return warnings
 
-    def _add(self, route: Route) -> Iterator[str]:
-        try:
-            self._kernel.add_route(
-                route.index,
-                _network(route),
-                gateway=route.gateway,
-                source=route.source,
-                table=route.table,
-                protocol=OUR_PROTOCOL,
-                on_link=bool(route.gateway),  # somebody knows the router: no subnet need say so
-            )
-        except PermissionError:
-            raise
-        except OSError as error:
-            via = f" via {route.gateway}" if route.gateway else ""
-            yield f"{_name(route.index)}: the route to {_network(route)}{via} is refused: {error.strerror}"
+    def _remove(self, items: Collection[Item]) -> None:
+        for item in sorted(items, key=lambda one: isinstance(one, Route)):
+            if isinstance(item, Rule):
+                self._kernel.delete_rule(item.address, item.table, RULE_PRIORITY, OUR_PROTOCOL)
+            else:
+                self._kernel.delete_route(item.index, _network(item), **_options(item))
+            log.info("removed %s", _words(item))
 
-    def _announce_liveness(self) -> None:
-        if self._beacon is None:
-            self._beacon = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            self._beacon.bind(f"\0{BEACON}{os.urandom(8).hex()}")
-
-    def _others_live(self) -> bool:
-        """Whether another process has routes here. Names that a crashed one had are gone with it."""
-        own = self._beacon.getsockname()[1:].decode() if self._beacon is not None else ""
-        try:
-            lines = Path("/proc/thread-self/net/unix").read_text(errors="replace").splitlines()
-        except OSError:
-            return False
-        names = {line.partition(f"@{BEACON}")[2].strip() for line in lines if f"@{BEACON}" in line}
-        return bool(names - {own.removeprefix(BEACON)})
-
-    def _close_when_idle(self) -> None:
-        if not self._plans:
-            self.close()
-            _spaces.pop(self._key, None)
+    def _sweep(self, tables: RoutingTables) -> None:
+        """Remove what processes have left that are gone: nobody holds their slots."""
+        for slot in {_slot_of(item) for item in tables.ours} - {self._slot}:
+            with suppress(OSError), _claimed(slot):
+                self._remove([item for item in tables.ours if _slot_of(item) == slot])
 
 
 _lock = threading.Lock()
 _spaces: dict[Namespace, _Space] = {}
 
 
+def _close_idle() -> None:
+    for key in [key for key, space in _spaces.items() if not space.plans]:
+        _spaces.pop(key).close()
+
+
 @atexit.register
 def _remove_all() -> None:
     with _lock:
-        for space in list(_spaces.values()):
-            space.leave_all()
+        for space in _spaces.values():
+            for holder in list(space.plans):
+                space.leave(holder)
 
 
 def _forked() -> None:
@@ -302,70 +260,55 @@ def _forked() -> None:
     _spaces.clear()
 
 
-with suppress(AttributeError):  # not on Windows
+if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-def _candidates(interfaces: Sequence[Interface]) -> Iterator[_Wanted]:
-    for interface in interfaces:
-        if not interface.up or interface.kind is Kind.LOOPBACK or not interface.index:
-            continue
-        for address in interface.addresses:
-            if address.usable or address.reason in KEEPS_ROUTES:
-                with_prefix = ip_interface(f"{address.address}/{address.prefix_length}")
-                rule = Rule(str(with_prefix.ip), FIRST_TABLE + interface.index)
-                yield _Wanted(interface, rule, str(with_prefix.network))
+def _claimed(slot: int) -> socket.socket:
+    """Holds the slot in the network namespace of this thread until it is closed. OSError: another process does."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        claim.bind(f"{SLOT_NAME}{slot}")
+    except OSError:
+        claim.close()
+        raise
+    return claim
 
 
-def _plan(wanted: Sequence[_Wanted], tables: RoutingTables, gateways: Gateways) -> tuple[_Plan, list[str]]:
-    """Rules and routes for these addresses; in words for whom there is no way but to the neighbours."""
-    plan = _Plan()
-    warnings: dict[str, None] = {}
-    for interface, rule, subnet in wanted:
-        family = rule.family
-        gateway = _gateway(interface, family, tables, gateways)
-        if gateway is None and interface.kind is Kind.VIRTUAL:
-            continue  # the bridge of some containers or the like: no way out, and nobody thinks so
-        plan.rules.add(rule)
-        if not any(route.table == rule.table and route.network == subnet for route in plan.routes):
-            # The first of several addresses of a subnet; the second would only replace it.
-            plan.routes.add(Route(interface.index, family, "", subnet, rule.table, OUR_PROTOCOL, source=rule.address))
-        if gateway is None:
-            warnings[f"{interface.name}: no gateway known for {family.value}, only its own subnet is routed"] = None
-        else:
-            plan.routes.add(Route(interface.index, family, gateway, "", rule.table, OUR_PROTOCOL))
-    return plan, list(warnings)
+def _free_slot() -> tuple[int, socket.socket]:
+    for slot in range(SLOTS):
+        try:
+            return slot, _claimed(slot)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EBUSY, "too many processes manage routes")
 
 
-def _gateway(interface: Interface, family: Family, tables: RoutingTables, gateways: Gateways) -> str | None:
-    """The router to use; empty = the link needs none, None = nobody knows one."""
-    for literal in gateways.get(interface.name, ()):
-        if _family(literal) is family:
-            return str(ip_address(literal))
-    for route in tables.defaults:
-        if route.index == interface.index and route.family is family:
-            return route.gateway
-    return None
+def _slot_of(item: Item) -> int:
+    return (item.table - FIRST_TABLE) % SLOTS
 
 
 def _network(route: Route) -> str:
     return route.network or ANYWHERE[route.family]
 
 
+def _options(route: Route) -> dict[str, str | int]:
+    return {"gateway": route.gateway, "table": route.table, "protocol": OUR_PROTOCOL}
+
+
+def _words(item: Item) -> str:
+    if isinstance(item, Rule):
+        return f"the rule from {item.address} lookup {item.table}"
+    via = f" via {item.gateway}" if item.gateway else ""
+    return f"the route to {_network(item)}{via} in table {item.table}"
+
+
 def _family(literal: str) -> Family:
     return Family.IPV6 if ":" in literal else Family.IPV4
-
-
-def _name(index: int) -> str:
-    try:
-        return socket.if_indextoname(index)
-    except OSError:
-        return f"interface {index}"
 
 
 def _refusal(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return NOT_PERMITTED
-    if error.errno in (errno.EOPNOTSUPP, errno.EAFNOSUPPORT):
-        return NO_POLICY_ROUTING
     return f"manage_routes: routes cannot be changed: {error.strerror or error}"

@@ -8,10 +8,9 @@ only a process that changes something does, and then in the thread that does.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -71,18 +70,23 @@ class RouteNetlink(NetlinkSocket):
 
     def delete_route(self, index: int, network: str, **options: Any) -> None:
         """A route that is not there is no error."""
-        with _suppressed(errno.ESRCH, errno.ENODEV):
-            self.exchange(netlink.RTM_DELROUTE, _route(index, network, **options))
+        self._unless((errno.ESRCH, errno.ENODEV), netlink.RTM_DELROUTE, _route(index, network, **options))
 
-    def add_rule(self, source: str, table: int, protocol: int = 0) -> None:
-        """Packets from this address are routed by this table, whose number is the rule's priority too."""
-        with _suppressed(errno.EEXIST):
-            self.exchange(netlink.RTM_NEWRULE, _rule(source, table, protocol), CREATE)
+    def add_rule(self, source: str, table: int, priority: int = 0, protocol: int = 0) -> None:
+        """Packets from this address are routed by this table; its number is the priority if there is none."""
+        self._unless((errno.EEXIST,), netlink.RTM_NEWRULE, _rule(source, table, priority, protocol), CREATE)
 
-    def delete_rule(self, source: str, table: int, protocol: int = 0) -> None:
+    def delete_rule(self, source: str, table: int, priority: int = 0, protocol: int = 0) -> None:
         """A rule that is not there is no error."""
-        with _suppressed(errno.ENOENT, errno.ESRCH):
-            self.exchange(netlink.RTM_DELRULE, _rule(source, table, protocol))
+        self._unless((errno.ENOENT, errno.ESRCH), netlink.RTM_DELRULE, _rule(source, table, priority, protocol))
+
+    def _unless(self, done: tuple[int, ...], kind: int, body: bytes, flags: int = 0) -> None:
+        """Have it done, unless an error of these says that it is so already."""
+        try:
+            self.exchange(kind, body, flags)
+        except OSError as error:
+            if error.errno not in done:
+                raise
 
     def add_neighbour(self, index: int, address: str, mac: str) -> None:
         """For good, so that nothing has to be asked and a silent link does not answer "no route to host"."""
@@ -134,9 +138,14 @@ def _route(
     return _body("rtmsg", header, attributes)
 
 
-def _rule(source: str, table: int, protocol: int) -> bytes:
+def _rule(source: str, table: int, priority: int, protocol: int) -> bytes:
     header = {"family": _family(source), "src_len": ip_address(source).max_prefixlen, "action": FR_ACT_TO_TBL}
-    attributes = {"FRA_SRC": source, "FRA_TABLE": table, "FRA_PRIORITY": table, "FRA_PROTOCOL": protocol}
+    attributes: Attributes = {
+        "FRA_SRC": source,
+        "FRA_TABLE": table,
+        "FRA_PRIORITY": priority or table,
+        "FRA_PROTOCOL": protocol,
+    }
     return _body("fibmsg", header, attributes)
 
 
@@ -154,15 +163,6 @@ def _body(kind: str, header: Mapping[str, int], attributes: Attributes) -> bytes
 
 def _nested(**attributes: object) -> Attributes:
     return {"attrs": list(attributes.items())}
-
-
-@contextlib.contextmanager
-def _suppressed(*codes: int) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in codes:
-            raise
 
 
 def _family(literal: str) -> int:

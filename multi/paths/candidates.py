@@ -17,27 +17,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_interface,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface, ip_network
 from itertools import chain, zip_longest
 
-from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Preferences, Source
-
-__all__ = ["ANY", "EntrySpec", "Rejection", "candidates", "one_per_interface"]
+from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Preferences, Source, preferences_of
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
 UNIQUE_LOCAL = ip_network("fc00::/7")  # RFC 4193
 
 _Address = IPv4Address | IPv6Address
-_Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +56,29 @@ class Rejection:
     reason: str
     """Why, complete in itself: `wlan0: no carrier`."""
 
-    def __str__(self) -> str:
-        return self.reason
-
 
 @dataclass(frozen=True, slots=True)
-class _Source:
-    """A place connections of an entry start from."""
+class _Place:
+    """Where connections of an entry may start from."""
 
     listed: str
     interface: Interface | None = None
     """None: not bound to an interface."""
     address: str = ""
     """Source address the entry asks for; empty = the best one of the interface."""
-    for_here: bool = True
-    """Used towards addresses of this machine."""
-    for_elsewhere: bool = True
-    """Used towards all other addresses."""
-    quiet: bool = False
-    """Not worth a word when it cannot be used and another can (bridges and the like under `any`)."""
+    here: bool | None = None
+    """Used towards addresses of this machine only (True), towards all others only (False), or towards both."""
+
+    @property
+    def name(self) -> str:
+        return " ".join(filter(None, (self.interface.name if self.interface else "", self.address))) or ANY
 
     def bound(self, interface: str = "", address: str = "") -> Source:
         return Source(interface, address, self.interface.kind.value if self.interface else "")
 
 
-_Bindings = list[tuple[_Address, Source]]
-"""How the socket is bound towards each remote address; empty = not."""
-_Slot = tuple[str, str, str, str, int]
+class _Unusable(Exception):
+    """Something gives no candidate; the text says why."""
 
 
 def candidates(
@@ -112,27 +97,24 @@ def candidates(
 
     tcp and quic give one connection per interface, mptcp one over all. Where more than one remote address
     could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305
-    section 4). Alternatives share the entry's `group`, or a generated one that stays the same while addresses
-    change. A candidate that an earlier one covers is left out. `first_entry`: index of the first of `entries`.
+    section 4). Alternatives share a group: the entry's, or one that stays the same while addresses change.
+    A candidate that an earlier one covers is left out. `first_entry`: index of the first of `entries`.
     """
     machine = _Machine(interfaces, routed)
-    found: list[Candidate] = []
+    found: dict[tuple[str | int, ...], Candidate] = {}
     rejected: list[Rejection] = []
-    groups = {entry.group for entry in entries}
-    covered: dict[_Slot, int] = {}
     for index, entry in enumerate(entries, first_entry):
-        wanted, reasons = _expand(index, entry, machine, addresses, groups)
-        fresh: dict[_Slot, Candidate] = {}
-        for candidate in wanted:
-            if _slot(candidate) not in covered:
-                fresh.setdefault(_slot(candidate), candidate)
-        if wanted and not fresh:
-            earlier = covered[_slot(wanted[0])]
-            reasons.append(Rejection(index, entry.transport, f"the same as entry {earlier}"))
-        covered |= dict.fromkeys(fresh, index)
-        found += fresh.values()
-        rejected += reasons
-    return found, rejected
+        try:
+            remotes = _remotes(entry, addresses)
+        except _Unusable as reason:
+            rejected.append(Rejection(index, entry.remote_host, str(reason)))
+            continue
+        wanted, reasons = _expand(index, entry, machine, remotes)
+        covering = [found.setdefault(_connection(candidate), candidate) for candidate in wanted]
+        if wanted and all(candidate.entry != index for candidate in covering):
+            reasons.append(Rejection(index, entry.transport, f"the same as entry {covering[0].entry}"))
+        rejected += dict.fromkeys(reasons)
+    return list(found.values()), rejected
 
 
 def one_per_interface(candidate: Candidate) -> list[Candidate]:
@@ -142,9 +124,7 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
     it, so they leave its group for one of their interface's own, where those of its alternatives join them. For a
     connection that is open but fell back to TCP, all but the first are what is missing.
     """
-    alone = replace(candidate, more_interfaces=(), more_sources=())
-    known = {source.interface: source for source in candidate.more_sources}
-    further = [known.get(name, Source(name)) for name in candidate.more_interfaces]
+    alone = replace(candidate, more_sources=())
     return [
         alone,
         *(
@@ -155,78 +135,45 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
                 kind=source.kind,
                 group=f"{candidate.group}, {source.interface}" if candidate.group else "",
             )
-            for source in further
+            for source in candidate.more_sources
         ),
     ]
 
 
 def _expand(
-    index: int,
-    entry: EntrySpec,
-    machine: _Machine,
-    addresses: Mapping[tuple[str, int], Sequence[str]],
-    groups: Collection[str],
+    index: int, entry: EntrySpec, machine: _Machine, remotes: Sequence[_Address]
 ) -> tuple[list[Candidate], list[Rejection]]:
-    remotes = _remotes(entry, addresses)
-    if isinstance(remotes, str):
-        return [], [Rejection(index, entry.remote_host, remotes)]
     rejected: list[Rejection] = []
-    usable: list[tuple[_Source, _Bindings]] = []
-    unusable: list[tuple[_Source, list[str]]] = []
+    quiet: list[Rejection] = []  # of bridges and the like under `any`: not worth a word when another can be used
+    usable: list[tuple[_Place, _Address, Source]] = []
     for listed in entry.interfaces or (ANY,):
-        sources = machine.sources(listed, remotes)
-        if isinstance(sources, str):
-            rejected.append(Rejection(index, listed, sources))
+        try:
+            places = machine.places(listed)
+        except _Unusable as reason:
+            rejected.append(Rejection(index, listed, str(reason)))
             continue
-        for source in sources:
-            bindings, reasons = machine.bindings(source, remotes)
-            if bindings:
-                usable.append((source, bindings))
-            else:
-                unusable.append((source, reasons))
-    for source, reasons in unusable:
-        if not (usable and source.quiet):
-            rejected += [Rejection(index, source.listed, reason) for reason in reasons]
-    make = _one_over_all if entry.spans_interfaces else _one_each
-    return make(index, entry, usable, groups), list(dict.fromkeys(rejected))
-
-
-def _one_each(
-    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
-) -> list[Candidate]:
-    """One connection per source: the remote addresses are alternatives of each other, the sources are not."""
-    found: list[Candidate] = []
-    for source, bindings in usable:
-        name = " ".join(filter(None, (source.interface.name if source.interface else "", source.address))) or ANY
-        group = _group(index, entry, name, groups)
-        found += [_candidate(index, entry, binding, remote, group) for remote, binding in bindings]
-    return found
-
-
-def _one_over_all(
-    index: int, entry: EntrySpec, usable: Sequence[tuple[_Source, _Bindings]], groups: Collection[str]
-) -> list[Candidate]:
-    """One connection over all sources that reach a remote: the first opens it, the rest add subflows."""
-    found: dict[_Address, list[Source]] = {}
-    for _, bindings in usable:
-        for remote, binding in bindings:
-            known = found.setdefault(remote, [])
-            if not known or binding.interface not in ("", *(source.interface for source in known)):
-                known.append(binding)
-    group = _group(index, entry, entry.transport, groups)
-    return [
-        _candidate(index, entry, found[remote][0], remote, group, tuple(found[remote][1:]))
-        for remote in _interleaved(list(found))
-    ]
+        for place in places:
+            bindings, reasons = machine.bindings(place, remotes)
+            usable += [(place, remote, source) for remote, source in bindings]
+            if not bindings:
+                is_quiet = listed == ANY and place.interface is not None and place.interface.kind is Kind.VIRTUAL
+                (quiet if is_quiet else rejected).extend(Rejection(index, listed, reason) for reason in reasons)
+    if entry.spans_interfaces:
+        usable.sort(key=lambda one: remotes.index(one[1]))
+    sources: dict[tuple[str, _Address], list[Source]] = {}
+    for place, remote, source in usable:
+        # Over all interfaces: the first opens the connection, the others add subflows. Else each has its own, and the
+        # remote addresses are alternatives of each other.
+        name = entry.transport if entry.spans_interfaces else place.name
+        known = sources.setdefault((name, remote), [])
+        if not known or source.interface not in ("", *(other.interface for other in known)):
+            known.append(source)
+    found = [_candidate(index, entry, name, remote, *those) for (name, remote), those in sources.items()]
+    return found, rejected if usable else [*rejected, *quiet]
 
 
 def _candidate(
-    index: int,
-    entry: EntrySpec,
-    binding: Source,
-    remote: _Address,
-    group: str,
-    more: tuple[Source, ...] = (),
+    index: int, entry: EntrySpec, name: str, remote: _Address, source: Source, *more_sources: Source
 ) -> Candidate:
     return Candidate(
         transport=entry.transport,
@@ -234,22 +181,18 @@ def _candidate(
         remote_host=entry.remote_host,
         remote_address=str(remote),
         remote_port=entry.remote_port,
-        interface=binding.interface,
-        local_address=binding.address,
-        more_interfaces=tuple(further.interface for further in more),
-        more_sources=more,
-        kind=binding.kind,
+        interface=source.interface,
+        local_address=source.address,
+        more_sources=more_sources,
+        kind=source.kind,
         entry=index,
-        role=entry.role,
-        weight=entry.weight,
-        cost=entry.cost,
-        max_rate=entry.max_rate,
-        group=group,
+        group=f"group {entry.group}" if entry.group else f"entry {index}, {name}",
+        **preferences_of(entry),
     )
 
 
-def _slot(candidate: Candidate) -> _Slot:
-    """What makes a connection: two candidates with the same slot would be the same connection twice."""
+def _connection(candidate: Candidate) -> tuple[str | int, ...]:
+    """Two candidates with the same would be the same connection twice."""
     return (
         candidate.transport,
         candidate.interface,
@@ -259,25 +202,20 @@ def _slot(candidate: Candidate) -> _Slot:
     )
 
 
-def _group(index: int, entry: EntrySpec, name: str, groups: Collection[str]) -> str:
-    """The entry's group, or one that no entry uses."""
-    group = entry.group or f"entry {index}, {name}"
-    while not entry.group and group in groups:
-        group += "'"
-    return group
-
-
-def _remotes(entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address] | str:
-    """The remote addresses of the entry's IP version in the order to try them, or why there are none."""
+def _remotes(entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address]:
+    """The remote addresses of the entry's IP version, in the order to try them."""
     known = [_parse(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
     wanted = [a for a in dict.fromkeys(known) if entry.ip in (ANY, _family(a).value)]
     if not wanted:
         label = "" if entry.ip == ANY else f"{entry.ip} "
-        return f"{entry.remote_host}: no {label}address"
+        raise _Unusable(f"{entry.remote_host}: no {label}address")
     reachable = [a for a in wanted if not (isinstance(a, IPv6Address) and a.is_link_local)]
     if not reachable:
-        return f"{entry.remote_host}: only link-local addresses ({', '.join(map(str, wanted))})"
-    return _interleaved(reachable)
+        raise _Unusable(f"{entry.remote_host}: only link-local addresses ({', '.join(map(str, wanted))})")
+    # IPv6 first, then by turns, each family in resolver order (RFC 8305 section 4).
+    six = [a for a in reachable if isinstance(a, IPv6Address)]
+    four = [a for a in reachable if isinstance(a, IPv4Address)]
+    return [a for a in chain.from_iterable(zip_longest(six, four)) if a is not None]
 
 
 class _Machine:
@@ -286,113 +224,107 @@ class _Machine:
     def __init__(self, interfaces: Sequence[Interface], routed: Collection[tuple[str, str]]) -> None:
         self._interfaces = interfaces
         self._routed = {(name, _parse(remote)) for name, remote in routed}
-        self._own = {_literal(a) for i in interfaces for a in i.addresses}
+        self._own = {_parse(a.address) for i in interfaces for a in i.addresses}
 
-    def sources(self, listed: str, remotes: Sequence[_Address]) -> list[_Source] | str:
-        """The sources one element of an entry's interface list stands for, or why there is none."""
+    def places(self, listed: str) -> list[_Place]:
+        """The places one element of an entry's interface list stands for."""
         if listed == ANY:
-            return self._any(remotes)
+            devices = [i for i in self._interfaces if i.kind is not Kind.LOOPBACK]
+            unbound = _Place(ANY, here=True if devices else None)
+            return [unbound, *(_Place(ANY, device, here=False) for device in devices)]
         if listed in KINDS:
-            of_kind = [_Source(listed, i) for i in self._interfaces if i.kind is KINDS[listed]]
-            return of_kind or f"no interface of kind {listed}"
-        if any(i.name == listed for i in self._interfaces):
-            return [_Source(listed, i) for i in self._interfaces if i.name == listed]
+            of_kind = [_Place(listed, i) for i in self._interfaces if i.kind is KINDS[listed]]
+            if not of_kind:
+                raise _Unusable(f"no interface of kind {listed}")
+            return of_kind
+        named = [_Place(listed, i) for i in self._interfaces if i.name == listed]
+        if named:
+            return named
         try:
             address = ip_address(listed)
         except ValueError:
             have = ", ".join(sorted(i.name for i in self._interfaces)) or "none"
-            return f"no such interface {listed!r}; have: {have}"
+            raise _Unusable(f"no such interface {listed!r}; have: {have}") from None
         if address.is_loopback:
-            return [_Source(listed, None, str(address))]
-        owners = [i for i in self._interfaces if any(_literal(a) == address for a in i.addresses)]
+            return [_Place(listed, None, str(address))]
+        owners = [i for i in self._interfaces if any(_parse(a.address) == address for a in i.addresses)]
         if not owners:
-            return f"{listed} is no address of this machine"
+            raise _Unusable(f"{listed} is no address of this machine")
         owner = next((i for i in owners if not i.unusable_reason()), owners[0])
-        return [_Source(listed, owner, str(address))]
+        return [_Place(listed, owner, str(address))]
 
-    def _any(self, remotes: Sequence[_Address]) -> list[_Source] | str:
-        unbound = _Source(ANY, for_elsewhere=not self._interfaces)
-        if all(self._is_here(remote) for remote in remotes) or not self._interfaces:
-            return [unbound]
-        devices = [
-            _Source(ANY, i, for_here=False, quiet=i.kind is Kind.VIRTUAL)
-            for i in self._interfaces
-            if i.kind is not Kind.LOOPBACK
-        ]
-        if any(self._is_here(remote) for remote in remotes):
-            return [unbound, *devices]
-        return devices or "no interface but loopback"
-
-    def bindings(self, source: _Source, remotes: Sequence[_Address]) -> tuple[_Bindings, list[str]]:
+    def bindings(self, place: _Place, remotes: Sequence[_Address]) -> tuple[list[tuple[_Address, Source]], list[str]]:
         """How to bind towards each remote address that can be reached, and why the others cannot."""
-        bindings: _Bindings = []
+        bindings: list[tuple[_Address, Source]] = []
         reasons: list[str] = []
         for remote in remotes:
-            here = self._is_here(remote)
-            if not (source.for_here if here else source.for_elsewhere):
+            here = remote.is_loopback or remote.is_unspecified or remote in self._own
+            if place.here not in (None, here):
                 continue
-            binding = self._towards_here(source, remote) if here else self._towards(source, remote)
-            if isinstance(binding, Source):
-                bindings.append((remote, binding))
-            elif binding not in reasons:
-                reasons.append(binding)
+            try:
+                bindings.append((remote, _towards_here(place, remote) if here else self._towards(place, remote)))
+            except _Unusable as reason:
+                reasons.append(str(reason))
         return bindings, reasons
 
-    def _towards_here(self, source: _Source, remote: _Address) -> Source | str:
-        if source.interface is None and not source.address:
-            return source.bound()
-        address = _source_address(source, remote)
-        return address if isinstance(address, str) else source.bound(address=str(address))
-
-    def _towards(self, source: _Source, remote: _Address) -> Source | str:
-        interface = source.interface
+    def _towards(self, place: _Place, remote: _Address) -> Source:
+        interface = place.interface
         if interface is None:
-            return f"{source.address} reaches this machine only" if source.address else source.bound()
-        address = _source_address(source, remote)
-        if isinstance(address, str):
-            return address
+            if place.address:
+                raise _Unusable(f"{place.address} reaches this machine only")
+            if self._interfaces:
+                raise _Unusable("no interface but loopback")
+            return place.bound()
+        address = _source_address(place, remote)
         if interface.kind is Kind.LOOPBACK:
-            return f"{interface.name} reaches this machine only"
+            raise _Unusable(f"{interface.name} reaches this machine only")
         if not self._has_route(interface, remote):
-            return f"no route through {interface.name}"
-        return source.bound(interface.name, str(address))
+            raise _Unusable(f"no route through {interface.name}")
+        return place.bound(interface.name, str(address))
 
     def _has_route(self, interface: Interface, remote: _Address) -> bool:
-        family = _family(remote)
         return (
-            any(of is family for of, _ in interface.gateways)
-            or any(a.usable and remote in _subnet(a) for a in interface.addresses)
+            any(family is _family(remote) for family, _ in interface.gateways)
+            or any(a.usable and _is_neighbour(remote, a) for a in interface.addresses)
             or (interface.name, remote) in self._routed
         )
 
-    def _is_here(self, remote: _Address) -> bool:
-        return remote.is_loopback or remote.is_unspecified or remote in self._own
+
+def _towards_here(place: _Place, remote: _Address) -> Source:
+    if place.interface is None and not place.address:
+        return place.bound()
+    return place.bound(address=str(_source_address(place, remote)))
 
 
-def _source_address(source: _Source, remote: _Address) -> _Address | str:
-    """The address to bind towards `remote`, or why there is none.
+def _source_address(place: _Place, remote: _Address) -> _Address:
+    """The address to bind towards `remote`.
 
     Where the entry leaves the choice: an address in the remote's own subnet, then one of the same scope (an
     IPv6 unique local address gets no answer from the Internet; RFC 6724 rule 2), then the interface's first.
     """
-    family = _family(remote)
-    if source.interface is not None and (reason := source.interface.unusable_reason(family)):
-        return f"{source.interface.name}: {reason}"
-    if source.address:
-        return _given_source_address(source, family)
-    assert source.interface is not None
-    usable = [a for a in source.interface.addresses if a.usable and a.family is family]
-    best = min(usable, key=lambda a: (remote not in _subnet(a), _is_local(_literal(a)) != _is_local(remote)))
-    return _literal(best)
-
-
-def _given_source_address(source: _Source, family: Family) -> _Address | str:
-    address = ip_address(source.address)
+    family, interface = _family(remote), place.interface
+    if interface is not None and (reason := interface.unusable_reason(family)):
+        raise _Unusable(f"{interface.name}: {reason}")
+    owned = interface.addresses if interface is not None else ()
+    if not place.address:
+        usable = [a for a in owned if a.usable and a.family is family]
+        return _parse(min(usable, key=lambda a: _distance(remote, a)).address)
+    address = _parse(place.address)
     if _family(address) is not family:
-        return f"{source.address} is no {family.value} address"
-    owned = source.interface.addresses if source.interface else ()
-    reasons = [a.reason for a in owned if _literal(a) == address and not a.usable]
-    return f"{source.address}: {reasons[0]}" if reasons else address
+        raise _Unusable(f"{place.address} is no {family.value} address")
+    for known in owned:
+        if _parse(known.address) == address and not known.usable:
+            raise _Unusable(f"{place.address}: {known.reason}")
+    return address
+
+
+def _distance(remote: _Address, address: InterfaceAddress) -> tuple[bool, bool]:
+    unique_local = [isinstance(a, IPv6Address) and a in UNIQUE_LOCAL for a in (remote, _parse(address.address))]
+    return not _is_neighbour(remote, address), unique_local[0] != unique_local[1]
+
+
+def _is_neighbour(remote: _Address, address: InterfaceAddress) -> bool:
+    return remote in _network(f"{address.address}/{address.prefix_length}").network
 
 
 def _family(address: _Address) -> Family:
@@ -401,22 +333,3 @@ def _family(address: _Address) -> Family:
 
 _parse = lru_cache(maxsize=1024)(ip_address)
 _network = lru_cache(maxsize=1024)(ip_interface)
-
-
-def _literal(address: InterfaceAddress) -> _Address:
-    return _parse(address.address)
-
-
-def _subnet(address: InterfaceAddress) -> _Network:
-    return _network(f"{address.address}/{address.prefix_length}").network
-
-
-def _is_local(address: _Address) -> bool:
-    return isinstance(address, IPv6Address) and address in UNIQUE_LOCAL
-
-
-def _interleaved(addresses: Sequence[_Address]) -> list[_Address]:
-    """IPv6 first, then by turns, each family in resolver order (RFC 8305 section 4)."""
-    six = [a for a in addresses if isinstance(a, IPv6Address)]
-    four = [a for a in addresses if isinstance(a, IPv4Address)]
-    return [a for a in chain.from_iterable(zip_longest(six, four)) if a is not None]

@@ -24,8 +24,9 @@ from multi.events import (
     HandoverState,
     Notify,
 )
+from multi.paths.history import ConnectionHistory
 from multi.paths.racing import Connect, Race
-from multi.paths.slots import Slot, slot_key, slots_of
+from multi.paths.slots import Attempt, Slot, slot_key, slots_of
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Role
 
@@ -56,17 +57,9 @@ class Session(Protocol):
     def give_up(self, connection: ConnectionId, reason: Reason) -> None:
         """It is over at once; what it carried is rescued."""
 
-    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
+    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
     def ping(self, connection: ConnectionId) -> None:
         """Ask for a sign of life."""
-
-
-class Memory(Protocol):
-    """What earlier sessions have seen of candidates on their networks (`multi.paths.history`)."""
-
-    def succeeded(self, network: str, candidate: Candidate, setup: float, now: float) -> None: ...
-    def failed(self, network: str, candidate: Candidate, now: float) -> None: ...
-    def attempt_delay(self, network: str, candidate: Candidate, default: float, now: float) -> float: ...
 
 
 @dataclass(slots=True)
@@ -108,23 +101,19 @@ class PathManager:
         session: Session,
         jitter: Callable[[], float],
         now: float,
-        memory: Memory | None = None,
-        race_order: Sequence[Candidate] | None = None,
+        history: ConnectionHistory | None = None,
         expecting: bool = False,
     ) -> None:
         self._mode = mode
         self._session = session
         self._jitter = jitter
-        self._memory = memory
+        self._history = history or ConnectionHistory()
         self.pending: list[Effect] = []
         """What `effects` will return."""
         self._next_id = 0
         self.slots = slots_of(candidates)
-        ordered = race_order or [candidate for slot in self.slots for candidate in slot.candidates]
-        self._race = Race(ordered, connect, now, self._attempt_delay)
-        self._racing: set[ConnectionId] = set()
-        self._started: dict[ConnectionId, float] = {}
-        self._roles: dict[ConnectionId, Role] = {}
+        wanted = [candidate for slot in self.slots for candidate in slot.candidates]
+        self._race = Race(self._history.order(wanted, now), connect, now)
         self._unwanted: set[str] = set()
         """Keys of slots that were removed: no update brings them back."""
         self._fading: set[str] = set()
@@ -145,18 +134,18 @@ class PathManager:
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, now: float, *, answered: bool = True) -> None:
         """The dial did not lead to a connection. `answered`: somebody said so, not the silence."""
-        slot, candidate = self._attempt(connection)
-        if slot is not None and candidate is not None:
-            self._attempt_over(slot, connection, candidate, reason, now, answered=answered)
+        slot = self._dialling(connection)
+        if slot is not None:
+            self._attempt_over(slot, connection, reason, now, answered=answered)
 
     def connection_changed(self, connection: ConnectionId, state: ConnectionState, reason: Reason, now: float) -> None:
         """The session moved a connection to `state`."""
-        slot, candidate = self._attempt(connection)
-        if slot is not None and candidate is not None:
+        slot = self._dialling(connection)
+        if slot is not None:
             if state is ConnectionState.ACTIVE:
-                self._won(slot, connection, candidate, now)
+                self._won(slot, connection, now)
             elif state in (ConnectionState.LOST, ConnectionState.CLOSED):
-                self._attempt_over(slot, connection, candidate, reason, now, answered=True)
+                self._attempt_over(slot, connection, reason, now, answered=True)
             return
         filled = next((s for s in self.slots if s.connection == connection), None)
         if filled is None:
@@ -182,8 +171,7 @@ class PathManager:
     def _recovered(self, slot: Slot, now: float) -> None:
         slot.suspect = False
         slot.retry_at = slot.unanswered_since = None
-        for attempt in list(slot.attempts):
-            self._cancel(slot, attempt, now)
+        self._cancel(slot, slot.attempts, now)
         if slot.trial_until is not None or (self._mode is Mode.SWITCH and slot.flap_count):
             slot.start_trial(now, switch=self._mode is Mode.SWITCH)
             self._ping_at = now
@@ -191,8 +179,6 @@ class PathManager:
         self._continue_handover(now)
 
     def _emptied(self, slot: Slot, now: float, *, failed: bool) -> None:
-        assert slot.connection is not None
-        self._roles.pop(slot.connection, None)
         if failed:
             slot.trouble(now)
         slot.emptied(now)
@@ -228,11 +214,9 @@ class PathManager:
             if usable:
                 slot.dial_soon(now)
                 continue
-            for connection, candidate in list(slot.attempts.items()):
-                if interface in ("", candidate.interface):
-                    self.pending.append(CancelDial(connection))
-                    gone = Reason(Cause.NETWORK_GONE, reason)
-                    self._attempt_over(slot, connection, candidate, gone, now, answered=False, blame=False)
+            for connection, attempt in list(slot.attempts.items()):
+                if interface in ("", attempt.candidate.interface):
+                    self._abandon(slot, connection, Reason(Cause.NETWORK_GONE, reason), now)
 
     def update(
         self,
@@ -247,6 +231,8 @@ class PathManager:
         `reason(entry)` says why an entry has none. New slots are dialled, those without a candidate wait until they
         have one again. What is up stays up.
         """
+        if self._stopped:
+            return
         self._expecting = expecting
         fresh = {slot.key: slot for slot in slots_of(candidates)}
         for slot in self.slots:
@@ -270,9 +256,8 @@ class PathManager:
         slot.retry_at = slot.unanswered_since = None
         for candidate in slot.candidates:
             self._race.skip(candidate)
-        for connection, candidate in list(slot.attempts.items()):
-            self.pending.append(CancelDial(connection))
-            self._attempt_over(slot, connection, candidate, gone, now, answered=False, blame=False)
+        for connection in list(slot.attempts):
+            self._abandon(slot, connection, gone, now)
         if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
             self._fail_handover(gone)
 
@@ -287,24 +272,19 @@ class PathManager:
                     self._race.skip(candidate)
             self._race.add([c for c in candidates if appeared or c not in known], now)
             return
-        for connection, candidate in list(slot.attempts.items()):
-            if candidate not in candidates:
-                self._cancel(slot, connection, now)
+        self._cancel(slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now)
         if appeared or not slot.attempts:
             slot.next_candidate = 0
             slot.dial_soon(now)
 
     def _enter(self, slot: Slot, now: float) -> None:
-        slot.standby = self._leaves_others_parked()
+        # After a handover new networks are as little wanted as those that were left.
+        slot.standby = any(other.standby or other.reactivated for other in self.slots)
         self.slots.append(slot)
         if self._established:
             slot.retry_at = now
         else:
             self._race.add(slot.candidates, now)
-
-    def _leaves_others_parked(self) -> bool:
-        """After a handover new networks are as little wanted as those that were left."""
-        return any(slot.standby or slot.reactivated for slot in self.slots)
 
     def signal_changed(self, interface: str, fading: bool, now: float) -> None:
         """The radio of an interface is about to lose its network, or is good again."""
@@ -338,27 +318,25 @@ class PathManager:
                 self._drop(slot, now)
                 if slot.connection is not None:
                     self._session.drain(slot.connection)
-        self._check_handover()
 
     def remove(self, connection: ConnectionId, now: float) -> None:
         """Do not want this connection any more (the session drains it)."""
         for slot in list(self.slots):
             if slot.connection == connection or connection in slot.attempts:
                 self._drop(slot, now)
-        self._check_handover()
 
     def _drop(self, slot: Slot, now: float) -> None:
-        for attempt in list(slot.attempts):
-            self._cancel(slot, attempt, now)
+        self._cancel(slot, slot.attempts, now)
         self.slots.remove(slot)
         self._unwanted.add(slot.key)
+        if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
+            self._fail_handover(Reason(Cause.REMOVED, "it was removed"))
 
     def set_role(self, connection: ConnectionId, role: Role, now: float) -> None:
         """The application's choice; it outlives the connection."""
         for slot in self.slots:
             if slot.connection == connection:
-                slot.role = role
-                self._roles[connection] = role
+                slot.role = slot.role_given = role
         self._assign_roles(now)
 
     def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], now: float) -> None:
@@ -383,12 +361,8 @@ class PathManager:
         self._continue_handover(now)
 
     def cancel_handover(self) -> None:
-        """Forget a handover under way; the old connections stay, and nobody waits for its `done`."""
-        handover, self._handover = self._handover, None
-        if handover is not None:
-            self._leave_again(handover)
-            cancelled = Reason(Cause.ABORTED, "it was cancelled")
-            self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), cancelled))
+        """Forget a handover under way; the old connections stay."""
+        self._fail_handover(Reason(Cause.ABORTED, "it was cancelled"))
 
     def stop(self) -> None:
         """The session is over: no more attempts."""
@@ -408,7 +382,7 @@ class PathManager:
         for slot in self.slots:
             for candidate in slot.candidates:
                 if str(candidate) not in failed:
-                    tried = candidate in slot.attempts.values()
+                    tried = any(attempt.candidate == candidate for attempt in slot.attempts.values())
                     reason = f"no answer {within}" if tried else f"not tried {within}"
                     self.failures.append((str(candidate), Reason(Cause.ATTEMPT_TIMEOUT, reason)))
 
@@ -420,20 +394,18 @@ class PathManager:
         for candidate in self._race.due(now):
             slot = next((s for s in self.slots if candidate in s.candidates), None)
             if slot is None or not slot.wants_dial:
-                self._race.failed(now)  # removed, or not wanted any more, before its turn came
+                self._race.ended(now)  # removed, or not wanted any more, before its turn came
             else:
-                self._racing.add(self._dial(slot, candidate, now))
+                self._dial(slot, candidate, now, raced=True)
         for slot in list(self.slots):
-            for connection, candidate in list(slot.attempts.items()):
-                if now >= self._started[connection] + ATTEMPT_TIMEOUT:
-                    self.pending.append(CancelDial(connection))
+            for connection, attempt in list(slot.attempts.items()):
+                if now >= attempt.started + ATTEMPT_TIMEOUT:
                     reason = Reason(Cause.ATTEMPT_TIMEOUT, f"no answer within {ATTEMPT_TIMEOUT:g} s")
-                    self._attempt_over(slot, connection, candidate, reason, now, answered=False)
+                    self._abandon(slot, connection, reason, now)
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
                 slot.retry_at = None
-                for connection in list(slot.attempts)[: max(0, len(slot.attempts) - MAX_PENDING + 1)]:
-                    self._cancel(slot, connection, now)
+                self._cancel(slot, list(slot.attempts)[: 1 - MAX_PENDING], now)
                 candidate = slot.next_to_dial()
                 self._dial(slot, candidate, now)
                 slot.rotate(candidate)
@@ -447,13 +419,12 @@ class PathManager:
     def next_timer(self) -> float | None:
         if self._stopped:
             return None
-        due = [t for s in self.slots if (t := self._dial_again_at(s)) is not None]
-        due += [self._started[c] + ATTEMPT_TIMEOUT for s in self.slots for c in s.attempts]
-        due += [s.trial_until for s in self.slots if s.trial_until is not None and s.healthy]
-        due += [t for t in (self._race.next_timer(), self._ping_at, self._dismiss_at) if t is not None]
-        if self._handover is not None:
-            due.append(self._handover.deadline)
-        return min(due, default=None)
+        due = [self._race.next_timer(), self._ping_at, self._dismiss_at]
+        due += [self._handover.deadline] if self._handover is not None else []
+        for slot in self.slots:
+            due += [self._dial_again_at(slot), slot.trial_until if slot.healthy else None]
+            due += [attempt.started + ATTEMPT_TIMEOUT for attempt in slot.attempts.values()]
+        return min((at for at in due if at is not None), default=None)
 
     def _dial_again_at(self, slot: Slot) -> float | None:
         if not self._established:
@@ -464,6 +435,10 @@ class PathManager:
         effects, self.pending = self.pending, []
         return effects
 
+    def networks(self) -> set[str]:
+        """Interfaces over which the server can be asked now."""
+        return {c.interface for slot in self.slots if not slot.absent for c in slot.candidates}
+
     @property
     def hopeless(self) -> bool:
         """Every candidate has failed, nothing is under way: the session cannot open."""
@@ -471,77 +446,52 @@ class PathManager:
             not self._established
             and not self._expecting
             and self._race.finished
-            and not any(s.attempts or s.connection is not None for s in self.slots)
+            and not any(s.attempts or s.connection is not None or s.retry_at is not None for s in self.slots)
         )
 
     # --- attempts  ---
 
-    def _attempt(self, connection: ConnectionId) -> tuple[Slot | None, Candidate | None]:
-        for slot in self.slots:
-            if connection in slot.attempts:
-                return slot, slot.attempts[connection]
-        return None, None
+    def _dialling(self, connection: ConnectionId) -> Slot | None:
+        return next((slot for slot in self.slots if connection in slot.attempts), None)
 
-    def _attempt_delay(self, candidate: Candidate, default: float, now: float) -> float:
-        if self._memory is None:
-            return default
-        return self._memory.attempt_delay(candidate.network, candidate, default, now)
-
-    def _dial(self, slot: Slot, candidate: Candidate, now: float) -> ConnectionId:
+    def _dial(self, slot: Slot, candidate: Candidate, now: float, *, raced: bool = False) -> None:
         connection = ConnectionId(self._next_id)
         self._next_id += 1
-        slot.attempts[connection] = candidate
         slot.dialled_at = now
         if slot.unanswered_since is None:
             slot.unanswered_since = now
-        self._started[connection] = now
         role = slot.role or candidate.role
         if role is Role.ACTIVE and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
-        self._roles[connection] = role
-        self.pending.append(Dial(connection, candidate if role is candidate.role else replace(candidate, role=role)))
-        return connection
+        slot.attempts[connection] = Attempt(candidate, now, role, raced)
+        self.pending.append(Dial(connection, replace(candidate, role=role)))
 
     def _others_carry(self, slot: Slot) -> bool:
         return any(s is not slot and s.healthy and s.wanted_role is Role.ACTIVE for s in self.slots)
 
-    def _leave_race(self, connection: ConnectionId, now: float, *, won: bool) -> None:
-        if connection in self._racing:
-            self._racing.remove(connection)
-            if won:
-                self._race.succeeded(now)
-            else:
-                self._race.failed(now)
+    def _ended(self, slot: Slot, connection: ConnectionId, now: float, *, won: bool = False) -> Attempt:
+        attempt = slot.attempts.pop(connection)
+        if attempt.raced:
+            self._race.ended(now, won=won)
+        return attempt
 
-    def _forget_attempt(self, slot: Slot, connection: ConnectionId, now: float, *, won: bool) -> float:
-        """Take an attempt off the books; return how long it took."""
-        del slot.attempts[connection]
-        if not won:
-            self._roles.pop(connection, None)
-        self._leave_race(connection, now, won=won)
-        return now - self._started.pop(connection)
-
-    def _won(self, slot: Slot, connection: ConnectionId, candidate: Candidate, now: float) -> None:
-        took = self._forget_attempt(slot, connection, now, won=True)
-        if self._memory is not None:
-            self._memory.succeeded(candidate.network, candidate, took, now)
+    def _won(self, slot: Slot, connection: ConnectionId, now: float) -> None:
+        attempt = self._ended(slot, connection, now, won=True)
+        self._history.succeeded(attempt.candidate)
         if slot.healthy:
             # An alternative of the group was faster, or what seemed dead came back first.
-            self._roles.pop(connection, None)
             self._session.drain(connection)
             return
         if slot.connection is not None:
             replaced = slot.connection
             slot.trouble(now)
-            self._roles.pop(replaced, None)
             slot.emptied(now)
             text = f"silent, and replaced by connection {connection}"
             self._session.give_up(replaced, Reason(Cause.REPLACED, text))
-        slot.filled(connection, candidate, now)
+        slot.filled(connection, attempt, now)
         slot.start_trial(now, switch=self._mode is Mode.SWITCH)
         self._ping_at = now if slot.trial_until is not None else self._ping_at
-        for other in list(slot.attempts):
-            self._cancel(slot, other, now)
+        self._cancel(slot, slot.attempts, now)
         for alternative in slot.candidates:
             self._race.skip(alternative)
         self._announce_all()
@@ -549,27 +499,25 @@ class PathManager:
         self._continue_handover(now)
         self._assign_roles(now)
 
-    def _cancel(self, slot: Slot, connection: ConnectionId, now: float) -> None:
-        self._forget_attempt(slot, connection, now, won=False)
+    def _cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> None:
+        """Another connection is there, or none is wanted."""
+        for connection in list(connections):
+            self._ended(slot, connection, now)
+            self.pending.append(CancelDial(connection))
+
+    def _abandon(self, slot: Slot, connection: ConnectionId, reason: Reason, now: float) -> None:
+        """Nobody has answered."""
         self.pending.append(CancelDial(connection))
+        self._attempt_over(slot, connection, reason, now, answered=False)
 
     def _attempt_over(
-        self,
-        slot: Slot,
-        connection: ConnectionId,
-        candidate: Candidate,
-        reason: Reason,
-        now: float,
-        *,
-        answered: bool,
-        blame: bool = True,
+        self, slot: Slot, connection: ConnectionId, reason: Reason, now: float, *, answered: bool
     ) -> None:
-        """`blame`: it is the candidate's fault, to be remembered, and not that the network went away."""
-        raced = connection in self._racing
-        self._forget_attempt(slot, connection, now, won=False)
+        attempt = self._ended(slot, connection, now)
+        candidate = attempt.candidate
         self._notify(AttemptFailed(candidate, reason))
-        if self._memory is not None and blame:
-            self._memory.failed(candidate.network, candidate, now)
+        if reason.cause is not Cause.NETWORK_GONE:
+            self._history.failed(candidate, now)
         slot.failures += 1
         if answered:
             slot.refusals += 1
@@ -581,13 +529,16 @@ class PathManager:
             slot.attempted = True
         self._announce_all()
         if slot.wants_dial and not slot.attempts and slot.retry_at is None:
-            self._plan_next(slot, now, answered=answered, raced=raced)
+            busy = reason.cause is Cause.REFUSED_BUSY
+            self._plan_next(slot, now, answered=answered, raced=attempt.raced, busy=busy)
         wanted = self._handover.slots if self._handover is not None else []
         if slot in wanted and slot.attempted and not any(s.attempts or s.healthy or s.retry_at == now for s in wanted):
             self._fail_handover(reason)
 
-    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool) -> None:
-        if slot.failures % len(slot.candidates):
+    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, busy: bool) -> None:
+        if busy and not self._established:
+            slot.schedule_retry(now, self._jitter(), detached=True)  # soon there may be room
+        elif slot.failures % len(slot.candidates):
             if not raced or not self._in_race(slot):
                 slot.retry_at = now  # the next alternative at once; the race starts those of its own itself
         elif not self._established:
@@ -623,32 +574,27 @@ class PathManager:
         if self._mode is Mode.SWITCH:
             self._carrier = self._best(up, now)
         for slot in up:
-            if self._mode is Mode.SWITCH and slot.role is None:
-                best = self._carrier
-                role = Role.ACTIVE if slot is best else Role.BACKUP
-                reason = "it carries the session" if slot is best else "another carries the session"
-            elif slot.wanted_role is Role.ACTIVE and self._on_trial(slot, now) and self._others_carry(slot):
+            if self._mode is Mode.SWITCH and slot.role is None and slot is self._carrier:
+                role, reason = Role.ACTIVE, "it carries the session"
+            elif self._mode is Mode.SWITCH and slot.role is None:
+                role, reason = Role.BACKUP, "another carries the session"
+            elif slot.wanted_role is Role.ACTIVE and slot.on_trial(now) and self._others_carry(slot):
                 role, reason = Role.BACKUP, "it must prove itself first"
             else:
                 role, reason = slot.wanted_role, "as configured" if slot.role is None else "as the application wants"
             self._give_role(slot, role, reason)
 
     def _give_role(self, slot: Slot, role: Role, reason: str) -> None:
-        connection = slot.connection
-        if connection is not None and self._roles.get(connection) is not role:
-            self._roles[connection] = role
-            self._session.set_role(connection, role, reason)
+        if slot.connection is not None and slot.role_given is not role:
+            slot.role_given = role
+            self._session.give_role(slot.connection, role, reason)
 
     def _best(self, up: Sequence[Slot], now: float) -> Slot | None:
         """The slot to carry a `switch` session: the first in order that can be relied on."""
         sound = [slot for slot in up if slot.healthy]
-        proven = [slot for slot in sound if not self._on_trial(slot, now)]
+        proven = [slot for slot in sound if not slot.on_trial(now)]
         lasting = [slot for slot in proven if not self._fades(slot)]
         return next(iter(lasting or proven or sound or up), None)
-
-    @staticmethod
-    def _on_trial(slot: Slot, now: float) -> bool:
-        return slot.trial_until is not None and now < slot.trial_until
 
     def _fades(self, slot: Slot) -> bool:
         return slot.source is not None and slot.source.interface in self._fading
@@ -658,7 +604,7 @@ class PathManager:
         probations = [slot for slot in self.slots if slot.trial_until is not None and slot.healthy]
         for slot in probations:
             assert slot.connection is not None
-            if not self._on_trial(slot, now):
+            if not slot.on_trial(now):
                 slot.trial_until = None
             elif self._ping_at is not None and now >= self._ping_at:
                 self._session.ping(slot.connection)
@@ -694,28 +640,19 @@ class PathManager:
     def _park(self, slot: Slot, now: float) -> None:
         """Not wanted for now."""
         slot.standby, slot.reactivated, slot.retry_at = True, False, None
-        for attempt in list(slot.attempts):
-            self._cancel(slot, attempt, now)
+        self._cancel(slot, slot.attempts, now)
         if slot.connection is not None:
             self._session.drain(slot.connection)
 
-    def _check_handover(self) -> None:
-        if self._handover is not None and not any(slot in self.slots for slot in self._handover.slots):
-            self._fail_handover(Reason(Cause.REMOVED, "it was removed"))
-
     def _fail_handover(self, reason: Reason) -> None:
         handover, self._handover = self._handover, None
-        if handover is not None:
-            self._leave_again(handover)
-            self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), reason))
-            handover.done(reason)
-
-    def _leave_again(self, handover: _Handover) -> None:
-        """It came to nothing: what an earlier handover had left is as little wanted as before."""
-        for slot in handover.left:
+        if handover is None:
+            return
+        for slot in handover.left:  # what an earlier handover had left is as little wanted as before
             slot.reactivated = True
-        if handover.left:
             self._dismiss_at = -inf
+        self._notify(HandoverChanged(HandoverState.FAILED, _names(handover.slots), reason))
+        handover.done(reason)
 
     def _recall(self, now: float) -> None:
         """What was handed over to may be dead or about to be: dial what was left for it before that is certain."""

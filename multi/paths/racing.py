@@ -6,7 +6,7 @@ its outcome, is the manager's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 from multi.types import Candidate
@@ -26,16 +26,8 @@ class Connect(Enum):
 class Race:
     """The candidates not yet tried, and when the next may start."""
 
-    def __init__(
-        self,
-        candidates: Sequence[Candidate],
-        mode: Connect,
-        now: float,
-        delay: Callable[[Candidate, float, float], float] = lambda candidate, default, now: default,
-    ) -> None:
-        """`delay(candidate, default, now)`: seconds `candidate` has before the next is tried beside it."""
+    def __init__(self, candidates: Sequence[Candidate], mode: Connect, now: float) -> None:
         self._queue = list(candidates)
-        self._delay = delay
         self._mode = mode
         self._next_at = now
         self._pending = 0
@@ -50,16 +42,12 @@ class Race:
         """Return the candidates to start now, in order."""
         started: list[Candidate] = []
         while self._queue and (now >= self._next_at or self._mode is Connect.PARALLEL):
-            candidate = self._queue.pop(0)
-            started.append(candidate)
+            started.append(self._queue.pop(0))
             self._pending += 1
-            match self._mode:
-                case Connect.SEQUENTIAL:
-                    self._next_at = now + SEQUENTIAL_TIMEOUT
-                case Connect.STAGGERED if not self._won:
-                    self._next_at = now + self._delay(candidate, ATTEMPT_DELAY, now)
-                case _:
-                    pass
+            if self._mode is Connect.SEQUENTIAL:
+                self._next_at = now + SEQUENTIAL_TIMEOUT
+            elif self._mode is Connect.STAGGERED and not self._won:
+                self._next_at = now + ATTEMPT_DELAY
         return started
 
     def add(self, candidates: Sequence[Candidate], now: float) -> None:
@@ -80,12 +68,8 @@ class Race:
     def next_timer(self) -> float | None:
         return self._next_at if self._queue else None
 
-    def succeeded(self, now: float) -> None:
+    def ended(self, now: float, *, won: bool = False) -> None:
+        """An attempt has succeeded or failed: the next one starts. Once one has won, staggered ones wait no more."""
         self._pending -= 1
-        self._won = True
-        # Sequential: one after the other. Staggered: somebody answered, the others cost nothing any more.
-        self._next_at = now
-
-    def failed(self, now: float) -> None:
-        self._pending -= 1
+        self._won = self._won or won
         self._next_at = now

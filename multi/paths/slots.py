@@ -27,6 +27,18 @@ TRIAL_FIRST_SWITCH = 1.0  # moving a whole session back and forth costs more tha
 MAX_PROBATION_SWITCH = 30.0
 
 
+@dataclass(slots=True)
+class Attempt:
+    """A dial that has not ended."""
+
+    candidate: Candidate
+    started: float
+    role: Role
+    """What the connection is said to be for."""
+    raced: bool = False
+    """The race waits for its outcome."""
+
+
 @dataclass(slots=True, eq=False)
 class Slot:
     """One wanted connection: one candidate, or alternatives of which the first that works is kept."""
@@ -35,11 +47,13 @@ class Slot:
     candidates: list[Candidate]
     absent: str = ""
     """Why none of its candidates can be dialled now; empty = one can."""
-    attempts: dict[ConnectionId, Candidate] = field(default_factory=dict)
+    attempts: dict[ConnectionId, Attempt] = field(default_factory=dict)
     connection: ConnectionId | None = None
     """The connection that fills it, once authenticated."""
     source: Candidate | None = None
     """The candidate that led to `connection`."""
+    role_given: Role | None = None
+    """The role that `connection` has."""
     suspect: bool = False
     """That connection may be dead."""
     role: Role | None = None
@@ -129,8 +143,10 @@ class Slot:
         if tried in self.candidates:
             self.next_candidate = self.candidates.index(tried) + 1
 
-    def filled(self, connection: ConnectionId, candidate: Candidate, now: float) -> None:
+    def filled(self, connection: ConnectionId, attempt: Attempt, now: float) -> None:
+        candidate = attempt.candidate
         self.connection, self.source, self.up_since = connection, candidate, now
+        self.role_given = attempt.role
         self.suspect = False
         self.attempted = self.been_up = True
         self.retry_at = self.unanswered_since = None
@@ -140,12 +156,15 @@ class Slot:
 
     def emptied(self, now: float) -> None:
         self.refusals = self.refusals + 1 if now - self.up_since < SHORT_LIFE else 0
-        self.connection = self.source = self.trial_until = None
+        self.connection = self.source = self.role_given = self.trial_until = None
         self.suspect = False
 
     def trouble(self, now: float) -> None:
         """Its connection failed."""
         self.flap_count = 1 if now - self.up_since >= STABLE_AFTER else self.flap_count + 1
+
+    def on_trial(self, now: float) -> bool:
+        return self.trial_until is not None and now < self.trial_until
 
     def start_trial(self, now: float, *, switch: bool) -> None:
         """What came back after a loss answers for a while before it carries the stream."""

@@ -1,98 +1,65 @@
 """Who may be part of a session: the client's and the server's side of HELLO and JOIN, per connection.
 
 It decides when a connection is authenticated, when data may flow on it and which keys protect it. What follows from
-that (states, rescue, events) is the session's business, reached through `Outcome`.
+that (states, rescue, events) is the session's business.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
 
 from multi.errors import RemoteProtocolError
+from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.control import Outbox
 from multi.protocol.handshake import (
     MAX_TICKETS,
-    REFUSED,
-    REFUSED_PROTECTION,
-    REFUSED_VERSION,
+    PROOF_LENGTH,
     Accept,
+    Admit,
     Challenge,
     ConnectionTerms,
     Hello,
     Join,
     KeyPair,
     Refuse,
+    RefuseCode,
     SessionKeys,
     Ticket,
     choice_part,
     common_version,
     decode_proof,
     encode_tickets,
+    origin_of,
     psk_binder,
+    reset_commitment,
+    reset_token,
     same,
 )
-from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
-from multi.protocol.settings import SessionSettings
 from multi.protocol.state import Step
-from multi.reasons import Cause, Reason
-from multi.types import ConnectionFacts, ConnectionId, SessionId
+from multi.reasons import Cause
+from multi.types import ConnectionFacts, ConnectionId
 
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
 MAX_HELLO_PATIENCE = 1.0
 
 
-class Outcome(Protocol):
-    """The session, as far as the outcome of handshakes concerns it."""
-
-    def may_send(self, connection: Connection, *, receives: bool = False) -> None:
-        """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
-
-    def authenticated(self, connection: Connection) -> None:
-        """The peer has proved itself on `connection`."""
-
-    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
-        """The peer's HELLO or ACCEPT has come."""
-
-    def start_over(self, connection: Connection) -> None:
-        """The peer cannot read what was sent on `connection` so far."""
-
-    def refused(self, connection: Connection, refuse: Refuse) -> None:
-        """The server refused HELLO or JOIN."""
-
-    def disconnect(self, connection: Connection, reason: Reason, *, abort: bool) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What handshakes need to know of the session."""
-
-    session_id: SessionId
-    settings: SessionSettings
-    connections: Mapping[ConnectionId, Connection]
-    outbox: Outbox
-    entropy: Callable[[int], bytes]
-    """`entropy(n)` gives n random bytes."""
-
-
 class Authenticator(ABC):
     """Common to both sides."""
 
-    def __init__(self, session: Identity, outcome: Outcome) -> None:
+    def __init__(self, session: SessionBase) -> None:
         self.session = session
-        self.outcome = outcome
         self.keys: SessionKeys | None = None
         self.psk_id = b""
         self.psk_proved = False
         """The client's HELLO alone proved it; otherwise CONFIRM does."""
 
-    @abstractmethod
-    def opened(self, connection: Connection, now: float) -> None:
+    def opened(self, connection: Connection, now: float) -> None:  # noqa: B027 - a server waits for the client's word
         """A transport connection is there."""
 
     @abstractmethod
@@ -107,20 +74,22 @@ class Authenticator(ABC):
         """TICKETS has come."""
         raise RemoteProtocolError("only a server hands out tickets")
 
-    def hand_out_tickets(self) -> None:
-        """The peer has proved itself on a connection."""
-        return
+    def hand_out_tickets(self, connection: Connection) -> None:  # noqa: B027 - only a server has any
+        """The peer has proved itself on `connection`."""
+
+    def knows_reset(self, token: bytes) -> bool:
+        """`token` proves that the server that accepted the session no longer holds it."""
+        return False
+
+    def may_join(self, join: Join, binding: bytes) -> bool:
+        """Whoever says this JOIN holds the session's keys, or has heard it from somebody who does."""
+        return False
 
     def next_timer(self) -> float | None:
         return None
 
-    def handle_timer(self, now: float) -> None:
+    def handle_timer(self, now: float) -> None:  # noqa: B027 - only a client waits for anything
         """Do what `next_timer` announced."""
-        return
-
-    def _send(self, connection: Connection, type_: SegmentType, payload: bytes, now: float) -> None:
-        connection.send(type_, (payload,), len(payload))
-        connection.sent_at = now
 
     def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
         """(client to server, server to client)."""
@@ -137,8 +106,8 @@ class Authenticator(ABC):
 class ClientAuthenticator(Authenticator):
     """Says HELLO once, on the first connection, repeats it where that one dies, and JOINs with all others."""
 
-    def __init__(self, session: Identity, outcome: Outcome) -> None:
-        super().__init__(session, outcome)
+    def __init__(self, session: SessionBase) -> None:
+        super().__init__(session)
         self._pair = KeyPair(session.entropy(32))
         settings = session.settings
         self._hello = Hello(
@@ -149,14 +118,17 @@ class ClientAuthenticator(Authenticator):
             policy=settings.peer_policy or settings.policy,
             terms=ConnectionTerms(sealed=True),
             psk_id=settings.psk_id,
+            resume_timeout=_milliseconds(settings.resume_timeout),
         )
+        self._origin = origin_of(self._hello.session_part())
+        self._reset = b""
+        """The server's commitment to its reset token."""
         self.psk_id = settings.psk_id
-        self._terms: dict[ConnectionId, ConnectionTerms] = {}
-        self._greeted: dict[ConnectionId, float] = {}
-        """Connections on which HELLO was sent and ACCEPT is awaited, with the time."""
+        self._greeted: dict[ConnectionId, tuple[ConnectionTerms, float]] = {}
+        """Connections on which HELLO was sent and ACCEPT is awaited, with what was asked for and the time."""
         self._joins: dict[ConnectionId, Join] = {}
-        self._admissions: dict[ConnectionId, bytes] = {}
-        """Connections that joined with a ticket: the proof ADMIT has to bring."""
+        self._admissions: dict[ConnectionId, tuple[bytes, bytes, bytes, bytes]] = {}
+        """Connections that joined with a ticket: what the proof of ADMIT has to cover, besides its nonce."""
         self._tickets: list[Ticket] = []
         self._cipher: Cipher | None = None
         """The server's choice, which it will make again."""
@@ -186,7 +158,7 @@ class ClientAuthenticator(Authenticator):
         # An answer takes a round trip, a busy server somewhat more; where the round trip is unknown it may be long.
         rtt = max(self.session.connections[c].rtt if c in self.session.connections else 0.0 for c in self._greeted)
         patience = max(MIN_HELLO_PATIENCE, 4 * rtt) if rtt else MAX_HELLO_PATIENCE
-        return max(self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
+        return max(at for _, at in self._greeted.values()) + min(patience, MAX_HELLO_PATIENCE)
 
     def handle_timer(self, now: float) -> None:
         due = self.next_timer()
@@ -194,15 +166,13 @@ class ClientAuthenticator(Authenticator):
             self._greet(self._waiting.pop(0), now)
 
     def _terms_for(self, connection: Connection) -> ConnectionTerms:
-        terms = ConnectionTerms(
+        return ConnectionTerms(
             sealed=self.session.settings.protect.seals(connection.facts.secure),
             ciphers=tuple(self.session.settings.ciphers),
             role=connection.role,
             weight=connection.weight,
             max_rate=connection.max_rate,
         )
-        self._terms[connection.id] = terms
-        return terms
 
     def _greet(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
@@ -211,10 +181,11 @@ class ClientAuthenticator(Authenticator):
         if psk and connection.facts.secure:
             binder = psk_binder(psk, hello.session_part(), connection.facts.channel_binding)
             hello = replace(hello, binder=binder)
-        self._greeted[connection.id] = now
-        self._send(connection, SegmentType.HELLO, hello.encode(), now)
-        if not terms.sealed:
-            self.outcome.may_send(connection)
+        self._greeted[connection.id] = terms, now
+        connection.send(SegmentType.HELLO, hello.encode(), now)
+        # Where somebody else may end TLS, a key of our own shall keep him out: nothing before the server has proved it.
+        if not terms.sealed and (not psk or connection.facts.peer_verified):
+            self.session.may_send(connection)
 
     def take_tickets(self, tickets: Sequence[Ticket]) -> None:
         """The server has handed out tickets; the newest are kept."""
@@ -222,29 +193,29 @@ class ClientAuthenticator(Authenticator):
 
     def _join(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
-        join = Join(self.session.entropy(32), terms)
-        if self._tickets and self._cipher in terms.ciphers:
-            self._join_with_ticket(connection, join, self._tickets.pop(0), now)
-        else:
-            self._joins[connection.id] = join
-            self._send(connection, SegmentType.JOIN, join.encode(), now)
-
-    def _join_with_ticket(self, connection: Connection, join: Join, ticket: Ticket, now: float) -> None:
-        """Everything is known that the server would say: data may follow in the same flight."""
         assert self.keys is not None
-        assert self._cipher is not None
-        sealed, binding = join.terms.sealed, connection.facts.channel_binding
-        parts = (join.request(), choice_part(ticket.number, sealed, self._cipher), ticket.nonce, binding)
-        join = replace(join, ticket=ticket.nonce, proof=self.keys.join_proof(b"T", *parts))
+        # In clear, whoever hears a ticket could be first to use it.
+        with_ticket = self._tickets and self._cipher in terms.ciphers and (terms.sealed or connection.facts.secure)
+        ticket = self._tickets.pop(0) if with_ticket else None
+        join = Join(self._origin, self.session.entropy(32), terms, ticket.nonce if ticket is not None else b"")
+        join = replace(join, proof=self.keys.join_request_proof(join, connection.facts.channel_binding))
         self._joins[connection.id] = join
-        self._admissions[connection.id] = self.keys.join_proof(b"A", *parts)
+        connection.send(SegmentType.JOIN, join.encode(), now)
+        if ticket is not None:
+            self._expect_admission(connection, join, ticket)
+
+    def _expect_admission(self, connection: Connection, join: Join, ticket: Ticket) -> None:
+        """Everything is known that the server would say: data may follow in the same flight."""
+        assert self._cipher is not None
+        sealed = join.terms.sealed
+        choice = choice_part(ticket.number, sealed, self._cipher)
+        self._admissions[connection.id] = (join.request(), choice, ticket.nonce, connection.facts.channel_binding)
         connection.number = ticket.number
-        self._send(connection, SegmentType.JOIN, join.encode(), now)
         if sealed:
             outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
-            connection.protect(outgoing, incoming, self._cipher)
+            connection.protect(self._cipher, outgoing=outgoing, incoming=incoming)
         if _trusts(connection.facts, sealed=sealed):
-            self.outcome.may_send(connection)
+            self.session.may_send(connection)
 
     def handle(self, connection: Connection, segment: Segment, now: float) -> None:
         match segment.type:
@@ -253,117 +224,128 @@ class ClientAuthenticator(Authenticator):
             case SegmentType.CHALLENGE if connection.id in self._joins:
                 self._challenge(connection, Challenge.decode(segment.payload), now)
             case SegmentType.ADMIT if connection.id in self._admissions:
-                if not same(self._admissions.pop(connection.id), decode_proof(segment.payload)):
-                    raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
-                del self._joins[connection.id]
-                self.outcome.authenticated(connection)
+                self._admitted(connection, Admit.decode(segment.payload), now)
             case SegmentType.REFUSE if not connection.authenticated:
-                self.outcome.refused(connection, Refuse.decode(segment.payload))
+                self.session.refused(connection, Refuse.decode(segment.payload))
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
     def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
-        terms = self._terms[connection.id]
-        self._check_choice(terms, accept.sealed, accept.cipher)
+        terms, _ = self._greeted[connection.id]
+        self._check_choice(terms, accept)
         if accept.version not in self._hello.versions:
             raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
-        first = self.keys is None
-        if first:
-            shared = self._pair.agree(accept.key)
-            keys = SessionKeys(
-                self.session.session_id,
-                self._hello.session_part(),
-                accept.session_part(),
-                shared,
-                self.session.settings.psk,
-            )
-        else:
-            assert self.keys is not None
-            keys = self.keys
-            if accept.session_part() != self._accepted_part:
-                raise RemoteProtocolError("another server answered the repeated HELLO")
-        binding, part = connection.facts.channel_binding, accept.connection_part()
-        if not same(keys.hello_proof(b"S", terms.encode(), part, binding), accept.proof):
-            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
-        self.keys, self._accepted_part, self._cipher = keys, accept.session_part(), accept.cipher
+        keys = self.keys
+        if keys is None:
+            session, shared = self.session, self._pair.agree(accept.key)
+            hello, part = self._hello.session_part(), accept.session_part()
+            keys = SessionKeys(session.session_id, hello, part, shared, session.settings.psk)
+        elif accept.session_part() != self._accepted_part:
+            raise RemoteProtocolError("another server answered the repeated HELLO")
+        parts = (terms.encode(), accept.connection_part(), connection.facts.channel_binding)
+        _check_proof(keys.hello_proof(b"S", *parts), accept.proof)
+        first, self.keys = self.keys is None, keys
+        self._accepted_part, self._cipher = accept.session_part(), accept.cipher
+        self._reset = accept.reset
         del self._greeted[connection.id]
-        connection.number = accept.number
-        proof = keys.hello_proof(b"C", terms.encode(), part, binding)
-        self._send(connection, SegmentType.CONFIRM, proof, now)
-        if accept.sealed:
-            outgoing, incoming = self._secrets(accept.number, self._hello.nonce, accept.nonce)
-            connection.protect(outgoing, incoming, accept.cipher)
+        self._prove(connection, SegmentType.CONFIRM, keys.hello_proof(b"C", *parts), accept, self._hello.nonce, now)
         if first:
-            self.outcome.peer_known(accept.window, accept.max_streams, None)
-        self.outcome.authenticated(connection)
+            self.session.peer_known(accept.window, accept.max_streams, accept.resume_timeout / 1000, None)
+        self.session.authenticated(connection)
         for waiting in self._waiting:
             self._join(waiting, now)
         self._waiting.clear()
 
+    def _admitted(self, connection: Connection, admit: Admit, now: float) -> None:
+        assert self.keys is not None
+        request, part, ticket, binding = self._admissions.pop(connection.id)
+        _check_proof(self.keys.join_proof(b"A", request, part, ticket + admit.nonce, binding), admit.proof)
+        del self._joins[connection.id]
+        if not connection.facts.secure:
+            proof = self.keys.join_proof(b"C", request, part, ticket + admit.nonce, binding)
+            connection.send(SegmentType.PROVE, proof, now)
+        self.session.authenticated(connection)
+
+    def knows_reset(self, token: bytes) -> bool:
+        return bool(token) and same(reset_commitment(token), self._reset)
+
     def _challenge(self, connection: Connection, challenge: Challenge, now: float) -> None:
         assert self.keys is not None
-        join, terms = self._joins.pop(connection.id), self._terms[connection.id]
-        self._check_choice(terms, challenge.sealed, challenge.cipher)
+        join = self._joins.pop(connection.id)
+        self._check_choice(join.terms, challenge)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
-        if not same(self.keys.join_proof(b"S", *parts), challenge.proof):
-            raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
+        _check_proof(self.keys.join_proof(b"S", *parts), challenge.proof)
         if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
-            self.outcome.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
-        connection.number = challenge.number
-        self._send(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), now)
-        if challenge.sealed:
-            outgoing, incoming = self._secrets(challenge.number, join.nonce, challenge.nonce)
-            connection.protect(outgoing, incoming, challenge.cipher)
-        self.outcome.authenticated(connection)
+            self.session.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
+        self._prove(connection, SegmentType.PROVE, self.keys.join_proof(b"C", *parts), challenge, join.nonce, now)
+        self.session.authenticated(connection)
+
+    def _prove(
+        self,
+        connection: Connection,
+        type_: SegmentType,
+        proof: bytes,
+        answer: Accept | Challenge,
+        nonce: bytes,
+        now: float,
+    ) -> None:
+        connection.number = answer.number
+        connection.send(type_, proof, now)
+        if answer.sealed:
+            outgoing, incoming = self._secrets(answer.number, nonce, answer.nonce)
+            connection.protect(answer.cipher, outgoing=outgoing, incoming=incoming)
 
     @staticmethod
-    def _check_choice(terms: ConnectionTerms, sealed: bool, cipher: Cipher) -> None:
-        if sealed != terms.sealed:
+    def _check_choice(terms: ConnectionTerms, answer: Accept | Challenge) -> None:
+        if answer.sealed != terms.sealed:
             raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
-        if cipher not in terms.ciphers:
+        if answer.cipher not in terms.ciphers:
             raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(round(seconds * 1000), (1 << 32) - 1)
+
+
+def _check_proof(expected: bytes, found: bytes) -> None:
+    if not same(expected, found):
+        raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
 
 
 def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
     """Whether data may follow a ticket before the server has proved itself on this connection."""
     if sealed:
         return facts.lanes == 1  # what another lane brings too early could not be told from the rest
-    return facts.peer_verified or not facts.secure  # TLS may end at somebody else's; in clear nothing is kept secret
+    return facts.peer_verified  # TLS may end at somebody else's
 
 
 # --- server  ---
 
 
-@dataclass(slots=True)
-class _Expected:
-    """The proof a connection has to bring."""
+class _Expected(NamedTuple):
+    """The proof a connection has to bring, and the secret of what follows it; None = that is not sealed."""
 
     type: SegmentType
     proof: bytes
-    incoming: bytes
-    outgoing: bytes
+    incoming: bytes | None
     cipher: Cipher
-    sealed: bool
-    terms: ConnectionTerms
 
 
 class ServerAuthenticator(Authenticator):
     """Answers HELLO and JOIN. `psk` maps the id in HELLO to the key that must be proved, when keys are required."""
 
-    def __init__(self, session: Identity, outcome: Outcome, psk: Callable[[bytes], bytes | None] | None = None) -> None:
-        super().__init__(session, outcome)
+    def __init__(self, session: SessionBase, psk: Callable[[bytes], bytes | None] | None = None) -> None:
+        super().__init__(session)
         self._psk = psk
         self._hello_part: bytes | None = None
+        self._origin = b""
         self._accept: Accept | None = None
         self._confirmed = False
-        self._next_number = 0
+        self._numbers = count()
         self._expected: dict[ConnectionId, _Expected] = {}
         self._tickets: dict[bytes, int] = {}
         """Handed out and not used: nonce to number."""
-
-    def opened(self, connection: Connection, now: float) -> None:
-        """The client speaks first."""
 
     def lost(self, connection: Connection, now: float) -> None:
         self._expected.pop(connection.id, None)
@@ -379,9 +361,12 @@ class ServerAuthenticator(Authenticator):
                 self._join(connection, Join.decode(segment.payload), now)
             case SegmentType.CONFIRM | SegmentType.PROVE if expected is not None:
                 if expected.type != segment.type or not same(expected.proof, decode_proof(segment.payload)):
-                    self._refuse(connection, REFUSED)
+                    self._refuse(connection, RefuseCode.REFUSED)
                     return
-                self._proved(connection, expected)
+                del self._expected[connection.id]
+                self._confirmed = True
+                connection.protect(expected.cipher, incoming=expected.incoming)
+                self.session.authenticated(connection)
             case _:
                 raise RemoteProtocolError(f"unexpected {SegmentType(segment.type).name}")
 
@@ -390,7 +375,7 @@ class ServerAuthenticator(Authenticator):
         # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
         # every failed JOIN has to be the same bytes.
         connection.output[0].append(encode(SegmentType.REFUSE, self.session.session_id, refuse.encode()))
-        self.outcome.disconnect(connection, refuse.reason, abort=False)
+        self.session.disconnect(connection, refuse.reason, abort=False)
 
     def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:
         """The cipher for these terms; None when this side does not agree to them."""
@@ -403,15 +388,15 @@ class ServerAuthenticator(Authenticator):
         part = hello.session_part()
         repeat = self._hello_part is not None
         if repeat and (self._confirmed or part != self._hello_part):
-            self._refuse(connection, REFUSED)
+            self._refuse(connection, RefuseCode.REFUSED)
             return
         version = common_version(hello.versions)
         if version is None:
-            self._refuse(connection, REFUSED_VERSION)
+            self._refuse(connection, RefuseCode.VERSION)
             return
         cipher = self._cipher_for(connection, hello.terms)
         if cipher is None:
-            self._refuse(connection, REFUSED_PROTECTION)
+            self._refuse(connection, RefuseCode.PROTECTION)
             return
         psk = self._psk(hello.psk_id) if self._psk is not None else b""
         binding = connection.facts.channel_binding
@@ -419,123 +404,119 @@ class ServerAuthenticator(Authenticator):
         # An empty key proves nothing: where keys are required it counts as an unknown one.
         unknown = self._psk is not None and not psk
         if psk is None or unknown or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
-            self._refuse(connection, REFUSED)
+            self._refuse(connection, RefuseCode.REFUSED)
             return
         if not repeat:
             self._agree(hello, part, version, psk)
             self.psk_proved = proved_by_binder
         assert self._accept is not None
         assert self.keys is not None
-        accept = replace(self._accept, number=self._take_number(), sealed=hello.terms.sealed, cipher=cipher)
-        terms, choice = hello.terms.encode(), accept.connection_part()
-        connection.number = accept.number
-        accept = replace(accept, proof=self.keys.hello_proof(b"S", terms, choice, binding))
-        self._send(connection, SegmentType.ACCEPT, accept.encode(), now)
-        incoming, outgoing = self._secrets(accept.number, hello.nonce, accept.nonce)
-        self._expected[connection.id] = _Expected(
-            SegmentType.CONFIRM,
-            self.keys.hello_proof(b"C", terms, choice, binding),
-            incoming,
-            outgoing,
-            cipher,
-            hello.terms.sealed,
-            hello.terms,
-        )
-        self._apply(connection, hello.terms)
-        if hello.terms.sealed:
-            connection.protect_outgoing(outgoing, cipher)
+        accept = replace(self._accept, number=next(self._numbers), sealed=hello.terms.sealed, cipher=cipher)
+        parts = (hello.terms.encode(), accept.connection_part(), binding)
+        accept = replace(accept, proof=self.keys.hello_proof(b"S", *parts))
+        proof = self.keys.hello_proof(b"C", *parts)
+        self._answer(connection, hello, accept, proof, now)
         if not repeat:
-            self.outcome.peer_known(hello.window, hello.max_streams, hello.policy)
+            self.session.peer_known(hello.window, hello.max_streams, hello.resume_timeout / 1000, hello.policy)
         # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
         if not repeat and (not psk or proved_by_binder):
-            self.outcome.may_send(connection, receives=not hello.terms.sealed)
+            self.session.may_send(connection, receives=not hello.terms.sealed)
 
     def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
-        pair = KeyPair(self.session.entropy(32))
-        shared = pair.agree(hello.key)
-        settings = self.session.settings
+        session, settings = self.session, self.session.settings
+        pair = KeyPair(session.entropy(32))
+        self._origin = origin_of(part)
         self._accept = Accept(
             version,
-            self.session.entropy(32),
-            pair.public,
-            settings.initial_window,
-            settings.max_streams,
-            0,
-            False,
-            Cipher.AES_128_GCM,
+            nonce=session.entropy(32),
+            key=pair.public,
+            window=settings.initial_window,
+            max_streams=settings.max_streams,
+            number=0,
+            sealed=False,
+            cipher=Cipher.AES_128_GCM,
+            resume_timeout=_milliseconds(settings.resume_timeout),
+            reset=self._reset_commitment(),
         )
+        shared = pair.agree(hello.key)
         self._hello_part = part
         self.psk_id = hello.psk_id if psk else b""
-        self.keys = SessionKeys(self.session.session_id, part, self._accept.session_part(), shared, psk)
+        self.keys = SessionKeys(session.session_id, part, self._accept.session_part(), shared, psk)
+
+    def _reset_commitment(self) -> bytes:
+        key = self.session.settings.reset_key
+        return reset_commitment(reset_token(key, self.session.session_id, self._origin)) if key else bytes(PROOF_LENGTH)
+
+    def may_join(self, join: Join, binding: bytes) -> bool:
+        if self.keys is None or join.origin != self._origin:
+            return False
+        return same(self.keys.join_request_proof(join, binding), join.proof)
 
     def _join(self, connection: Connection, join: Join, now: float) -> None:
         cipher = self._cipher_for(connection, join.terms)
-        if self.keys is None or cipher is None:
-            self._refuse(connection, REFUSED)
+        if self.keys is None or cipher is None or not self.may_join(join, connection.facts.channel_binding):
+            self._refuse(connection, RefuseCode.REFUSED)
             return
         if join.ticket:
             if self._admit(connection, join, cipher, now):
                 return
             if join.terms.sealed:
-                connection.advance(Step.IGNORE_EARLY)
-        challenge = Challenge(self._take_number(), self.session.entropy(32), join.terms.sealed, cipher)
+                connection.step(Step.IGNORE_EARLY)
+        challenge = Challenge(next(self._numbers), self.session.entropy(32), join.terms.sealed, cipher)
         binding = connection.facts.channel_binding
         parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
         challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
-        connection.number = challenge.number
-        self._send(connection, SegmentType.CHALLENGE, challenge.encode(), now)
-        incoming, outgoing = self._secrets(challenge.number, join.nonce, challenge.nonce)
-        self._expected[connection.id] = _Expected(
-            SegmentType.PROVE,
-            self.keys.join_proof(b"C", *parts),
-            incoming,
-            outgoing,
-            cipher,
-            join.terms.sealed,
-            join.terms,
-        )
-        self._apply(connection, join.terms)
-        if join.terms.sealed:
-            connection.protect_outgoing(outgoing, cipher)
+        self._answer(connection, join, challenge, self.keys.join_proof(b"C", *parts), now)
+
+    def _answer(
+        self, connection: Connection, asked: Hello | Join, answer: Accept | Challenge, proof: bytes, now: float
+    ) -> None:
+        """Send ACCEPT or CHALLENGE; what follows is sealed if it was asked for, and `proof` has to come first."""
+        accepts = isinstance(answer, Accept)
+        connection.number = answer.number
+        connection.send(SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
+        self._apply(connection, asked.terms)
+        incoming: bytes | None = None
+        if answer.sealed:
+            incoming, outgoing = self._secrets(answer.number, asked.nonce, answer.nonce)
+            connection.protect(answer.cipher, outgoing=outgoing)
+        expected = SegmentType.CONFIRM if accepts else SegmentType.PROVE
+        self._expected[connection.id] = _Expected(expected, proof, incoming, answer.cipher)
 
     def _admit(self, connection: Connection, join: Join, cipher: Cipher, now: float) -> bool:
-        """Take a JOIN with a ticket; False where ticket or proof is not good, and the client has to be asked."""
+        """Take a JOIN with a ticket; False where the ticket is not good any more, and the client has to be asked."""
         assert self.keys is not None
-        number = self._tickets.get(join.ticket)
+        sealed, binding = join.terms.sealed, connection.facts.channel_binding
+        if not sealed and not connection.facts.secure:
+            return False  # whoever hears a ticket could be first to use it
+        number = self._tickets.pop(join.ticket, None)
         if number is None:
             return False
-        sealed, binding = join.terms.sealed, connection.facts.channel_binding
-        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket, binding)
-        if not same(self.keys.join_proof(b"T", *parts), join.proof):
-            return False  # the ticket stays good: others may have seen it
-        del self._tickets[join.ticket]
         connection.number = number
         self._apply(connection, join.terms)
-        self._send(connection, SegmentType.ADMIT, self.keys.join_proof(b"A", *parts), now)
+        nonce = self.session.entropy(32)
+        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket + nonce, binding)
+        connection.send(SegmentType.ADMIT, Admit(nonce, self.keys.join_proof(b"A", *parts)).encode(), now)
         if sealed:
             incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
-            connection.protect(outgoing, incoming, cipher)
-        self.outcome.authenticated(connection)
+            connection.protect(cipher, outgoing=outgoing, incoming=incoming)
+        if connection.facts.secure:
+            self.session.authenticated(connection)
+            return True
+        # Somebody may have heard it and been faster: what was said is the client's, who said it is still to be seen.
+        proof = self.keys.join_proof(b"C", *parts)
+        self._expected[connection.id] = _Expected(SegmentType.PROVE, proof, None, cipher)
+        self.session.admitted(connection)
         return True
 
-    def hand_out_tickets(self) -> None:
+    def hand_out_tickets(self, connection: Connection) -> None:
         """See that the client has as many tickets as it may have."""
-        fresh = [Ticket(self._take_number(), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
+        if not connection.facts.secure and connection.openers is None:
+            return
+        fresh = [Ticket(next(self._numbers), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}
             self.session.outbox.add(SegmentType.TICKETS, encode_tickets(fresh))
-
-    def _proved(self, connection: Connection, expected: _Expected) -> None:
-        del self._expected[connection.id]
-        self._confirmed = True
-        if expected.sealed:
-            connection.protect_incoming(expected.incoming, expected.cipher)
-        self.outcome.authenticated(connection)
-
-    def _take_number(self) -> int:
-        number = self._next_number
-        self._next_number += 1
-        return number
 
     @staticmethod
     def _apply(connection: Connection, terms: ConnectionTerms) -> None:

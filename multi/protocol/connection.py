@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import inf
 
 from multi.events import ConnectionChanged
@@ -16,7 +17,16 @@ from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId, TransportSample
+from multi.types import (
+    STREAM_ZERO,
+    ConnectionFacts,
+    ConnectionId,
+    ConnectionState,
+    Role,
+    SessionId,
+    StreamId,
+    TransportSample,
+)
 
 SLOW_SEGMENT = 16 * 1024  # bytes, below 200 Mbit/s; one write may exceed TCP_NOTSENT_LOWAT by its size, and waits there
 FAST_SEGMENT = 64 * 1024
@@ -27,6 +37,7 @@ SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 sec
 UNKNOWN_RTT = 0.200
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 
 CONNECTED = Reason(Cause.CONNECTED, "connected")
 
@@ -34,202 +45,144 @@ DATA = int(SegmentType.DATA)
 Buffer = bytes | bytearray | memoryview
 
 
+@dataclass(slots=True, eq=False)
 class Connection:
     """Implements `ConnectionView` for schedulers; everything else is for the core."""
 
-    __slots__ = (
-        "_not_sent_at",
-        "_rate_bytes",
-        "_rate_since",
-        "_sealers",
-        "_session_id",
-        "_tokens",
-        "_tokens_at",
-        "ack_keepalive_due",
-        "ack_wanted",
-        "alive",
-        "allowance",
-        "answered",
-        "ask_after",
-        "authenticated",
-        "bytes_received",
-        "bytes_sent",
-        "carried_control",
-        "channel_credit",
-        "congestion_window",
-        "control_backlog",
-        "cost",
-        "created_at",
-        "credit",
-        "data_lane",
-        "decoders",
-        "delivers",
-        "drain_pending",
-        "early_data_moved",
-        "facts",
-        "has_samples",
-        "heard_at",
-        "held",
-        "held_size",
-        "id",
-        "in_flight",
-        "interface",
-        "lanes",
-        "max_rate",
-        "min_rtt",
-        "not_sent",
-        "number",
-        "openers",
-        "output",
-        "payload_received",
-        "peer_suspect_at",
-        "phase",
-        "ping_sent_at",
-        "ping_token",
-        "progress_at",
-        "rate",
-        "reason",
-        "receives",
-        "reinjected",
-        "role",
-        "role_pending",
-        "role_sequence",
-        "rtt",
-        "rtt_variation",
-        "sampled_acked",
-        "sends",
-        "sent_at",
-        "session_progress_at",
-        "state",
-        "streams_to_ack",
-        "suspect_since",
-        "transport",
-        "unacked",
-        "unsampled",
-        "weight",
-    )
+    id: ConnectionId
+    session_id: SessionId
+    facts: ConnectionFacts
+    created_at: float
 
-    def __init__(self, connection: ConnectionId, session_id: SessionId, facts: ConnectionFacts, now: float) -> None:
-        self._session_id = session_id
-        self.id = connection
-        self.facts = facts
-        self.transport = facts.transport
-        self.interface = facts.interface
-        self.role = facts.role
-        self.weight = facts.weight
-        self.cost = facts.cost
-        self.max_rate = facts.max_rate
-        self.lanes = facts.lanes
-        self.data_lane = 1 if facts.lanes > 1 else 0
+    transport: str = field(init=False)
+    interface: str = field(init=False)
+    role: Role = field(init=False)
+    weight: float = field(init=False)
+    cost: float = field(init=False)
+    max_rate: float = field(init=False)
+    lanes: int = field(init=False)
+    number: int = -1
+    """Number the server gave it; enters keys and control segments. -1 = not yet."""
+
+    phase: Phase = field(init=False)
+    state: ConnectionState = field(init=False)
+    sends: bool = field(init=False)
+    receives: bool = field(init=False)
+    authenticated: bool = field(init=False)
+    delivers: bool = field(init=False)
+    alive: bool = field(init=False)
+    reason: Reason = CONNECTED
+    answered: bool = False
+    """The peer has sent what only a MULTI server sends."""
+    drain_pending: DrainStep | None = None
+    """How far the peer has drained it, said before it had proved itself here."""
+    role_sequence: int = -1
+    """Number of the newest ROLE taken."""
+    role_pending: bool = False
+    """This side has set the role before the peer had proved itself here."""
+
+    held: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """(lane, bytes) that came before the handshake was far enough, or before there was time."""
+    held_size: int = 0
+    decoders: list[SegmentDecoder] = field(init=False)
+    sealers: list[Sealer] | None = None
+    openers: list[Opener] | None = None
+    """One per lane; None = what comes is not sealed."""
+    output: list[list[Buffer]] = field(init=False)
+    """What is to be written, per lane."""
+
+    heard_at: float = field(init=False)
+    sent_at: float = field(init=False)
+    progress_at: float = field(init=False)
+    session_progress_at: float = field(init=False)
+    suspect_since: float = -inf
+    ask_after: float = 0.0
+    """Seconds between questions while it is SUSPECT."""
+    peer_suspect_at: float = -inf
+    """When the peer said last that it hears nothing of what it waits for."""
+    ping_sent_at: float = 0.0
+    ping_token: int = 0
+    ack_keepalive_due: float = 0.0
+    ack_wanted: bool = False
+    streams_to_ack: set[StreamId] = field(default_factory=set)
+    """Streams it brought bytes of since the last ACK that went back on it."""
+    early_data_moved: bool = False
+    """It did not authenticate in time: all that was sent on it so far has been queued for rescue."""
+    carried_control: set[int] = field(default_factory=set)
+
+    in_flight: int = 0
+    allowance: int | None = None
+    """Data bytes that may leave before the peer has been heard; None = no bound."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    payload_received: int = 0
+    reinjected: int = 0
+    control_backlog: int = 0
+    """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""
+    channel_credit: int = 0
+    credit: int = 0
+
+    has_samples: bool = False
+    unsampled: bool = False
+    """Something was written since the transport was last asked."""
+    sampled_acked: int = 0
+    unacked: int = 0
+    not_sent: int = 0
+    congestion_window: int = 0
+    rtt: float = field(init=False)
+    rtt_variation: float = field(init=False)
+    min_rtt: float = field(init=False)
+    rate: float = 0.0
+    _not_sent_at: float = field(init=False)
+    _rate_bytes: int = 0
+    _rate_since: float = field(init=False)
+    _tokens: float = field(init=False)
+    _tokens_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        facts, now = self.facts, self.created_at
+        self.transport, self.interface, self.lanes = facts.transport, facts.interface, facts.lanes
+        self.role, self.weight, self.cost, self.max_rate = facts.role, facts.weight, facts.cost, facts.max_rate
         self._enter(Phase.HANDSHAKE)
-        self.reason = CONNECTED
-        self.number = -1
-        """Number the server gave it; enters keys and control segments. -1 = not yet."""
-        self.answered = False
-        """The peer has sent what only a MULTI server sends."""
-        self.held_size = 0
-        self.held: deque[tuple[int, bytes]] = deque()
-        """(lane, bytes) that came before the handshake was far enough, or before there was time."""
         self.decoders = [SegmentDecoder() for _ in range(facts.lanes)]
-        self._sealers: list[Sealer] | None = None
-        self.openers: list[Opener] | None = None
-        self.output: list[list[Buffer]] = [[] for _ in range(facts.lanes)]
-
-        self.created_at = self.heard_at = self.sent_at = now
-        self.progress_at = self.session_progress_at = now
-        self.suspect_since = -inf
-        self.ask_after = 0.0
-        """Seconds between questions while it is SUSPECT."""
-        self.peer_suspect_at = -inf
-        """When the peer said last that it hears nothing of what it waits for."""
-        self.ping_sent_at = 0.0
-        self.ping_token = 0
-        self.ack_keepalive_due = 0.0
-        self.ack_wanted = False
-        self.streams_to_ack: set[StreamId] = set()
-        """Streams it brought bytes of since the last ACK that went back on it."""
-        self.early_data_moved = False
-        """It did not authenticate in time: all that was sent on it so far has been queued for rescue."""
-        self.drain_pending: DrainStep | None = None
-        """How far the peer has drained it, said before it had proved itself here."""
-        self.role_sequence = -1
-        """Number of the newest ROLE taken."""
-        self.role_pending = False
-        """This side has set the role before the peer had proved itself here."""
-        self.carried_control: set[int] = set()
-
-        self.in_flight = 0
-        self.allowance: int | None = None
-        """Data bytes that may leave before the peer has been heard; None = no bound."""
-        self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = 0
-        self.control_backlog = 0
-        """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""
-        self.has_samples = False
-        self.unsampled = False
-        """Something was written since the transport was last asked."""
-        self.sampled_acked = 0
-        self.unacked = self.not_sent = self.congestion_window = 0
-        self._not_sent_at = now
-        self.rtt = facts.rtt
-        self.rtt_variation = facts.rtt / 2
-        self.min_rtt = facts.rtt
-        self.rate = 0.0
-        self._rate_bytes = 0
-        self._rate_since = now
-        self.channel_credit = 0
+        self.output = [[] for _ in range(facts.lanes)]
+        self.heard_at = self.sent_at = self.progress_at = self.session_progress_at = now
+        self._not_sent_at = self._rate_since = self._tokens_at = now
+        self.rtt, self.rtt_variation, self.min_rtt = facts.rtt, facts.rtt / 2, facts.rtt
         self._tokens = self.bucket_depth
-        self._tokens_at = now
-        self.credit = 0
 
     # --- codec  ---
 
-    def protect(self, outgoing: bytes, incoming: bytes, cipher: Cipher) -> None:
-        """From now on every segment in both directions is sealed."""
-        self._sealers = [Sealer(outgoing, cipher, lane) for lane in range(self.lanes)]
-        self.openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
-
-    def protect_incoming(self, incoming: bytes, cipher: Cipher) -> None:
-        self.openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
-
-    def protect_outgoing(self, outgoing: bytes, cipher: Cipher) -> None:
-        self._sealers = [Sealer(outgoing, cipher, lane) for lane in range(self.lanes)]
+    def protect(self, cipher: Cipher, *, outgoing: bytes | None = None, incoming: bytes | None = None) -> None:
+        """From now on every segment in the directions whose secret is given is sealed."""
+        if outgoing is not None:
+            self.sealers = [Sealer(outgoing, cipher, lane) for lane in range(self.lanes)]
+        if incoming is not None:
+            self.openers = [Opener(incoming, cipher, lane) for lane in range(self.lanes)]
 
     def unprotect(self) -> None:
         """The peer does not have these keys: what follows is not sealed until there are others."""
-        self._sealers = self.openers = None
-
-    @property
-    def opens(self) -> bool:
-        """Incoming segments are sealed."""
-        return self.openers is not None
+        self.sealers = self.openers = None
 
     def send(
         self,
-        type_: int,
-        payload: Sequence[Buffer],
-        length: int,
+        kind: int,
+        payload: bytes,
+        now: float,
         *,
         sequence: int = 0,
-        stream: StreamId = StreamId(0),
+        stream: StreamId = STREAM_ZERO,
         lane: int = 0,
     ) -> None:
-        """Queue one segment for the next SendBytes; `length` is the payload's."""
-        output = self.output[lane]
-        if type_ != SegmentType.DATA:
-            self.control_backlog += length + HEADER_LENGTH
-        if self._sealers is not None:
-            header = encode_header(type_, self._session_id, sequence, stream, length + TAG_LENGTH)
-            output.append(header)
-            output.append(self._sealers[lane].seal(header, payload or (b"",)))
-        else:
-            output.append(encode_header(type_, self._session_id, sequence, stream, length))
-            output.extend(payload)
+        """Queue one segment other than DATA for the next SendBytes."""
+        self.sent_at = now
+        self.control_backlog += len(payload) + HEADER_LENGTH
+        self._write(lane, kind, (payload,), len(payload), sequence, stream)
 
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""
         if not self.in_flight:
-            self.session_progress_at = self.progress_at = now
-            self._rate_bytes, self._rate_since = 0, now
+            self._begin(now)
         self.early_data_moved = False
         self.in_flight += size
         self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
@@ -241,14 +194,19 @@ class Connection:
             self.allowance -= size
         self.bytes_sent += size
         self.sent_at = now
-        output = self.output[self.data_lane]
-        if self._sealers is None:
-            output.append(encode_header(DATA, self._session_id, start, stream, size))
+        self._write(self.lanes - 1, DATA, buffers, size, start, stream)
+
+    def _write(
+        self, lane: int, type_: int, buffers: Sequence[Buffer], size: int, sequence: int, stream: StreamId
+    ) -> None:
+        output = self.output[lane]
+        if self.sealers is None:
+            output.append(encode_header(type_, self.session_id, sequence, stream, size))
             output.extend(buffers)
         else:
-            header = encode_header(DATA, self._session_id, start, stream, size + TAG_LENGTH)
+            header = encode_header(type_, self.session_id, sequence, stream, size + TAG_LENGTH)
             output.append(header)
-            output.append(self._sealers[self.data_lane].seal(header, buffers))
+            output.append(self.sealers[lane].seal(header, buffers))
 
     # --- state  ---
 
@@ -257,14 +215,10 @@ class Connection:
         """Some of what has come could be taken and was not: there was no time."""
         return bool(self.held) and self.receives
 
-    def step(self, step: Step, reason: Reason) -> None:
-        """Enter the next phase, for `reason`."""
+    def step(self, step: Step, reason: Reason | None = None) -> None:
+        """Enter the next phase, for `reason`; without one nobody need be told."""
         self._enter(next_phase(self.phase, step))
-        self.reason = reason
-
-    def advance(self, step: Step) -> None:
-        """Enter the next phase, of which nobody need be told."""
-        self._enter(next_phase(self.phase, step))
+        self.reason = reason or self.reason
 
     def _enter(self, phase: Phase) -> None:
         self.phase = phase
@@ -363,12 +317,15 @@ class Connection:
 
     def carries_control(self, number: int, now: float) -> None:
         """A control segment is on its way here."""
-        if not self.in_flight and not self.carried_control:
-            self.session_progress_at = self.progress_at = now
-            self._rate_bytes, self._rate_since = 0, now
+        if not self.outstanding:
+            self._begin(now)
             self.early_data_moved = False
         self.carried_control.add(number)
-        self.sent_at = now
+
+    def _begin(self, now: float) -> None:
+        """From now on the peer owes an acknowledgement."""
+        self.session_progress_at = self.progress_at = self._rate_since = now
+        self._rate_bytes = 0
 
     def estimate_not_sent(self, now: float) -> None:
         """Since the last sample the transport has sent some of what it had."""
@@ -416,3 +373,54 @@ class Connection:
         if self.outstanding:
             deadlines.append(self.session_progress_at + self.overdue_after)
         return min(deadlines, default=None)
+
+
+class Connections(dict[ConnectionId, Connection]):
+    """All connections of a session, and which of them take what leaves it."""
+
+    _rtt = 0.1
+    _rtt_until = -inf
+
+    def smoothed_rtt(self, now: float) -> float:
+        """The longest round trip of the usable connections: the pace at which windows can matter."""
+        if now >= self._rtt_until:
+            self._rtt_until = now + RTT_KEPT
+            self._rtt = max([c.rtt for c in self.active()], default=0.1)
+        return self._rtt
+
+    def alive(self) -> list[Connection]:
+        return [c for c in self.values() if c.alive]
+
+    def authenticated(self) -> list[Connection]:
+        return [c for c in self.values() if c.authenticated]
+
+    def active(self) -> list[Connection]:
+        return [c for c in self.values() if c.state is ConnectionState.ACTIVE]
+
+    def for_data(self) -> list[Connection]:
+        """Those that may carry data now: active roles first, backups when there are none.
+
+        When neither is there, a connection that drains is still better than none, and a suspect one better than that.
+        """
+        ready: list[Connection] = []
+        active: list[Connection] = []
+        for connection in self.values():
+            if connection.state is ConnectionState.ACTIVE:
+                ready.append(connection)
+                if connection.role is Role.ACTIVE:
+                    active.append(connection)
+        if active or ready:
+            return active or ready
+        left = [c for c in self.values() if c.sends]
+        early = [c for c in left if not c.authenticated]
+        if early:
+            return [c for c in early if c.role is Role.ACTIVE] or early
+        return [c for c in left if c.state is ConnectionState.DRAINING] or left
+
+    def for_control(self) -> list[Connection]:
+        """Those that may carry acknowledgements and control now, whatever their role: the best there are."""
+        return (
+            self.active()
+            or [c for c in self.values() if c.state is ConnectionState.DRAINING]
+            or [c for c in self.values() if c.state is ConnectionState.SUSPECT]
+        )

@@ -78,9 +78,7 @@ class Outbox:
             control.connection = connection.id
             self._sent = max(self._sent, number + 1)
             connection.carries_control(number, now)
-            connection.send(
-                control.type, (control.payload,), len(control.payload), sequence=number, stream=control.stream
-            )
+            connection.send(control.type, control.payload, now, sequence=number, stream=control.stream)
 
     def acknowledge(self, cumulative: int, ranges: tuple[Range, ...]) -> list[tuple[SegmentType, StreamId]]:
         """Return the control segments newly acknowledged."""

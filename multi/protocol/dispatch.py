@@ -7,23 +7,20 @@ who takes its content. What is done about it is left to the streams, the sender,
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from multi.errors import RemoteProtocolError
 from multi.events import AddressesAnnounced, RoleChanged, StreamWritable
 from multi.protocol.authenticator import Authenticator
+from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.control import Outbox
 from multi.protocol.handshake import decode_tickets
 from multi.protocol.liveness import HEARD, Liveness
-from multi.protocol.output import Output
 from multi.protocol.payloads import (
-    Close,
     DrainStep,
     Fields,
     Keepalive,
-    Policy,
     decode_ack,
     decode_addresses,
     decode_close,
@@ -33,14 +30,13 @@ from multi.protocol.payloads import (
     decode_role,
     encode_keepalive,
 )
-from multi.protocol.receiver import Receiver
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentType
-from multi.protocol.sender import Sender
+from multi.protocol.scheduling import Scheduling
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT
-from multi.protocol.state import Lifecycle, Phase
+from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionId, ConnectionState, SessionId, Side
+from multi.types import ConnectionState, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
@@ -54,51 +50,18 @@ def never() -> bool:
     return False
 
 
-class PeerActs(Protocol):
-    """The session, as far as the peer's words concern it as a whole."""
-
-    def peer_policy(self, policy: Policy) -> None:
-        """The peer says how it wants to be sent to, or how it sends."""
-
-    def peer_lost(self, connection: Connection) -> None:
-        """On the peer's side `connection` is over."""
-
-    def peer_closed(self, connection: Connection, close: Close) -> None:
-        """CLOSE has come on `connection`."""
-
-
+@dataclass(slots=True, eq=False)
 class Incoming:
     """Takes the bytes of all connections of one session."""
 
-    def __init__(
-        self,
-        side: Side,
-        session_id: SessionId,
-        lifecycle: Lifecycle,
-        connections: Mapping[ConnectionId, Connection],
-        sender: Sender,
-        receiver: Receiver,
-        outbox: Outbox,
-        streams: Streams,
-        output: Output,
-        authenticator: Authenticator,
-        liveness: Liveness,
-        session: PeerActs,
-    ) -> None:
-        self._side = side
-        self._session_id = session_id
-        self._lifecycle = lifecycle
-        self._connections = connections
-        self._sender = sender
-        self._receiver = receiver
-        self._outbox = outbox
-        self._streams = streams
-        self._output = output
-        self._auth = authenticator
-        self._liveness = liveness
-        self._session = session
-        self._policy_number = self._address_number = -1
-        self._enough: Callable[[], bool] = never
+    _session: SessionBase
+    _streams: Streams
+    _auth: Authenticator
+    _liveness: Liveness
+    _scheduling: Scheduling
+    _policy_number: int = -1
+    _address_number: int = -1
+    _enough: Callable[[], bool] = never
 
     def receive(
         self, connection: Connection, data: memoryview, lane: int, now: float, enough: Callable[[], bool]
@@ -141,41 +104,52 @@ class Incoming:
             if not connection.alive:
                 return
             taken = decoder.taken
+            if segment.session_id != self._session.session_id:
+                raise RemoteProtocolError("a segment of another session")
+            if connection.openers is not None and (segment.type not in HANDSHAKE_TYPES or connection.receives):
+                segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
+                segment.owned = True
             if segment.type == SegmentType.DATA and connection.receives:
-                self._data(connection, segment, lane, now)
+                self._data(connection, segment, now)
             else:
-                self._output.needs_flush = True
+                self._session.needs_flush = True
                 self._segment(connection, segment, lane, now)
             if connection.behind or self._enough():
                 if taken < len(data):
                     connection.held.append((lane, bytes(data[taken:])))
                 return
 
-    def _data(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
+    def _data(self, connection: Connection, segment: Segment, now: float) -> None:
         """The common case, once the handshake is far enough."""
-        if segment.session_id != self._session_id:
-            raise RemoteProtocolError("a segment of another session")
-        if connection.openers is not None:
-            segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
-            segment.owned = True
-        self._heard(connection, now)
-        if self._lifecycle.lingering_since is not None:
-            self._lifecycle.lingering_since = now  # the peer is still sending: it needs our acknowledgements to end
-        if not segment.payload and segment.header:  # the rest of a segment in parts has no header, and may be empty
+        if not segment.payload:
             raise RemoteProtocolError("a DATA segment without data")
+        self._heard(connection, now)
+        self._still_needed(connection, now)
         connection.payload_received += len(segment.payload)
         to_ack = connection.streams_to_ack
         if segment.stream not in to_ack and len(to_ack) < MAX_STREAMS_TO_ACK:
             to_ack.add(segment.stream)
+        receiver = self._session.receiver
+        stream = receiver.streams.get(segment.stream) or self._streams.of_peer(segment.stream)
+        known = stream.highest if stream is not None else 0
+        if stream is None:
+            receiver.repeat(segment.stream, segment.sequence + len(segment.payload))
+        elif receiver.data(stream, segment.sequence, segment.payload, segment.owned, now):
+            effects = self._session.pending
+            if not effects or effects[-1] is not stream.news:  # a reader need not be told twice
+                effects.append(stream.news)
+            if stream.final is not None and stream.complete:
+                self._streams.maybe_over(stream.id)
+            return
+        if (stream is None or stream.highest == known) and not receiver.ack_due:
+            connection.ack_wanted = self._session.needs_flush = True
+
+    def _still_needed(self, connection: Connection, now: float) -> None:
+        """The peer is still sending: it needs our acknowledgements to end in order, and to hear something here."""
+        if self._session.lingering_since is not None:
+            self._session.lingering_since = now
         if not connection.ack_keepalive_due:
             connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
-        if self._streams.data(segment, now) and not self._receiver.ack_due:
-            connection.ack_wanted = self._output.needs_flush = True
-
-    def _still_sending(self, now: float) -> None:
-        """The peer is: it needs our acknowledgements to end in order."""
-        if self._lifecycle.lingering_since is not None:
-            self._lifecycle.lingering_since = now
 
     def _heard(self, connection: Connection, now: float) -> None:
         connection.heard(now)
@@ -185,14 +159,8 @@ class Incoming:
                 self._liveness.recovered(connection, HEARD)
 
     def _segment(self, connection: Connection, segment: Segment, lane: int, now: float) -> None:
-        if segment.session_id != self._session_id:
-            raise RemoteProtocolError("a segment of another session")
         if segment.type in SERVER_TYPES:
             connection.answered = True
-        if connection.opens and not (segment.type in HANDSHAKE_TYPES and not connection.authenticated):
-            assert connection.openers is not None
-            segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
-            segment.owned = True
         if segment.type in HANDSHAKE_TYPES:
             if lane:
                 raise RemoteProtocolError("a handshake segment outside lane 0")
@@ -201,7 +169,7 @@ class Incoming:
                 self._release_held(connection, now)
             return
         if not connection.receives:
-            if self._side is Side.CLIENT:
+            if self._session.side is Side.CLIENT:
                 raise RemoteProtocolError("a segment before the handshake was done")
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
@@ -211,29 +179,28 @@ class Incoming:
         elif segment.type == SegmentType.KEEPALIVE:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
         elif segment.type in CONTROL_TYPES:
-            self._still_sending(now)
+            self._still_needed(connection, now)
             # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
-            self._receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
-            if not connection.ack_keepalive_due:
-                connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
-            if self._receiver.control.take(segment.sequence):
-                self._control(connection, segment, now)
+            self._session.receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
+            if self._session.receiver.control.take(segment.sequence):
+                if segment.type < UNKNOWN_CONTROL:
+                    self._control(connection, segment, now)
             else:
                 connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:
             if not connection.authenticated:
                 raise RemoteProtocolError("CLOSE before the handshake was done")
-            self._session.peer_closed(connection, decode_close(segment.payload))
+            self._session.peer_closed(decode_close(segment.payload))
 
     def _ack(self, segment: Segment, now: float) -> None:
         ack = decode_ack(segment.payload)
-        if ack.session_window > self._sender.window:
-            self._sender.widen(ack.session_window, now)
-        for type_, stream in self._outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
+        if ack.session_window > self._session.sender.window:
+            self._session.sender.widen(ack.session_window, now)
+        for type_, stream in self._session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
             self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
-            if self._sender.acknowledge(entry, now):
-                self._output.emit(StreamWritable(entry.stream))
+            if self._session.sender.acknowledge(entry, now):
+                self._session.emit(StreamWritable(entry.stream))
                 self._streams.maybe_over(entry.stream)
 
     def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
@@ -243,10 +210,9 @@ class Incoming:
                 connection.ping_sent_at = 0.0
         else:
             pong = encode_keepalive(Keepalive(keepalive.token, pong=True))
-            connection.send(SegmentType.KEEPALIVE, (pong,), len(pong))
-            connection.sent_at = now
+            connection.send(SegmentType.KEEPALIVE, pong, now)
         if keepalive.wants_ack:
-            self._receiver.everything_dirty()
+            self._session.receiver.everything_dirty()
             connection.ack_wanted = True
 
     def _control(self, carrier: Connection, segment: Segment, now: float) -> None:
@@ -262,21 +228,21 @@ class Incoming:
                 if connection is not None and segment.sequence > connection.role_sequence:
                     connection.role_sequence = segment.sequence
                     connection.role = role
-                    self._output.notify(RoleChanged(connection.id, role, by_peer=True))
+                    self._session.notify(RoleChanged(connection.id, role, by_peer=True))
             case SegmentType.POLICY:
                 policy = decode_policy(Fields(payload))
                 if segment.sequence > self._policy_number:
                     self._policy_number = segment.sequence
-                    self._session.peer_policy(policy)
+                    self._scheduling.peer_wants(policy)
             case SegmentType.TICKETS:
                 self._auth.take_tickets(decode_tickets(payload))
             case SegmentType.ADDRESS:
                 addresses = decode_addresses(payload)
-                if self._side is Side.SERVER:
+                if self._session.side is Side.SERVER:
                     raise RemoteProtocolError("only a server announces addresses")
                 if segment.sequence > self._address_number:
                     self._address_number = segment.sequence
-                    self._output.notify(AddressesAnnounced(addresses))
+                    self._session.notify(AddressesAnnounced(addresses))
             case _:
                 self._streams.control(segment, now)
 
@@ -300,4 +266,4 @@ class Incoming:
                 self._liveness.peer_drains(connection, step)
 
     def _numbered(self, number: int) -> Connection | None:
-        return next((c for c in self._connections.values() if c.alive and c.number == number), None)
+        return next((c for c in self._session.connections.values() if c.alive and c.number == number), None)

@@ -6,21 +6,16 @@ asked for a sign of life or for a window. What a connection carries is left to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable
 
+from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.control import Outbox
-from multi.protocol.outgoing import Outgoing
-from multi.protocol.output import Output
 from multi.protocol.payloads import DrainStep, Keepalive, encode_drain, encode_keepalive
-from multi.protocol.receiver import Receiver
 from multi.protocol.segment import SegmentType
-from multi.protocol.sender import Sender
-from multi.protocol.settings import KEEPALIVE_INTERVAL, SessionSettings
-from multi.protocol.state import Lifecycle, Phase, Step
+from multi.protocol.settings import KEEPALIVE_INTERVAL
+from multi.protocol.state import Phase, Step
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionId, ConnectionState, Side
+from multi.types import ConnectionState, Side
 
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
 DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
@@ -38,13 +33,8 @@ HEARD = Reason(Cause.RECOVERED, "the peer was heard")
 PROGRESSED = Reason(Cause.RECOVERED, "the transport made progress")
 
 
-class EndsConnections(Protocol):
-    """The session, as far as its connections can end."""
-
-    def disconnect(
-        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
-    ) -> None:
-        """Give up one connection; what it carried is rescued."""
+Deadline = tuple[float, Callable[[Connection, float], None]]
+"""(when, what is done then)."""
 
 
 class Liveness:
@@ -65,29 +55,11 @@ class Liveness:
     a healthy one is not suspected because acknowledgements take another path.
     """
 
-    def __init__(
-        self,
-        side: Side,
-        settings: SessionSettings,
-        lifecycle: Lifecycle,
-        connections: Mapping[ConnectionId, Connection],
-        sender: Sender,
-        receiver: Receiver,
-        outbox: Outbox,
-        outgoing: Outgoing,
-        output: Output,
-        session: EndsConnections,
-    ) -> None:
-        self._side = side
-        self._settings = settings
-        self._lifecycle = lifecycle
-        self._connections = connections
-        self._sender = sender
-        self._receiver = receiver
-        self._outbox = outbox
-        self._outgoing = outgoing
-        self._output = output
+    def __init__(self, session: SessionBase) -> None:
         self._session = session
+        self._connections = session.connections
+        self._outbox = session.outbox
+        self._sender = session.sender
         self.probe_at: float | None = None
         """When the peer is asked for its window; None = nothing waits for it."""
         self._probe_wait = MIN_PROBE
@@ -95,77 +67,71 @@ class Liveness:
 
     def check(self, connection: Connection, now: float) -> None:
         """Do what is due for a living connection."""
-        settings = self._settings
-        if connection.state is ConnectionState.AUTHENTICATING:
-            if now >= connection.created_at + settings.handshake_timeout:
-                text = f"no answer to MULTI's handshake within {settings.handshake_timeout:g} s"
-                if self._side is Side.CLIENT and not connection.bytes_received:
-                    text = f"the peer does not speak MULTI ({text})"
-                self._session.disconnect(connection, Reason(Cause.HANDSHAKE_TIMEOUT, text), abort=True)
-            elif (late := self._early_data_late_at(connection)) is not None and now >= late:
-                connection.early_data_moved = True
-                self._sender.lose(connection)
-            return
-        if now >= connection.heard_at + settings.idle_timeout_of(connection.transport):
-            text = f"nothing received for {settings.idle_timeout_of(connection.transport):g} s"
-            self._session.disconnect(connection, Reason(Cause.IDLE_TIMEOUT, text), abort=True)
-            return
-        deadline = connection.suspect_at()
-        if deadline is not None and now >= deadline:
-            if connection.state is ConnectionState.ACTIVE:
-                self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
-            elif connection.state is ConnectionState.DRAINING:
-                self._session.disconnect(connection, NO_PROGRESS_DRAINING, abort=True)
-                return
-        if connection.state is ConnectionState.SUSPECT:
-            if now >= connection.suspect_since + self._dead_after(connection):
-                self._session.disconnect(connection, SILENT, abort=True)
-                return
-            if now >= self._ask_at(connection):
-                connection.ask_after = min(connection.ask_after * ASK_GROWTH, MAX_ASK_INTERVAL)
-                self._send_ping(connection, now)
-        elif now >= connection.sent_at + self._keepalive_interval(connection):
-            self._send_ping(connection, now)
-        if connection.ack_keepalive_due and now >= connection.ack_keepalive_due:
-            connection.ack_wanted = True
-            connection.ack_keepalive_due = 0.0
+        phase = connection.phase
+        for at, act in self.due(connection):
+            if now >= at and connection.phase is phase:
+                act(connection, now)
 
-    def deadlines(self, connection: Connection, due: list[float]) -> None:
-        """Add to `due` when `check` must run."""
-        settings = self._settings
+    def due(self, connection: Connection) -> list[Deadline]:
+        """What has to be done for a living connection, and when, unless something happens before."""
+        settings = self._session.settings
         if connection.state is ConnectionState.AUTHENTICATING:
-            due.append(connection.created_at + settings.handshake_timeout)
-            if (late := self._early_data_late_at(connection)) is not None:
-                due.append(late)
-            return
-        due.append(connection.heard_at + settings.idle_timeout_of(connection.transport))
-        if connection.state is ConnectionState.SUSPECT:
-            due.append(connection.suspect_since + self._dead_after(connection))
-            due.append(self._ask_at(connection))
-        else:
-            due.append(connection.sent_at + self._keepalive_interval(connection))
-            if (deadline := connection.suspect_at()) is not None:
-                due.append(deadline)
+            due: list[Deadline] = [(connection.created_at + settings.handshake_timeout, self._handshake_late)]
+            if connection.in_flight and not connection.early_data_moved and self._connections.active():
+                # Early data is sent again on a connection that has authenticated.
+                due.append((connection.session_progress_at + connection.suspect_after, self._move_early_data))
+            return due
+        idle_timeout = settings.idle_timeout_of(connection.transport)
+        due = [(connection.heard_at + idle_timeout, self._idle)]
         if connection.ack_keepalive_due:
-            due.append(connection.ack_keepalive_due)
+            due.append((connection.ack_keepalive_due, self._acknowledge_here))
+        if connection.state is ConnectionState.SUSPECT:
+            due.append((connection.suspect_since + self._dead_after(connection), self._silent_for_long))
+            due.append((self._ask_at(connection), self._ask))
+        else:
+            if (deadline := connection.suspect_at()) is not None:
+                due.append((deadline, self._silent))
+            due.append((connection.sent_at + min(KEEPALIVE_INTERVAL, idle_timeout / 3), self._send_ping))
+        return due
+
+    def _handshake_late(self, connection: Connection, now: float) -> None:
+        text = f"no answer to MULTI's handshake within {self._session.settings.handshake_timeout:g} s"
+        if self._session.side is Side.CLIENT and not connection.bytes_received:
+            text = f"the peer does not speak MULTI ({text})"
+        self._session.disconnect(connection, Reason(Cause.HANDSHAKE_TIMEOUT, text), abort=True)
+
+    def _move_early_data(self, connection: Connection, now: float) -> None:
+        connection.early_data_moved = True
+        self._sender.lose(connection)
+
+    def _idle(self, connection: Connection, now: float) -> None:
+        text = f"nothing received for {self._session.settings.idle_timeout_of(connection.transport):g} s"
+        self._session.disconnect(connection, Reason(Cause.IDLE_TIMEOUT, text), abort=True)
+
+    def _acknowledge_here(self, connection: Connection, now: float) -> None:
+        connection.ack_wanted = True
+        connection.ack_keepalive_due = 0.0
+
+    def _silent(self, connection: Connection, now: float) -> None:
+        if connection.state is ConnectionState.DRAINING:
+            self._session.disconnect(connection, NO_PROGRESS_DRAINING, abort=True)
+            return
+        self.suspect(connection, NO_PROGRESS, now, tell=DrainStep.SILENT)
+        if now >= self._ask_at(connection):
+            self._ask(connection, now)
+
+    def _silent_for_long(self, connection: Connection, now: float) -> None:
+        self._session.disconnect(connection, SILENT, abort=True)
+
+    def _ask(self, connection: Connection, now: float) -> None:
+        connection.ask_after = min(connection.ask_after * ASK_GROWTH, MAX_ASK_INTERVAL)
+        self._send_ping(connection, now)
 
     def _ask_at(self, connection: Connection) -> float:
         return connection.sent_at + max(connection.suspect_after, connection.ask_after)
 
-    def _early_data_late_at(self, connection: Connection) -> float | None:
-        """When early data on a connection that has not authenticated is sent again on one that has."""
-        if connection.early_data_moved or not connection.in_flight or not self._has_active():
-            return None
-        return connection.session_progress_at + connection.suspect_after
-
-    def _has_active(self) -> bool:
-        return any(c.state is ConnectionState.ACTIVE for c in self._connections.values())
-
-    def _keepalive_interval(self, connection: Connection) -> float:
-        return min(KEEPALIVE_INTERVAL, self._settings.idle_timeout_of(connection.transport) / 3)
-
     def _dead_after(self, connection: Connection) -> float:
-        return max(3 * connection.suspect_after, DEAD_AFTER if self._has_active() else DEAD_AFTER_LAST)
+        return max(3 * connection.suspect_after, DEAD_AFTER if self._connections.active() else DEAD_AFTER_LAST)
 
     def suspect(self, connection: Connection, reason: Reason, now: float, *, tell: DrainStep | None = None) -> None:
         """It may be dead: what it carries is said again elsewhere; it comes back when it is heard.
@@ -177,9 +143,9 @@ class Liveness:
         connection.ask_after = ASK_SUSPECT
         self._outbox.lose(connection)
         self._sender.lose(connection)
-        self._receiver.everything_dirty()
-        self._output.notify(connection.changed())
-        if tell is not None and any(c.delivers for c in self._outgoing.usable_for_control()):
+        self._session.receiver.everything_dirty()
+        self._session.notify(connection.changed())
+        if tell is not None and any(c.delivers for c in self._connections.for_control()):
             self.say(connection, tell)
 
     def recovered(self, connection: Connection, reason: Reason) -> None:
@@ -187,7 +153,7 @@ class Liveness:
         if connection.state is ConnectionState.SUSPECT:
             connection.step(Step.HEARD, reason)
             self._sender.recover(connection)
-            self._output.notify(connection.changed())
+            self._session.notify(connection.changed())
             self.relieve_suspects()
 
     def relieve_suspects(self) -> None:
@@ -197,11 +163,6 @@ class Liveness:
                 self._outbox.lose(connection)
                 self._sender.lose(connection)
 
-    def drain(self, connection: Connection, reason: Reason) -> None:
-        """Send nothing new on it from now on, and ask the peer to do the same."""
-        self.say(connection, DrainStep.ASKED)
-        self.start_draining(connection, reason)
-
     def say(self, connection: Connection, step: DrainStep) -> None:
         """Tell the peer how far it is with a connection that both know by its number."""
         if step > DrainStep.DRAINED and self._outbox.full:
@@ -209,32 +170,34 @@ class Liveness:
         self._outbox.add(SegmentType.DRAIN, encode_drain(connection.number, step))
 
     def start_draining(self, connection: Connection, reason: Reason) -> None:
-        """One side has asked for the drain."""
+        """One side has asked for the drain: nothing new is sent on it from now on."""
         if connection.state is ConnectionState.SUSPECT:
             self._sender.lose(connection)
         connection.step(Step.DRAIN, reason)
-        self._output.notify(connection.changed())
+        self._session.notify(connection.changed())
 
     def peer_drains(self, connection: Connection, step: DrainStep) -> None:
         """The peer wants it no more, or is done with it."""
         if connection.state is not ConnectionState.DRAINING:
             self.start_draining(connection, DRAINED_BY_PEER)
         if step is DrainStep.DRAINED and connection.phase in (Phase.DRAINING, Phase.DRAINED_HERE):
-            connection.advance(Step.DRAINED_THERE)
+            connection.step(Step.DRAINED_THERE)
 
     def finish_drains(self) -> None:
         """Tell the peer once nothing of ours is outstanding; the client closes what both sides have drained."""
-        if self._lifecycle.lingering_since is not None:
+        session = self._session
+        if session.lingering_since is not None:
             return  # the peer's CLOSE may be on its way on any of them
-        replaced = self._has_active()
+        if not self._connections.active():
+            return  # never break before make: with nothing else left it goes on carrying
         for connection in self._connections.values():
-            if connection.state is not ConnectionState.DRAINING or connection.in_flight or not replaced:
-                continue  # never break before make: with nothing else left it goes on carrying
+            if connection.state is not ConnectionState.DRAINING or connection.in_flight:
+                continue
             if connection.phase in (Phase.DRAINING, Phase.DRAINED_THERE):
-                connection.advance(Step.DRAINED_HERE)
+                connection.step(Step.DRAINED_HERE)
                 self.say(connection, DrainStep.DRAINED)
-            elif connection.phase is Phase.DRAINED and not connection.carried_control and self._side is Side.CLIENT:
-                self._session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
+            elif connection.phase is Phase.DRAINED and not connection.carried_control and session.side is Side.CLIENT:
+                session.disconnect(connection, DRAINED, abort=False, state=ConnectionState.CLOSED)
 
     # --- questions  ---
 
@@ -242,17 +205,15 @@ class Liveness:
         """Ask for the peer's window when only a lost acknowledgement can be what blocks us."""
         if self.probe_at is None or now < self.probe_at:
             return
-        for connection in self._outgoing.usable_for_control():
+        for connection in self._connections.for_control():
             self._send_ping(connection, now, wants_ack=True)
         self._probe_wait = min(MAX_PROBE, self._probe_wait * 2)
         self.probe_at = now + self._probe_wait
 
     def plan_probe(self, now: float) -> None:
         """Bytes wait for window and nothing is in flight whose acknowledgement could bring it: ask after a while."""
-        blocked = self._lifecycle.confirmed
-        for connection in self._connections.values():
-            blocked = blocked and not connection.in_flight
-        if not blocked or not self._sender.blocked_by_window:
+        waits = self._session.confirmed and not any(c.in_flight for c in self._connections.values())
+        if not (waits and self._sender.blocked_by_window):
             self.probe_at, self._probe_wait = None, MIN_PROBE
         elif self.probe_at is None:
             self.probe_at = now + self._probe_wait
@@ -267,5 +228,4 @@ class Liveness:
         connection.ping_token = self._ping
         connection.ping_sent_at = now
         payload = encode_keepalive(Keepalive(self._ping, wants_ack=wants_ack))
-        connection.send(SegmentType.KEEPALIVE, (payload,), len(payload))
-        connection.sent_at = now
+        connection.send(SegmentType.KEEPALIVE, payload, now)

@@ -70,9 +70,6 @@ class Fields:
             raise RemoteProtocolError("text with control characters")
         return text
 
-    def rest(self) -> bytes:
-        return self.take(self.remaining)
-
     def end(self) -> None:
         if self.remaining:
             raise RemoteProtocolError(f"{self.remaining} surplus bytes in a payload")
@@ -193,8 +190,6 @@ def decode_keepalive(payload: bytes | memoryview) -> Keepalive:
 
 CLOSE_NORMAL = 0
 CLOSE_ABORTED = 1
-CLOSE_PROTOCOL = 2
-CLOSE_GONE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,13 +275,11 @@ def _parameter_name(fields: Fields) -> str:
 
 
 def encode_role(connection_number: int, role: Role) -> bytes:
-    return connection_number.to_bytes(4, "big") + bytes([role])
+    return encode_unsigned((connection_number, 4), (role, 1))
 
 
 def decode_role(payload: bytes | memoryview) -> tuple[int, Role]:
-    fields = Fields(payload)
-    number, role = fields.unsigned(4), fields.unsigned(1)
-    fields.end()
+    number, role = decode_unsigned(payload, 4, 1)
     return number, decode_role_value(role)
 
 

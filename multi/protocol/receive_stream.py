@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from multi.errors import RemoteProtocolError, SessionLost
 from multi.events import StreamReadable
@@ -22,15 +23,13 @@ _JOINED = 16 * 1024  # bytes a joined piece grows to
 Piece = bytes | bytearray | memoryview
 
 
+@dataclass(slots=True, eq=False)
 class _Island:
     """A received range above a gap."""
 
-    __slots__ = ("end", "pieces", "start")
-
-    def __init__(self, start: int, end: int, piece: Piece) -> None:
-        self.start = start
-        self.end = end
-        self.pieces: list[Piece] = [piece]
+    start: int
+    end: int
+    pieces: list[Piece]
 
 
 def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
@@ -39,14 +38,14 @@ def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
     A view keeps the whole segment alive: one that shows little of it is copied, or a peer whose segments overlap
     would fill far more memory than his window.
     """
-    if owned and len(piece) >= _JOIN_BELOW and not (isinstance(piece, memoryview) and _shows_little(piece)):
-        return piece
-    return bytes(piece)
+    if not owned or len(piece) < _JOIN_BELOW:
+        return bytes(piece)
+    whole = piece.obj if isinstance(piece, memoryview) else None
+    return bytes(piece) if isinstance(whole, (bytes, bytearray)) and 2 * len(piece) < len(whole) else piece
 
 
-def _shows_little(piece: memoryview) -> bool:
-    whole = piece.obj
-    return isinstance(whole, (bytes, bytearray)) and 2 * len(piece) < len(whole)
+def _start(island: _Island) -> int:
+    return island.start
 
 
 def _append(pieces: list[Piece] | deque[Piece], piece: Piece) -> None:
@@ -80,10 +79,6 @@ def _extend(pieces: list[Piece] | deque[Piece], more: list[Piece]) -> None:
     pieces.extend(more[1:])
 
 
-def _always(_size: int) -> bool:
-    return True
-
-
 class Window:
     """What the peer may send: an absolute offset that follows consumption, with a size that grows with its speed.
 
@@ -96,11 +91,10 @@ class Window:
     __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "may_grow", "size")
 
     def __init__(self, size: int, cap: int, now: float) -> None:
-        self.size = min(size, cap)
-        self.may_grow: Callable[[int], bool] = _always
-        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many."""
+        self.size = self.advertised = min(size, cap)
+        self.may_grow: Callable[[int], bool] | None = None
+        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
         self._cap = cap
-        self.advertised = self.size
         self._mark = 0
         self._mark_at = now
 
@@ -109,7 +103,7 @@ class Window:
         recently = now - self._mark_at <= 2 * rtt + 0.020
         if total - self._mark >= self.size // 4:
             grown = min(self._cap, self.size * 2) if recently else self.size
-            if grown > self.size and self.may_grow(grown - self.size):
+            if grown > self.size and (self.may_grow is None or self.may_grow(grown - self.size)):
                 self.size = grown
             self._mark, self._mark_at = total, now
         elif not recently:
@@ -122,59 +116,35 @@ class Window:
         return self.advertised
 
 
+@dataclass(slots=True, eq=False)
 class ReceiveStream:
     """`consumed <= next_offset <= highest <= window.advertised`."""
 
-    __slots__ = (
-        "_islands",
-        "_ready",
-        "_starts",
-        "accepted",
-        "consumed",
-        "discarding",
-        "error",
-        "final",
-        "highest",
-        "id",
-        "news",
-        "next_offset",
-        "reset_code",
-        "window",
-    )
+    id: StreamId
+    window: Window
+    next_offset: int = 0
+    highest: int = 0
+    consumed: int = 0
+    final: int | None = None
+    reset_code: int | None = None
+    error: SessionLost | None = None
+    """Why reading ends early."""
+    accepted: bool = True
+    """The application holds its reader and writer; False for a stream of the peer nobody has asked for yet."""
+    discarding: bool = False
+    """The application reads no more: bytes are acknowledged and dropped."""
+    islands: list[_Island] = field(default_factory=list)
+    news: StreamReadable = field(init=False)
+    """The effect that says so when there is something to read."""
+    _ready: deque[Piece] = field(default_factory=deque)
 
-    def __init__(self, stream: StreamId, window: Window) -> None:
-        self.id = stream
-        self.news = StreamReadable(stream)
-        """The effect that says so when there is something to read."""
-        self.window = window
-        self.next_offset = 0
-        self.highest = 0
-        self.consumed = 0
-        self.final: int | None = None
-        self.reset_code: int | None = None
-        self.error: SessionLost | None = None
-        """Why reading ends early."""
-        self.accepted = True
-        """The application holds its reader and writer; False for a stream of the peer nobody has asked for yet."""
-        self.discarding = False
-        """The application reads no more: bytes are acknowledged and dropped."""
-        self._ready: deque[Piece] = deque()
-        self._islands: list[_Island] = []
-        self._starts: list[int] = []
+    def __post_init__(self) -> None:
+        self.news = StreamReadable(self.id)
 
     @property
     def readable(self) -> int:
         """Bytes in order and not yet read."""
         return self.next_offset - self.consumed
-
-    @property
-    def has_gaps(self) -> bool:
-        return bool(self._islands)
-
-    @property
-    def reassembling(self) -> int:
-        """Bytes kept out of order."""
-        return sum(island.end - island.start for island in self._islands)
 
     @property
     def at_end(self) -> bool:
@@ -188,9 +158,7 @@ class ReceiveStream:
 
     def ranges(self) -> tuple[Range, ...]:
         """Received ranges above `next_offset`, the lowest MAX_RANGES of them."""
-        if not self._islands:
-            return ()
-        return tuple((i.start, i.end) for i in self._islands[:MAX_RANGES])
+        return tuple((i.start, i.end) for i in self.islands[:MAX_RANGES])
 
     def insert(self, start: int, payload: memoryview | bytes, owned: bool) -> int:
         """Take a segment's bytes in; return how far `highest` moved (what the session window is charged).
@@ -210,7 +178,7 @@ class ReceiveStream:
             if start < self.next_offset:
                 payload = payload[self.next_offset - start :]
                 start = self.next_offset
-            if start == self.next_offset and not self._islands:
+            if start == self.next_offset and not self.islands:
                 self._deliver(_kept(payload, owned), end)
             else:
                 self._fill(start, end, payload, owned)
@@ -231,23 +199,21 @@ class ReceiveStream:
 
     def _fill(self, start: int, end: int, payload: memoryview | bytes, owned: bool) -> None:
         """Put the parts of [start, end) that are new into the islands, then deliver what is in order."""
-        index = bisect_right(self._starts, start)
-        if index and self._islands[index - 1].end > start:
-            cut = self._islands[index - 1].end - start
+        islands = self.islands
+        index = bisect_right(islands, start, key=_start)
+        if index and islands[index - 1].end > start:
+            cut = islands[index - 1].end - start
             payload, start = payload[cut:], start + cut
         while start < end:
-            stop = min(end, self._starts[index]) if index < len(self._starts) else end
+            stop = min(end, islands[index].start) if index < len(islands) else end
             if stop > start:
-                piece = payload[: stop - start]
-                self._add(index, start, stop, _kept(piece, owned))
-                index = bisect_right(self._starts, start)
-            following = self._islands[index - 1] if index else None
-            reached = max(stop, following.end if following else stop)
+                self._add(index, start, stop, _kept(payload[: stop - start], owned))
+                index = bisect_right(islands, start, key=_start)
+            reached = max(stop, islands[index - 1].end) if index else stop
             payload, start = payload[reached - start :], reached
-            index = bisect_right(self._starts, start)
-        if self._islands and self._islands[0].start == self.next_offset:
-            island = self._islands.pop(0)
-            self._starts.pop(0)
+            index = bisect_right(islands, start, key=_start)
+        if islands and islands[0].start == self.next_offset:
+            island = islands.pop(0)
             if self.discarding:
                 self.consumed = island.end
             else:
@@ -256,23 +222,22 @@ class ReceiveStream:
 
     def _add(self, index: int, start: int, end: int, piece: Piece) -> None:
         """Insert a piece that overlaps nothing at `index`, joining it with its neighbours."""
-        before = self._islands[index - 1] if index else None
-        after = self._islands[index] if index < len(self._islands) else None
+        before = self.islands[index - 1] if index else None
+        after = self.islands[index] if index < len(self.islands) else None
         if before is not None and before.end == start:
             _append(before.pieces, piece)
             before.end = end
             if after is not None and after.start == end:
                 _extend(before.pieces, after.pieces)
                 before.end = after.end
-                del self._islands[index], self._starts[index]
+                del self.islands[index]
         elif after is not None and after.start == end:
             _prepend(after.pieces, piece)
-            after.start = self._starts[index] = start
+            after.start = start
+        elif len(self.islands) >= MAX_GAPS:
+            raise RemoteProtocolError(f"more than {MAX_GAPS} gaps on stream {self.id}", Cause.FLOW_CONTROL)
         else:
-            if len(self._islands) >= MAX_GAPS:
-                raise RemoteProtocolError(f"more than {MAX_GAPS} gaps on stream {self.id}", Cause.FLOW_CONTROL)
-            self._islands.insert(index, _Island(start, end, piece))
-            self._starts.insert(index, start)
+            self.islands.insert(index, _Island(start, end, [piece]))
 
     def check_final(self, final: int) -> None:
         """Raise RemoteProtocolError when the stream cannot end at `final`."""
@@ -297,7 +262,8 @@ class ReceiveStream:
         self.reset_code = code
         given_back = final - self.consumed
         self.consumed = self.next_offset = final
-        self._clear()
+        self._ready.clear()
+        self.islands.clear()
         return given_back
 
     def discard(self) -> int:
@@ -308,11 +274,6 @@ class ReceiveStream:
         self._ready.clear()
         return given_back
 
-    def _clear(self) -> None:
-        self._ready.clear()
-        self._islands.clear()
-        self._starts.clear()
-
     def read(self, limit: int) -> bytes:
         """Return up to `limit` bytes in order; negative = everything there is. Cheap when whole pieces fit."""
         ready = self._ready
@@ -321,22 +282,17 @@ class ReceiveStream:
         if limit < 0:
             data = b"".join(ready) if len(ready) > 1 else bytes(ready[0])
             ready.clear()
+        elif len(ready[0]) > limit:
+            view = memoryview(ready[0])
+            data, ready[0] = bytes(view[:limit]), view[limit:]
         else:
-            first = ready[0]
-            if len(first) <= limit:
-                ready.popleft()
-                data = bytes(first)
-                # Large pieces are handed out one by one: joining them would copy them once more.
-                if ready and len(data) < _JOINED and len(data) + len(ready[0]) <= limit:
-                    more = [data]
-                    room = limit - len(data)
-                    while ready and len(ready[0]) <= room:
-                        room -= len(ready[0])
-                        more.append(bytes(ready.popleft()))
-                    data = b"".join(more)
-            else:
-                view = memoryview(first)
-                data = bytes(view[:limit])
-                ready[0] = view[limit:]
+            data = bytes(ready.popleft())
+            # Large pieces are handed out one by one: joining them would copy them once more.
+            if ready and len(data) < _JOINED and len(data) + len(ready[0]) <= limit:
+                more, room = [data], limit - len(data)
+                while ready and len(ready[0]) <= room:
+                    room -= len(ready[0])
+                    more.append(bytes(ready.popleft()))
+                data = b"".join(more)
         self.consumed += len(data)
         return data

@@ -1,18 +1,21 @@
 """The receiving half of a session: streams, the session window, and when to acknowledge.
 
-It decides what an ACK says and when one is due; the session chooses the connection that carries it.
+It decides what an ACK says, when one is due and which connections carry it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from multi.errors import RemoteProtocolError
+from multi.protocol.connection import Connections
 from multi.protocol.control import Inbox
 from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
 from multi.protocol.receive_stream import ReceiveStream, Window
+from multi.protocol.segment import SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.reasons import Cause
+from multi.schedulers.estimates import soonest
 from multi.types import StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
@@ -42,13 +45,6 @@ class Receiver:
         """When an acknowledgement must leave, None = nothing to say."""
         self.ack_now = False
 
-    def ask_to_grow(self, may_grow: Callable[[int], bool]) -> None:
-        """Let somebody who knows the memory of all sessions decide whether the session window may grow by so much.
-
-        Streams' windows follow their own pace: what all of them bring is bounded by the session's.
-        """
-        self.window.may_grow = may_grow
-
     def add(self, stream: StreamId, now: float) -> ReceiveStream:
         window = Window(self._initial_window, max(self._settings.max_stream_window, EARLY_DATA_LIMIT), now)
         created = self.streams[stream] = ReceiveStream(stream, window)
@@ -60,7 +56,7 @@ class Receiver:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size
-        before, gaps = stream.next_offset, stream.final is None and stream.has_gaps
+        before, gaps = stream.next_offset, stream.final is None and bool(stream.islands)
         self._check_room(end - stream.highest)
         self.charged += stream.insert(start, payload, owned)
         self._dirty[stream.id] = None
@@ -154,6 +150,34 @@ class Receiver:
         for stream in streams:
             if stream in self.streams:
                 self._dirty[stream] = None
+
+    def is_due(self, now: float) -> bool:
+        return self.ack_now or (self.ack_due is not None and now >= self.ack_due)
+
+    def send_acks(self, connections: Connections, now: float) -> None:
+        """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
+        due, ready = self.is_due(now), connections.for_control()
+        if not ready:
+            return
+        # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
+        # connection whose peer needs to hear something there.
+        wanted = [c for c in connections.values() if c.ack_wanted and c.sends]
+        targets = [c for c in wanted if c.authenticated]
+        for connection in wanted:
+            connection.ack_wanted = False
+        if due and (best := soonest(ready)) not in targets:
+            targets.append(best)
+        for connection in targets:
+            connection.ack_keepalive_due = 0.0
+            # What it brought may have been acknowledged on a path that died meanwhile: say it here once more.
+            self.say_again(connection.streams_to_ack)
+            connection.streams_to_ack.clear()
+        while targets:
+            payload = self.ack_payload()
+            for connection in targets:
+                connection.send(SegmentType.ACK, payload, now)
+            if not self.ack_now:
+                return
 
     def ack_payload(self) -> bytes:
         """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""

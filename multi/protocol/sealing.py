@@ -11,7 +11,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
@@ -28,15 +27,6 @@ class Cipher(IntEnum):
 
     AES_128_GCM = 1
     CHACHA20_POLY1305 = 2
-
-
-class _Aead(Protocol):
-    def encrypt(
-        self, nonce: bytes, data: bytes | bytearray | memoryview, associated_data: bytes | memoryview | None
-    ) -> bytes: ...
-    def decrypt(
-        self, nonce: bytes, data: bytes | bytearray | memoryview, associated_data: bytes | memoryview | None
-    ) -> bytes: ...
 
 
 def expand(secret: bytes, label: bytes) -> bytes:
@@ -58,7 +48,7 @@ class _RecordKeys:
 
     def _derive(self) -> None:
         key = expand(self._secret, b"key")
-        self._aead: _Aead = AESGCM(key[:16]) if self._cipher is Cipher.AES_128_GCM else ChaCha20Poly1305(key)
+        self._aead = AESGCM(key[:16]) if self._cipher is Cipher.AES_128_GCM else ChaCha20Poly1305(key)
         self._iv = int.from_bytes(expand(self._secret, b"iv")[:NONCE_LENGTH], "big")
 
     def next_nonce(self) -> bytes:

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 
 from multi.errors import RemoteProtocolError
 from multi.reasons import Cause
-from multi.types import SESSION_ID_LENGTH, SessionId, StreamId
+from multi.types import STREAM_ZERO, SessionId, StreamId
 
 VERSION = 1  # never 0x16: that is how a server tells TLS from MULTI
 SUPPORTED_VERSIONS = (VERSION,)
@@ -68,56 +69,36 @@ class SegmentType(IntEnum):
 
 
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
-CONTROL_TYPES = frozenset(range(SegmentType.FIN, SegmentType.TICKETS + 1))
-_KNOWN_TYPES = frozenset(int(t) for t in SegmentType)
+UNKNOWN_CONTROL = 192  # from here on unknown types are control: acknowledged, and otherwise skipped
+CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.TICKETS + 1), *range(UNKNOWN_CONTROL, 256)))
+OPTIONAL_TYPES = range(128, 256)
+"""Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
+_KNOWN_TYPES = frozenset((*SegmentType, *OPTIONAL_TYPES))
 
 
+@dataclass(slots=True, eq=False)
 class Segment:
     """One decoded segment. `payload` and `header` may borrow the receive buffer: copy before the next feed."""
 
-    __slots__ = ("header", "owned", "payload", "sequence", "session_id", "stream", "type")
-
-    def __init__(
-        self,
-        type_: int,
-        session_id: bytes,
-        sequence: int,
-        stream: StreamId,
-        header: memoryview,
-        payload: memoryview,
-        owned: bool,
-    ) -> None:
-        self.type = type_
-        self.session_id = session_id
-        self.sequence = sequence
-        self.stream = stream
-        self.header = header
-        self.payload = payload
-        self.owned = owned
-        """True when `payload` is memory of its own that nobody will change: it may be kept without a copy."""
+    type: int
+    session_id: bytes
+    sequence: int
+    stream: StreamId
+    header: memoryview
+    payload: memoryview
+    owned: bool
+    """True when `payload` is memory of its own that nobody will change: it may be kept without a copy."""
 
 
 def encode_header(type_: int, session_id: SessionId, sequence: int, stream: StreamId, payload_length: int) -> bytes:
     """Return the header of a segment whose payload (with its tag, when sealed) has `payload_length` bytes."""
-    if stream:
-        return _HEADER.pack(
-            VERSION,
-            type_,
-            STREAM_HEADER_LENGTH,
-            STREAM_HEADER_LENGTH + payload_length,
-            session_id,
-            sequence,
-        ) + _STREAM_EXTENSION.pack(_EXTENSION_STREAM, 4, stream)
-    return _HEADER.pack(VERSION, type_, HEADER_LENGTH, HEADER_LENGTH + payload_length, session_id, sequence)
+    length = STREAM_HEADER_LENGTH if stream else HEADER_LENGTH
+    header = _HEADER.pack(VERSION, type_, length, length + payload_length, session_id, sequence)
+    return header + _STREAM_EXTENSION.pack(_EXTENSION_STREAM, 4, stream) if stream else header
 
 
 def encode(
-    type_: int,
-    session_id: SessionId,
-    payload: bytes = b"",
-    *,
-    sequence: int = 0,
-    stream: StreamId = StreamId(0),
+    type_: int, session_id: SessionId, payload: bytes = b"", *, sequence: int = 0, stream: StreamId = STREAM_ZERO
 ) -> bytes:
     """Return a whole segment in clear."""
     return encode_header(type_, session_id, sequence, stream, len(payload)) + payload
@@ -132,25 +113,34 @@ def peek(data: bytes | bytearray | memoryview) -> tuple[int, SessionId] | None:
         raise RemoteProtocolError(f"unknown version {data[0]}")
     if len(data) < HEADER_LENGTH:
         return None
-    _, type_, header_length, segment_length, session_id, _ = _HEADER.unpack_from(data)
-    _check(type_, header_length, segment_length)
+    type_, _, _, session_id, _ = _header_at(data, 0)
     return type_, SessionId(session_id)
 
 
-def _check(type_: int, header_length: int, segment_length: int) -> None:
+_Header = tuple[int, int, int, bytes, int]
+"""(type, header length, segment length, Session ID, sequence number)."""
+
+
+def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
+    """The header at `position`, checked."""
+    version, type_, header_length, segment_length, session_id, sequence = _HEADER.unpack_from(data, position)
+    if version != VERSION:
+        raise RemoteProtocolError(f"unknown version {version}")
     if type_ not in _KNOWN_TYPES:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
         raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
-    limit = (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
+    large = type_ == SegmentType.DATA or 128 <= type_ < UNKNOWN_CONTROL
+    limit = (MAX_DATA_PAYLOAD if large else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
     if not header_length <= segment_length <= header_length + limit:
         allowed = f"{header_length}..{header_length + limit}"
         raise RemoteProtocolError(f"segment length {segment_length} is not in {allowed}", Cause.SEGMENT_SIZE)
+    return type_, header_length, segment_length, session_id, sequence
 
 
 def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
     """Read the extensions; unknown ones are skipped so that later versions may add some."""
-    stream, named = StreamId(0), False
+    stream, named = STREAM_ZERO, False
     while start < end:
         if end - start < 2:
             raise RemoteProtocolError("truncated header extension")
@@ -205,35 +195,38 @@ class SegmentDecoder:
                 return
             stash = memoryview(self._stash)
             self._stash, self._need = bytearray(), HEADER_LENGTH
-            if len(stash) < self._length_at(stash, 0):
-                self._begin_rest(stash, 0)
-            else:
+            segment = self._cut(stash, 0, _header_at(stash, 0), owned=True)
+            if self._rest is None:
                 self.taken = position
-                yield self._segment(stash, 0, len(stash), owned=True)
-        if self._rest is not None:
-            start, position = position, min(total, position + self._rest[1])
+                yield segment
+        if self._rest is not None and position < total:
+            last, missing = self._rest
+            payload = data[position : position + missing]
+            start = last.sequence + len(last.payload)
+            part = Segment(last.type, last.session_id, start, last.stream, last.header, payload, False)
+            self._rest = (part, missing - len(payload)) if len(payload) < missing else None
+            position += len(payload)
             self.taken = position
-            yield self._continue(data[start:position])
+            yield part
         while total - position >= HEADER_LENGTH:
-            length = self._length_at(data, position)
-            if total - position < length:
-                if self.streaming and self._has_data_header(data, position):
-                    position += self._begin_rest(data, position)
-                    self.taken = total
-                    yield self._continue(data[position:])
-                    return
-                # Of a DATA segment the header is enough, also when its extensions are still to come.
-                streamed = self.streaming and data[position + 1] == SegmentType.DATA
-                self._need = int.from_bytes(data[position + 2 : position + 4], "big") if streamed else length
+            header = _header_at(data, position)
+            need = self._enough(header)
+            if total - position < need:
+                self._need = need
                 break
-            start, position = position, position + length
-            self.taken = position
-            yield self._segment(data, start, length, owned=False)
+            segment = self._cut(data, position, header, owned=False)
+            position = self.taken = min(position + header[2], total)
+            if segment.payload or self._rest is None:
+                yield segment
         if position < total:
             if data[position] != VERSION:
                 raise RemoteProtocolError(f"unknown version {data[position]}")
             self._stash = bytearray(data[position:])
             self.unfinished += 1
+
+    def _enough(self, header: _Header) -> int:
+        """Bytes of the segment that have to be there: of a DATA segment that is streamed, header and extensions."""
+        return header[1] if self.streaming and header[0] == SegmentType.DATA else header[2]
 
     def _complete(self, data: memoryview) -> int:
         """Move what the unfinished segment lacks from `data` to it; return how much that was."""
@@ -244,55 +237,15 @@ class SegmentDecoder:
             position = min(position + missing, len(data))
             if len(stash) < self._need or self._need != HEADER_LENGTH:
                 return position
-            length = self._length_at(stash, 0)
-            header_length = int.from_bytes(stash[2:4], "big")
-            self._need = header_length if self.streaming and stash[1] == SegmentType.DATA else length
+            self._need = self._enough(_header_at(stash, 0))
             if self._need == HEADER_LENGTH:
                 return position
 
-    @staticmethod
-    def _has_data_header(data: memoryview, position: int) -> bool:
-        header_length = int.from_bytes(data[position + 2 : position + 4], "big")
-        return data[position + 1] == SegmentType.DATA and len(data) - position >= header_length
-
-    def _begin_rest(self, data: memoryview, position: int) -> int:
-        """Remember the DATA segment whose header is at `position`; return the length of that header."""
-        _, _, header_length, length, _, _ = _HEADER.unpack_from(data, position)
-        self._rest = (self._segment(data, position, header_length, owned=False), length - header_length)
-        return int(header_length)
-
-    def _continue(self, payload: memoryview) -> Segment:
-        """The next part of the DATA segment under way."""
-        assert self._rest is not None
-        last, missing = self._rest
-        part = Segment(
-            last.type,
-            last.session_id,
-            last.sequence + len(last.payload),
-            last.stream,
-            memoryview(b""),
-            payload,
-            False,
-        )
-        missing -= len(payload)
-        self._rest = (part, missing) if missing else None
-        return part
-
-    @staticmethod
-    def _length_at(data: memoryview | bytearray, position: int) -> int:
-        version, type_, header_length, segment_length, _, _ = _HEADER.unpack_from(data, position)
-        if version != VERSION:
-            raise RemoteProtocolError(f"unknown version {version}")
-        _check(type_, header_length, segment_length)
-        length: int = segment_length
-        return length
-
-    @staticmethod
-    def _segment(data: memoryview, position: int, length: int, *, owned: bool) -> Segment:
-        _, type_, header_length, _, session_id, sequence = _HEADER.unpack_from(data, position)
-        body = position + header_length
-        stream = StreamId(0) if header_length == HEADER_LENGTH else _stream_of(data, position + HEADER_LENGTH, body)
-        return Segment(type_, session_id, sequence, stream, data[position:body], data[body : position + length], owned)
-
-
-assert SESSION_ID_LENGTH == 16
+    def _cut(self, data: memoryview, position: int, header: _Header, *, owned: bool) -> Segment:
+        """The segment at `position`, or as much of it as there is."""
+        type_, header_length, length, session_id, sequence = header
+        body, end = position + header_length, position + length
+        stream = STREAM_ZERO if header_length == HEADER_LENGTH else _stream_of(data, position + HEADER_LENGTH, body)
+        segment = Segment(type_, session_id, sequence, stream, data[position:body], data[body:end], owned)
+        self._rest = (segment, end - len(data)) if end > len(data) else None
+        return segment

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from multi.protocol.payloads import MAX_OFFSET, Range
@@ -23,69 +24,46 @@ Buffer = bytes | bytearray | memoryview
 _COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
 
 
+@dataclass(slots=True, eq=False)
 class Outstanding:
     """A range that was sent and is not acknowledged; `carriers` are the connections that carry it, newest last."""
 
-    __slots__ = ("acked", "carriers", "end", "lost", "sent_at", "start")
-
-    def __init__(self, start: int, end: int, carriers: tuple[ConnectionId, ...], sent_at: float) -> None:
-        self.start = start
-        self.end = end
-        self.carriers = carriers
-        self.sent_at = sent_at
-        self.acked = False
-        self.lost = False
-        """True while it waits to be rescued."""
+    start: int
+    end: int
+    carriers: tuple[ConnectionId, ...]
+    sent_at: float
+    acked: bool = False
+    lost: bool = False
+    """True while it waits to be rescued."""
 
 
+@dataclass(slots=True, eq=False)
 class SendStream:
     """Offsets are those of the wire: `acked <= next_offset <= end_offset`."""
 
-    __slots__ = (
-        "_buffers",
-        "_buffers_head",
-        "_offsets",
-        "_outstanding",
-        "_outstanding_head",
-        "_tail_open",
-        "acked",
-        "end_offset",
-        "error",
-        "fin_sent",
-        "final",
-        "finish_acked",
-        "id",
-        "lost",
-        "next_offset",
-        "priority",
-        "reset_code",
-        "window",
-    )
-
-    def __init__(self, stream: StreamId, window: int, priority: int) -> None:
-        self.id = stream
-        self.priority = priority
-        self.window = window
-        """Absolute offset the peer allows."""
-        self.acked = 0
-        self.next_offset = 0
-        self.end_offset = 0
-        self.final = False
-        """True once the application has ended this direction."""
-        self.fin_sent = False
-        self.finish_acked = False
-        """True once the peer has acknowledged the FIN or RESET."""
-        self.reset_code: int | None = None
-        self.error: SessionLost | None = None
-        """Why writing has ended early."""
-        self._offsets: list[int] = []
-        self._buffers: list[Buffer] = []
-        self._buffers_head = 0
-        self._tail_open = False
-        self._outstanding: list[Outstanding] = []
-        self._outstanding_head = 0
-        self.lost: list[Outstanding] = []
-        """Ranges to be sent again elsewhere, in offset order; those acknowledged meanwhile may still be among them."""
+    id: StreamId
+    window: int
+    """Absolute offset the peer allows."""
+    priority: int
+    acked: int = 0
+    next_offset: int = 0
+    end_offset: int = 0
+    final: bool = False
+    """True once the application has ended this direction."""
+    fin_sent: bool = False
+    finish_acked: bool = False
+    """True once the peer has acknowledged the FIN or RESET."""
+    reset_code: int | None = None
+    error: SessionLost | None = None
+    """Why writing has ended early."""
+    _offsets: list[int] = field(default_factory=list)
+    _buffers: list[Buffer] = field(default_factory=list)
+    _buffers_head: int = 0
+    _tail_open: bool = False
+    _outstanding: list[Outstanding] = field(default_factory=list)
+    _outstanding_head: int = 0
+    lost: list[Outstanding] = field(default_factory=list)
+    """Ranges to be sent again elsewhere, in offset order; those acknowledged meanwhile may still be among them."""
 
     # --- application  ---
 
@@ -95,12 +73,6 @@ class SendStream:
         end = self.end_offset + size
         if end > MAX_OFFSET:
             raise LocalProtocolError("a stream cannot carry more than 2^62 bytes")
-        if type(data) is bytes and size >= COALESCE_BELOW:
-            self._offsets.append(self.end_offset)
-            self._buffers.append(data)
-            self._tail_open = False
-            self.end_offset = end
-            return
         if not size:
             return
         if size < COALESCE_BELOW:
@@ -109,24 +81,20 @@ class SendStream:
             tail = self._buffers[-1] if self._tail_open else None
             if isinstance(tail, bytearray) and len(tail) + size <= COALESCED_CHUNK:
                 tail += data
-            else:
-                self._append(bytearray(data))
-                self._tail_open = True
+                self.end_offset = end
+                return
+            kept: Buffer = bytearray(data)
+        elif isinstance(data, bytes):
+            kept = data
+        elif isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
+            # A view of our own: the caller may release his as soon as write() has returned.
+            kept = data.cast("B") if data.ndim != 1 or data.format != "B" else data[:]
         else:
-            if isinstance(data, bytes):
-                kept: Buffer = data
-            elif isinstance(data, memoryview) and type(data.obj) is bytes and data.c_contiguous:
-                # A view of our own: the caller may release his as soon as write() has returned.
-                kept = data.cast("B") if data.ndim != 1 or data.format != "B" else data[:]
-            else:
-                kept = bytes(data)
-            self._append(kept)
-            self._tail_open = False
-        self.end_offset = end
-
-    def _append(self, buffer: Buffer) -> None:
+            kept = bytes(data)
+        self._tail_open = size < COALESCE_BELOW
         self._offsets.append(self.end_offset)
-        self._buffers.append(buffer)
+        self._buffers.append(kept)
+        self.end_offset = end
 
     @property
     def unsent(self) -> int:
@@ -165,47 +133,39 @@ class SendStream:
 
     # --- sending  ---
 
-    def take(self, size: int, connection: tuple[ConnectionId, ...], now: float) -> tuple[int, list[Buffer]]:
+    def take(self, size: int, carriers: tuple[ConnectionId, ...], now: float) -> tuple[int, list[Buffer]]:
         """Mark the next `size` unsent bytes as sent on `carriers`; return their offset and buffers."""
         start = self.next_offset
         end = self.next_offset = start + size
-        if size < COALESCE_BELOW and len(self._outstanding) > self._outstanding_head:
-            last = self._outstanding[-1]
-            if self._continues(last, size, connection, now):
-                last.end = end
-                return start, self.slice(start, end)
-        self._outstanding.append(Outstanding(start, end, connection, now))
-        return start, self.slice(start, end)
-
-    @staticmethod
-    def _continues(last: Outstanding, size: int, connection: tuple[ConnectionId, ...], now: float) -> bool:
-        """Small segments sent together are lost and sent again together: one segment then, not hundreds."""
-        return (
-            last.end - last.start + size <= COALESCE_BELOW
-            and last.carriers == connection
+        last = self._outstanding[-1] if len(self._outstanding) > self._outstanding_head else None
+        if (
+            last is not None
+            and end - last.start <= COALESCE_BELOW
+            and last.carriers == carriers
             and now - last.sent_at <= SENT_TOGETHER
             and not last.acked
             and not last.lost
-        )
+        ):
+            last.end = end  # small segments sent together are lost and sent again together: one then, not hundreds
+        else:
+            self._outstanding.append(Outstanding(start, end, carriers, now))
+        return start, self.slice(start, end)
 
     def slice(self, start: int, end: int) -> list[Buffer]:
         """Return the buffers of [start, end); the range must still be kept."""
         index = bisect_right(self._offsets, start, self._buffers_head) - 1
         pieces: list[Buffer] = []
         while start < end:
-            buffer = self._buffers[index]
-            if type(buffer) is bytes and self._offsets[index] == start and len(buffer) <= end - start:
-                pieces.append(buffer)  # all of it: no view is needed
-                start += len(buffer)
-                index += 1
-                continue
-            if not isinstance(buffer, memoryview):
-                # A view freezes a coalesced chunk: what was sent once can never change.
-                if self._tail_open and index == len(self._buffers) - 1:
-                    self._tail_open = False
-                buffer = self._buffers[index] = memoryview(buffer)
-            base = self._offsets[index]
-            piece = buffer[start - base : end - base]
+            buffer, base = self._buffers[index], self._offsets[index]
+            if type(buffer) is bytes and base == start and len(buffer) <= end - start:
+                piece: Buffer = buffer  # all of it: no view is needed
+            else:
+                if not isinstance(buffer, memoryview):
+                    # A view freezes a coalesced chunk: what was sent once can never change.
+                    if index == len(self._buffers) - 1:
+                        self._tail_open = False
+                    buffer = self._buffers[index] = memoryview(buffer)
+                piece = buffer[start - base : end - base]
             pieces.append(piece)
             start += len(piece)
             index += 1
@@ -245,9 +205,6 @@ class SendStream:
             self.lost.pop(0)
         return self.lost[0] if self.lost else None
 
-    def rescues(self) -> list[Outstanding]:
-        return [item for item in self.lost if not item.acked]
-
     def rescued(self, item: Outstanding) -> None:
         """`item` has been handed to another connection, or its own has recovered."""
         if item.lost:
@@ -272,7 +229,10 @@ class SendStream:
                     newly.append(items[head])
                 head += 1
             if head < len(items) and items[head].start < cumulative and not items[head].acked:
-                newly.append(self._cut(items[head], cumulative))
+                # No honest peer acknowledges part of a segment; for another one, released bytes would be sent again.
+                part = items[head]
+                newly.append(Outstanding(part.start, cumulative, part.carriers, part.sent_at))
+                part.start = cumulative
             self._outstanding_head = head
             self.acked = cumulative
             if head > _COMPACT_AFTER and head * 2 > len(items):
@@ -289,16 +249,6 @@ class SendStream:
         for item in newly:
             item.acked = True
         return newly
-
-    @staticmethod
-    def _cut(item: Outstanding, below: int) -> Outstanding:
-        """Take what lies before `below` off `item` and return it.
-
-        No honest peer acknowledges part of a segment; for another one, bytes already released would be sent again.
-        """
-        done = Outstanding(item.start, below, item.carriers, item.sent_at)
-        item.start = below
-        return done
 
     def _release(self, below: int) -> None:
         """Drop the buffers that end at or before `below`."""

@@ -8,17 +8,17 @@ that lost it while another is usable".
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
-from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.schedulers.base import Scheduler, SendRequest
 from multi.schedulers.estimates import arrival, soonest
 from multi.types import ConnectionId, StreamId
 
+REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 MIN_REINJECT_AGE = 0.020  # seconds (as the deadline rule of xquic's reinjection)
@@ -35,6 +35,7 @@ GROWING = 1.0  # seconds after a window has grown, or writing has begun, in whic
 GROWTH = 1.5  # times the largest size so far
 
 
+@dataclass(slots=True, eq=False)
 class Sender:
     """All send streams of one session.
 
@@ -55,55 +56,44 @@ class Sender:
     beyond the windows of stream and session.
     """
 
-    def __init__(
-        self,
-        connections: Mapping[ConnectionId, Connection],
-        scheduler: Scheduler,
-        reinject: str,
-        session_window: int,
-        scheduler_failed: Callable[[Exception], None],
-    ) -> None:
-        """`scheduler_failed` puts another scheduler in the place of one that raised, or raises itself."""
-        self._connections = connections
-        self.scheduler = scheduler
-        self._scheduler_failed = scheduler_failed
-        self.reinject = reinject
-        self.streams: dict[StreamId, SendStream] = {}
-        self.window = session_window
-        """Absolute: bytes over all streams the peer allows."""
-        self.used = 0
-        """Sum of what was sent for the first time."""
-        self.reinjected_bytes = 0
-        """Bytes sent again, for whatever reason."""
-        self._opportunistic_bytes = 0
-        self._backlog = 0
-        self.held_back = False
-        """A writer waits until there is room: more bytes are to come than can be seen."""
-        self._run = 0
-        """Bytes sent for the first time since writing last paused."""
-        self._run_at = self._run_began = 0.0
-        self._window_size = session_window
-        self._window_grown_at = 0.0
-        self._turn: dict[int, StreamId] = {}
-        self.hold_until: float | None = None
-        """When a waiting scheduler is asked again."""
-        self.early_limit: int | None = EARLY_DATA_LIMIT
-        """Most bytes before the peer's ACCEPT; None = no limit any more."""
+    _connections: Mapping[ConnectionId, Connection]
+    scheduler: Scheduler
+    reinject: str
+    window: int
+    """Absolute: bytes over all streams the peer allows."""
+    _scheduler_failed: Callable[[Exception], None]
+    """Puts another scheduler in the place of one that raised, or raises itself."""
+    window_known: bool = False
+    """It is the peer's own word: HELLO or ACCEPT has come."""
+    streams: dict[StreamId, SendStream] = field(default_factory=dict)
+    used: int = 0
+    """Sum of what was sent for the first time."""
+    reinjected_bytes: int = 0
+    """Bytes sent again, for whatever reason."""
+    _opportunistic_bytes: int = 0
+    _backlog: int = 0
+    held_back: bool = False
+    """A writer waits until there is room: more bytes are to come than can be seen."""
+    _run: int = 0
+    """Bytes sent for the first time since writing last paused."""
+    _run_at: float = 0.0
+    _run_began: float = 0.0
+    _window_size: int = field(init=False)
+    _window_grown_at: float = 0.0
+    _turn: dict[int, StreamId] = field(default_factory=dict)
+    hold_until: float | None = None
+    """When a waiting scheduler is asked again."""
+    reinject_at: float | None = None
+    """When late bytes are looked at again; None = nothing could be done about them."""
+
+    def __post_init__(self) -> None:
+        self._window_size = self.window
 
     # --- state  ---
 
     @property
-    def unsent(self) -> int:
-        return sum(stream.unsent for stream in self.streams.values())
-
-    @property
     def unacked(self) -> int:
         return sum(stream.unacked for stream in self.streams.values())
-
-    @property
-    def window_left(self) -> int:
-        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
-        return limit - self.used
 
     @property
     def waiting(self) -> bool:
@@ -117,7 +107,7 @@ class Sender:
     def blocked_by_window(self) -> bool:
         """Bytes wait, and only the peer's windows keep them from being sent."""
         waiting = [s for s in self.streams.values() if s.unsent]
-        return bool(waiting) and (self.window_left <= 0 or all(s.sendable <= 0 for s in waiting))
+        return bool(waiting) and (self.window <= self.used or all(s.sendable <= 0 for s in waiting))
 
     # --- acknowledgements  ---
 
@@ -181,44 +171,39 @@ class Sender:
     def recover(self, connection: Connection) -> None:
         """`connection` made progress again: what it carries need not be rescued any more."""
         for stream in self.streams.values():
-            for item in stream.rescues():
-                if connection.id in item.carriers:
-                    stream.rescued(item)
+            for item in [i for i in stream.lost if connection.id in i.carriers]:
+                stream.rescued(item)
 
     # --- sending  ---
 
     def fill(self, usable: Sequence[Connection], now: float) -> None:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
-        self.hold_until = None
-        for connection in usable:
-            if connection.credit > 0:
-                break
-        else:
-            return
+        self.hold_until = self.reinject_at = None
         several = len(usable) > 1
+        if not self._has_credit(usable):
+            return
         if several:
             for connection in usable:
                 connection.estimate_not_sent(now)
-        for stream in self.streams.values():
-            if stream.lost:
-                if not self._rescue(usable, now):
-                    return
-                break
         reinjects = several and self.reinject == "full"
-        if reinjects and self._window_runs_out(usable):
-            self._reinject(usable, now, only_head=True)
-        if self._send_new(usable, now) and reinjects:
-            self._reinject(usable, now)
+        lost = [stream for stream in self.streams.values() if stream.lost]
+        if not lost or self._rescue(lost, usable, now):
+            if reinjects and self._window_runs_out(usable):
+                self._reinject(usable, now, only_head=True)
+            if self._send_new(usable, now) and reinjects:
+                self._reinject(usable, now)
+        if reinjects and self._has_credit(usable) and any(c.in_flight for c in self._connections.values()):
+            self.reinject_at = now + REINJECT_CHECK
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
         """A copy sent when the window is full comes too late: it arrives after what is on its way already.
 
         Windows that have grown hold more than a slow path is late, and copies cost fast ones processor time.
         """
-        if self.early_limit is not None or self._window_size > WINDOW_SMALL:
+        if not self.window_known or self._window_size > WINDOW_SMALL:
             return False
         windows = [s.window - s.next_offset for s in self.streams.values() if s.unsent]
-        left = min([self.window_left, *windows])
+        left = min([self.window - self.used, *windows])
         return any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
 
     @staticmethod
@@ -232,9 +217,8 @@ class Sender:
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
         """Ask the scheduler; empty = it waits."""
-        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
-        window, growing = limit - self.used, now < max(self._window_grown_at, self._run_began) + GROWING
-        request = SendRequest(stream.id, stream.priority, size, self._backlog, max(0, window), again, now, growing)
+        window, growing = max(0, self.window - self.used), now < max(self._window_grown_at, self._run_began) + GROWING
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, growing)
         try:
             chosen = self.scheduler.select(request, usable)
             if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
@@ -247,9 +231,9 @@ class Sender:
             self.hold_until = now + HOLD_CHECK
         return picked
 
-    def _rescue(self, usable: Sequence[Connection], now: float) -> bool:
+    def _rescue(self, streams: list[SendStream], usable: Sequence[Connection], now: float) -> bool:
         """Send lost ranges again; return False when some still wait for a connection."""
-        for stream in self._by_priority(list(self.streams.values())):
+        for stream in sorted(streams, key=_priority):
             self._backlog = stream.unacked
             while (item := stream.next_rescue()) is not None:
                 others = [c for c in usable if c.id not in item.carriers]
@@ -287,9 +271,8 @@ class Sender:
             return True
         # What a writer still has, nobody knows; the best guess is as much as it has written so far.
         self._backlog = max(backlog, self._run) if self.held_back else backlog
-        limit = self.window if self.early_limit is None else min(self.window, self.early_limit)
         while True:
-            room = limit - self.used
+            room = self.window - self.used
             stream = self._next_stream() if room > 0 else None
             if stream is None or stream.next_offset == stream.end_offset:
                 return True
@@ -326,16 +309,7 @@ class Sender:
             (only,) = self.streams.values()
             return only
         ready = [s for s in self.streams.values() if s.sendable > 0]
-        if not ready:
-            return None
-        best = min(s.priority for s in ready)
-        ready = [s for s in ready if s.priority == best]
-        last = self._turn.get(best, StreamId(-1))
-        return min(ready, key=lambda s: (s.id <= last, s.id))
-
-    @staticmethod
-    def _by_priority(streams: list[SendStream]) -> list[SendStream]:
-        return streams if len(streams) < 2 else sorted(streams, key=lambda s: (s.priority, s.id))
+        return min(ready, key=lambda s: (s.priority, s.id <= self._turn.get(s.priority, -1), s.id), default=None)
 
     # --- opportunistic reinjection  ---
 
@@ -348,7 +322,7 @@ class Sender:
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
         queues: dict[ConnectionId, _Queue] = {}
-        for stream in self._by_priority(list(self.streams.values())):
+        for stream in sorted(self.streams.values(), key=_priority):
             scanned = 0
             for item in stream.outstanding():
                 scanned += 1
@@ -378,6 +352,10 @@ class Sender:
                         return
                 elif only_head:
                     break
+
+
+def _priority(stream: SendStream) -> tuple[int, StreamId]:
+    return stream.priority, stream.id
 
 
 @dataclass(slots=True)

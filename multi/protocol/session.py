@@ -1,14 +1,14 @@
 """A session: one end of the conversation, over all its connections. Pure.
 
 Inputs are methods with `now=`; outputs leave through `effects()` (an ordered list) and `next_timer()`. It decides when
-the session opens, is detached and ends, and puts its parts together: `dispatch` hands on what arrives, `outgoing` and
-`liveness` choose and watch the connections, `authenticator` says who may join, `streams`, `sender` and `receiver` know
+the session opens, is detached and ends, and puts its parts together: `dispatch` hands on what arrives, `liveness`
+watches the connections, `authenticator` says who may join, `streams`, `sender` and `receiver` know
 the bytes. Which connections should exist is decided by `multi.paths`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from multi.events import (
@@ -31,17 +31,13 @@ from multi.events import (
     StreamReadable,
     StreamWritable,
 )
-from multi.paths.manager import NETWORK_GONE, Memory, Mode, PathManager
-from multi.paths.racing import Connect
-from multi.paths.slots import Slot
-from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Identity, ServerAuthenticator
+from multi.paths.manager import NETWORK_GONE, PathManager
+from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
+from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.control import Outbox
 from multi.protocol.dispatch import Incoming, never
-from multi.protocol.handshake import REFUSED, Refuse
+from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
-from multi.protocol.outgoing import Outgoing
-from multi.protocol.output import Output
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
     CLOSE_NORMAL,
@@ -53,20 +49,17 @@ from multi.protocol.payloads import (
     encode_close,
     encode_role,
 )
-from multi.protocol.receiver import Receiver
 from multi.protocol.scheduling import SchedulerMaker, Scheduling
-from multi.protocol.segment import (
-    SegmentType,
-)
+from multi.protocol.segment import SegmentType
 from multi.protocol.sender import Sender
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
-from multi.protocol.state import Lifecycle, SessionState, Step
-from multi.protocol.streams import Streams
+from multi.protocol.state import SessionState, Step
+from multi.protocol.streams import DEFAULT_PRIORITY, Streams
 from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers.base import Scheduler
+from multi.schedulers.estimates import soonest
 from multi.types import (
     STREAM_ZERO,
-    Candidate,
     ConnectionFacts,
     ConnectionId,
     ConnectionState,
@@ -79,11 +72,9 @@ from multi.types import (
 
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
-RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
-REFUSALS_WITHIN = 5.0  # seconds; REFUSALS of them within this time end a session that has no connection left
-REFUSALS = 3  # whose server has not proved itself, for anybody in the path can make those
+UNKNOWN_SAID = 3  # times on every network that is there: then a session without a connection believes it is forgotten
 
 ABORTED = Reason(Cause.ABORTED, "aborted")
 AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
@@ -98,10 +89,8 @@ REMOVED = Reason(Cause.REMOVED, "removed")
 SESSION_GONE = Reason(Cause.SESSION_GONE, "session gone: the server no longer knows this session")
 TOO_MANY_CONNECTIONS = Reason(Cause.CONNECTION_LIMIT, "too many connections in this session")
 
-Entropy = Callable[[int], bytes]
 
-
-class SessionCore:
+class SessionCore(SessionBase):
     """See the module. `entropy(n)` gives n random bytes.
 
     `make_scheduler` makes those that this side asks for, `make_peer_scheduler` those that the peer does (default: the
@@ -114,111 +103,47 @@ class SessionCore:
         session_id: SessionId,
         settings: SessionSettings,
         *,
-        entropy: Entropy,
+        entropy: Callable[[int], bytes],
         make_scheduler: SchedulerMaker,
         now: float,
         make_peer_scheduler: SchedulerMaker | None = None,
-        scheduler: Scheduler | None = None,
         psk: Callable[[bytes], bytes | None] | None = None,
     ) -> None:
-        self.side = side
-        self.session_id = session_id
-        self.settings = settings
-        self.connections: dict[ConnectionId, Connection] = {}
+        super().__init__(side, session_id, settings, entropy, now)
         self.paths: PathManager | None = None
         """Client, once `open` was called: which connections should exist."""
-        self.lifecycle = Lifecycle()
         self.reason: Reason | None = None
         """Why it ended; None while it lives."""
-        self._now = now
-        self._output = output = Output()
-        self.scheduling = Scheduling(
-            side,
-            settings.policy,
-            make_scheduler,
-            make_peer_scheduler or make_scheduler,
-            follows=settings.follow_peer_policy,
-        )
-        self.sender = Sender(
-            self.connections,
-            self.scheduling.first(scheduler),
-            settings.policy.reinject,
-            EARLY_DATA_LIMIT,
-            self.scheduling.failed,
-        )
-        self.receiver = Receiver(settings, now)
-        self.outbox = Outbox(self.connections)
-        self.scheduling.attach(self.sender, self.outbox, output)
-        self.streams = Streams(side, settings, self.sender, self.receiver, self.outbox, output, self._smoothed_rtt)
-        identity = Identity(session_id, settings, self.connections, self.outbox, entropy)
-        self._auth: Authenticator = (
-            ClientAuthenticator(identity, self) if side is Side.CLIENT else ServerAuthenticator(identity, self, psk)
-        )
-        self._outgoing = Outgoing(self.connections, self.sender, self.receiver, self.outbox)
-        self._liveness = Liveness(
-            side,
-            settings,
-            self.lifecycle,
-            self.connections,
-            self.sender,
-            self.receiver,
-            self.outbox,
-            self._outgoing,
-            output,
-            self,
-        )
-        self._incoming = Incoming(
-            side,
-            session_id,
-            self.lifecycle,
-            self.connections,
-            self.sender,
-            self.receiver,
-            self.outbox,
-            self.streams,
-            output,
-            self._auth,
-            self._liveness,
-            self,
-        )
+        self.scheduling = Scheduling(self, make_scheduler, make_peer_scheduler or make_scheduler)
+        first, reinject = self.scheduling.first(), settings.policy.reinject
+        self.sender = Sender(self.connections, first, reinject, EARLY_DATA_LIMIT, self.scheduling.failed)
+        self.streams = Streams(self)
+        self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
+        self._liveness = Liveness(self)
+        self._incoming = Incoming(self, self.streams, self._auth, self._liveness, self.scheduling)
         self._open_timeout = 0.0
         self._open_deadline: float | None = None
         self._opened = False
-        self._closing = False
+        self.closing = False
+        """This side has ended the session."""
         self._peer_closing = False
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
-        self._rtt = 0.1
-        self._rtt_until = now
         self._detached_at: float | None = None
         self._created_at = now
-        self._refusals: list[float] = []
-        self.streams.create(STREAM_ZERO, 3)
-        if side is Side.SERVER:
-            self.sender.early_limit = None
-
-    @property
-    def state(self) -> SessionState:
-        return self.lifecycle.state
-
-    @property
-    def confirmed(self) -> bool:
-        """The peer has proved itself."""
-        return self.lifecycle.confirmed
-
-    @property
-    def policy(self) -> Policy:
-        """How this side sends."""
-        return self.scheduling.policy
-
-    @property
-    def now(self) -> float:
-        """The time of the last input."""
-        return self._now
+        self.resume_timeout = settings.resume_timeout
+        """Seconds without a connection after which it ends: the smaller of what the two sides want."""
+        self._said_unknown: dict[str, int] = {}
+        """How often a server that has proved nothing said so since the last connection, by interface."""
+        self.streams.create(STREAM_ZERO, DEFAULT_PRIORITY)
 
     def _act(self, now: float) -> None:
-        self._now = now
-        self._output.needs_flush = True
+        self.now = now
+        self.needs_flush = True
+
+    def _living(self, connection: ConnectionId) -> Connection | None:
+        found = self.connections.get(connection)
+        return found if found is not None and found.alive else None
 
     # === inputs: connections  ===
 
@@ -226,17 +151,18 @@ class SessionCore:
         """A transport connection is established (client) or was accepted (server)."""
         self._act(now)
         if self.state is SessionState.CLOSED:
-            self._output.emit(CloseConnection(connection, True, IN_ORDER))
+            self.emit(CloseConnection(connection, True, IN_ORDER))
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
-        if self.side is Side.SERVER and len(self._alive()) > self.settings.max_connections:
-            # Whoever knows the Session ID gets this far: strangers must not keep the client out.
-            oldest = next(c for c in self._alive() if not c.authenticated)
-            self.disconnect(oldest, TOO_MANY_CONNECTIONS, abort=True)
-            if not created.alive:
-                return
-        self._output.notify(created.changed())
+        if self.side is Side.SERVER:
+            # They have a limit of their own: strangers must not keep the client out, nor its dead connections itself.
+            unproved = [c for c in self.connections.alive() if not c.authenticated]
+            if len(unproved) > self.settings.max_unproved:
+                self.disconnect(unproved[0], TOO_MANY_CONNECTIONS, abort=True)
+                if not created.alive:
+                    return
+        self.notify(created.changed())
         self._auth.opened(created, now)
 
     def receive(
@@ -253,7 +179,7 @@ class SessionCore:
         Asked after each segment, `enough` says whether the others have to wait. While the session is `behind` with them
         it goes on with each call, also with one that brings nothing.
         """
-        self._now = now
+        self.now = now
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
@@ -261,9 +187,12 @@ class SessionCore:
         try:
             self._incoming.receive(found, data, lane, now, enough)
         except RemoteProtocolError as error:
-            self._output.needs_flush = True
+            self.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
-                self._protocol_error(found, error)
+                reason = Reason(error.cause, str(error))
+                if not found.authenticated and not found.answered and self.side is Side.CLIENT:
+                    reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
+                self.disconnect(found, reason, abort=True)
 
     def behind(self, connection: ConnectionId) -> bool:
         """Whether bytes that have come on it wait for the next `receive`."""
@@ -272,19 +201,18 @@ class SessionCore:
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
-        self._now = now
+        self.now = now
         if self.paths is not None:
             self.paths.attempt_failed(connection, reason, now, answered=answered)
 
     def connection_lost(self, connection: ConnectionId, failure: Reason | None, *, now: float) -> None:
         """The transport connection ended; no failure means that the peer closed it in order."""
         self._act(now)
-        found = self.connections.get(connection)
-        if found is None or not found.alive:
+        if (found := self._living(connection)) is None:
             return
         if found.state is ConnectionState.DRAINING and not found.in_flight:
             self._retire(found, ConnectionState.CLOSED, DRAINED)
-        elif self.lifecycle.lingering_since is not None:
+        elif self.lingering_since is not None:
             self._retire(found, ConnectionState.CLOSED, CLOSING)
         elif self._peer_closing and failure is None:
             # The peer lingers no more: what it has not acknowledged until now it never will.
@@ -296,7 +224,7 @@ class SessionCore:
 
     def set_credit(self, connection: ConnectionId, credit: int, *, now: float) -> None:
         """Bytes the transport of `connection` will take now."""
-        self._now = now
+        self.now = now
         if (found := self.connections.get(connection)) is not None:
             found.channel_credit = credit
             if credit > 0:
@@ -304,9 +232,9 @@ class SessionCore:
 
     def sample(self, connection: ConnectionId, sample: TransportSample, *, now: float) -> None:
         """The transport's own figures."""
-        self._now = now
-        found = self.connections.get(connection)
-        if found is not None and found.alive and found.take_sample(sample, now) and found.in_time(now):
+        self.now = now
+        found = self._living(connection)
+        if found is not None and found.take_sample(sample, now) and found.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self._liveness.recovered(found, PROGRESSED)
 
@@ -319,8 +247,13 @@ class SessionCore:
 
     def read(self, stream: StreamId, limit: int, *, now: float) -> bytes:
         """Return up to `limit` bytes in order (negative = all there is); empty when there is nothing now."""
-        self._now = now
-        return self.streams.read(stream, limit, now)
+        self.now = now
+        if (found := self.receiver.streams.get(stream)) is None:
+            return b""
+        data = self.receiver.read(found, limit, now, self.connections.smoothed_rtt(self.now))
+        if found.at_end:
+            self.streams.maybe_over(stream)
+        return data
 
     def finish(self, stream: StreamId, *, now: float) -> None:
         """End the writing side after everything written."""
@@ -350,11 +283,11 @@ class SessionCore:
     def close(self, *, now: float) -> None:
         """End the session after everything written has been acknowledged. Unread bytes are discarded."""
         self._act(now)
-        if self._closing or self.state is SessionState.CLOSED:
+        if self.closing or self.state is SessionState.CLOSED:
             return
-        self._closing = True
+        self.closing = True
         self.streams.finish_all(now)
-        if not self._opened and not any(c.alive for c in self.connections.values()):
+        if not self._opened and not self.connections.alive():
             self._end(IN_ORDER)
 
     def abort(self, reason: Reason = ABORTED, *, now: float) -> None:
@@ -363,9 +296,9 @@ class SessionCore:
         if self.state is SessionState.CLOSED:
             return
         payload = encode_close(Close(CLOSE_ABORTED, reason))
-        for connection in self._alive():
+        for connection in self.connections.alive():
             if self._hears(connection):
-                connection.send(SegmentType.CLOSE, (payload,), len(payload))
+                connection.send(SegmentType.CLOSE, payload, self.now)
         self._end(reason)
 
     def fail(self, reason: Reason, *, now: float) -> None:
@@ -375,78 +308,29 @@ class SessionCore:
 
     # === inputs: which connections exist (client)  ===
 
-    def open(
-        self,
-        candidates: Iterable[Candidate],
-        *,
-        connect: Connect,
-        mode: Mode,
-        open_timeout: float,
-        jitter: Callable[[], float],
-        now: float,
-        memory: Memory | None = None,
-        race_order: Sequence[Candidate] | None = None,
-        expecting: bool = False,
-    ) -> None:
-        """Client: start to open the candidates; see `PathManager`."""
-        self._now = now
-        self.paths = PathManager(
-            candidates,
-            connect=connect,
-            mode=mode,
-            session=_PathCommands(self),
-            jitter=jitter,
-            now=now,
-            memory=memory,
-            race_order=race_order,
-            expecting=expecting,
-        )
+    def open(self, paths: PathManager, open_timeout: float, *, now: float) -> None:
+        """Client: have `paths` open the session within `open_timeout` seconds."""
+        self.now = now
+        self.paths = paths
         self._open_timeout = open_timeout
         self._open_deadline = now + open_timeout
-        self.paths.handle_timer(now)
+        paths.handle_timer(now)
 
-    def add_candidates(self, candidates: Sequence[Candidate], *, now: float) -> list[Slot]:
-        """Client: want more connections."""
-        self._now = now
-        return self._path_manager().add(candidates, now)
-
-    def withdraw_candidates(self, slots: Sequence[Slot], *, now: float) -> None:
-        """Client: want what `add_candidates` returned no more."""
-        self._now = now
-        self._path_manager().withdraw(slots, now)
+    def path_manager(self, *, now: float) -> PathManager:
+        """Client: for an input to it at `now`. Raises LocalProtocolError on a server."""
+        self.now = now
+        if self.paths is None:
+            raise LocalProtocolError("only the client decides which connections exist")
+        return self.paths
 
     def remove_connection(self, connection: ConnectionId, *, now: float) -> None:
         """Drain a connection and do not dial it again. The last usable one cannot be removed."""
-        self._now = now
-        others = [c for c in self.connections.values() if c.id != connection and c.state is ConnectionState.ACTIVE]
-        if not others:
+        if all(c.id == connection for c in self.connections.active()):
             raise LocalProtocolError("the last usable connection cannot be removed")
+        self._find(connection)
         self.drain(connection, now=now)
         if self.paths is not None:
             self.paths.remove(connection, now)
-
-    def cancel_handover(self) -> None:
-        """Client: forget a handover under way."""
-        self._path_manager().cancel_handover()
-
-    def hand_over(self, slots: list[Slot], done: Callable[[Reason | None], None], *, now: float) -> None:
-        """Make-before-break to one of `slots`; see `PathManager.hand_over`."""
-        self._now = now
-        self._path_manager().hand_over(slots, done, now)
-
-    def update_candidates(
-        self,
-        candidates: Sequence[Candidate],
-        *,
-        reason: Callable[[int], str],
-        expecting: bool,
-        now: float,
-    ) -> None:
-        """Client: these are all candidates there are now; see `PathManager.update`."""
-        self._now = now
-        if self.state is SessionState.CLOSED:
-            return
-        self._path_manager().update(candidates, now, reason=reason, expecting=expecting)
 
     def network_changed(
         self, interface: str, usable: bool, *, now: float, address: str = "", reason: str = NETWORK_GONE
@@ -455,14 +339,12 @@ class SessionCore:
 
         With `address` only that address of the interface is meant; what was bound to it can never work again.
         """
-        self._now = now
+        self.now = now
         if self.state is SessionState.CLOSED:
             return
         if not usable:
-            for connection in list(self.connections.values()):
-                if not connection.alive or interface not in ("", connection.interface):
-                    continue
-                if interface and connection.facts.more_interfaces:
+            for connection in self.connections.alive():
+                if interface and (interface != connection.interface or connection.facts.more_interfaces):
                     continue  # an MPTCP connection goes on over the others, also without its first subflow
                 if not address:
                     self.suspect(connection.id, Reason(Cause.NETWORK_GONE, reason), now=now)
@@ -470,20 +352,20 @@ class SessionCore:
                     self.give_up(connection.id, Reason(Cause.ADDRESS_GONE, reason), now=now)
         if self.paths is not None and not address:
             self.paths.network_changed(interface, usable, now, reason)
-        self._output.notify(NetworkChanged(interface, usable, reason if not usable else "usable again"))
+        self.notify(NetworkChanged(interface, usable, reason if not usable else "usable again"))
 
     def signal_changed(self, interface: str, fading: bool, dbm: float, *, now: float) -> None:
         """Client: the radio of an interface is about to lose its network, or is good again."""
-        self._now = now
+        self.now = now
         if self.state is SessionState.CLOSED:
             return
-        self._output.notify(SignalChanged(interface, fading, dbm))
+        self.notify(SignalChanged(interface, fading, dbm))
         if self.paths is not None:
             self.paths.signal_changed(interface, fading, now)
 
     def slept(self, seconds: float, *, now: float) -> None:
         """The machine was suspended: nothing is known of any connection."""
-        self._now = now
+        self.now = now
         if self.state is SessionState.CLOSED:
             return
         reason = Reason(Cause.SUSPENDED, f"the machine slept for {seconds:.0f} s")
@@ -492,31 +374,29 @@ class SessionCore:
         if self.paths is not None:
             self.paths.network_changed("", True, now)
 
-    def _path_manager(self) -> PathManager:
-        if self.paths is None:
-            raise LocalProtocolError("only the client decides which connections exist")
-        return self.paths
+    # === inputs: policy. The path manager is heard during another input, and speaks of connections that have ended  ===
 
-    # === inputs: policy  ===
-
-    def drain(self, connection: ConnectionId, *, now: float) -> None:
+    def drain(self, connection: ConnectionId, *, now: float | None = None) -> None:
         """Make-before-break: nothing new on it; close it when nothing is outstanding in either direction."""
-        self._act(now)
-        found = self._find(connection)
-        if not found.authenticated:
+        self._act(self.now if now is None else now)
+        found = self._living(connection)
+        if found is not None and not found.authenticated:
             self.disconnect(found, REMOVED, abort=True)
-        elif found.state is not ConnectionState.DRAINING:
-            self._liveness.drain(found, DRAINED_HERE)
+        elif found is not None and found.state is not ConnectionState.DRAINING:
+            self._liveness.say(found, DrainStep.ASKED)
+            self._liveness.start_draining(found, DRAINED_HERE)
 
-    def give_up(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
+    def give_up(self, connection: ConnectionId, reason: Reason, *, now: float | None = None) -> None:
         """It can never work again, or another has taken its place: rescue what it carries."""
-        self._act(now)
-        self.disconnect(self._find(connection), reason, abort=True)
+        self._act(self.now if now is None else now)
+        if (found := self._living(connection)) is not None:
+            self.disconnect(found, reason, abort=True)
 
-    def ping(self, connection: ConnectionId, *, now: float) -> None:
+    def ping(self, connection: ConnectionId, *, now: float | None = None) -> None:
         """Ask for a sign of life."""
-        self._act(now)
-        self._liveness.ping(self._find(connection), now)
+        self._act(self.now if now is None else now)
+        if (found := self._living(connection)) is not None:
+            self._liveness.ping(found, self.now)
 
     def announce(self, addresses: Sequence[Address], *, now: float) -> None:
         """Server: further addresses (literal, port) at which the client may reach it; replaces earlier ones."""
@@ -528,21 +408,22 @@ class SessionCore:
     def set_role(self, connection: ConnectionId, role: Role, *, now: float) -> None:
         """The application changes a connection's role on both sides."""
         self._act(now)
+        self._find(connection)
         self.give_role(connection, role, "")
         if self.paths is not None:
             self.paths.set_role(connection, role, now)
 
     def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
         """Change a connection's role on both sides."""
-        found = self._find(connection)
-        if found.role is role:
+        found = self._living(connection)
+        if found is None or found.role is role:
             return
         found.role = role
         if found.authenticated:
             self._say_role(found)
         else:
             found.role_pending = True
-        self._output.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
+        self.notify(RoleChanged(found.id, role, by_peer=False, reason=reason))
 
     def _say_role(self, connection: Connection) -> None:
         connection.role_pending = False
@@ -569,21 +450,20 @@ class SessionCore:
         self._act(now)
         if self.state is SessionState.CLOSED:
             return
-        for connection in list(self.connections.values()):
-            if connection.alive:
-                self._liveness.check(connection, now)
+        for connection in self.connections.alive():
+            self._liveness.check(connection, now)
         self._auth.handle_timer(now)
-        if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
-            everything_said = self._closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            text = f"no connection for {self.settings.resume_timeout:g} s"
+        if self._detached_at is not None and now >= self._detached_at + self.resume_timeout:
+            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
+            text = f"no connection for {self.resume_timeout:g} s"
             self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
-        if self.lifecycle.lingering_since is not None and now >= self.lifecycle.lingering_since + self._linger:
+        if self.lingering_since is not None and now >= self.lingering_since + self._linger:
             self._end(IN_ORDER)
         if (
             self.side is Side.SERVER
             and not self.confirmed
             and now >= self._created_at + self.settings.handshake_timeout
-            and not self._alive()
+            and not self.connections.alive()
         ):
             self._end(NEVER_CONFIRMED)
         self._liveness.probe_window(now)
@@ -600,34 +480,31 @@ class SessionCore:
         """When `handle_timer` must be called, or None. Call after `effects`."""
         if self.state is SessionState.CLOSED:
             return None
-        due: list[float] = []
-        if self.paths is not None:
-            for optional in (self.paths.next_timer(), self._open_deadline):
-                if optional is not None:
-                    due.append(optional)
-        for optional in (
-            self.receiver.ack_due if self._outgoing.usable_for_control() else None,
+        due: list[float | None] = [
+            self.receiver.ack_due if self.connections.for_control() else None,
             self.sender.hold_until,
-            self._outgoing.reinject_at,
+            self.sender.reinject_at,
             self._liveness.probe_at,
             self._auth.next_timer(),
-        ):
-            if optional is not None:
-                due.append(optional)
+            self._open_deadline,
+        ]
+        if self.paths is not None:
+            due.append(self.paths.next_timer())
         if self._detached_at is not None:
-            due.append(self._detached_at + self.settings.resume_timeout)
-        if self.lifecycle.lingering_since is not None:
-            due.append(self.lifecycle.lingering_since + self._linger)
-        if self.side is Side.SERVER and not self.confirmed and not self._alive():
+            due.append(self._detached_at + self.resume_timeout)
+        if self.lingering_since is not None:
+            due.append(self.lingering_since + self._linger)
+        alive = self.connections.alive()
+        if self.side is Side.SERVER and not self.confirmed and not alive:
             due.append(self._created_at + self.settings.handshake_timeout)
-        for connection in self.connections.values():
-            if connection.alive:
-                self._liveness.deadlines(connection, due)
+        for connection in alive:
+            due += [at for at, _ in self._liveness.due(connection)]
         if self.sender.unacked:
             # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
-            due += [ready for c in self._outgoing.usable() if (ready := c.tokens_ready_at()) is not None]
+            due += [c.tokens_ready_at() for c in self.connections.for_data()]
+        soonest = min((at for at in due if at is not None), default=None)
         # A timer in the past would spin; what was due has been handled with the last input.
-        return max(min(due), self._now + 1e-4) if due else None
+        return None if soonest is None else max(soonest, self.now + 1e-4)
 
     # === outputs  ===
 
@@ -638,7 +515,7 @@ class SessionCore:
         more to say: they take turns until both are quiet. Bytes that come and go cost one turn.
         """
         if now is not None:
-            self._now = now
+            self.now = now
         paths = self.paths
         collected = fresh = self._own_effects()
         if paths is None:
@@ -649,7 +526,7 @@ class SessionCore:
                 if type(effect) is Notify:
                     self._tell_paths(paths, effect.event)
                     noticed = True
-            if not noticed and not paths.pending and self.lifecycle.state is not SessionState.OPENING:
+            if not noticed and not paths.pending and self.state is not SessionState.OPENING:
                 break
             was_over = self.state is SessionState.CLOSED
             reaction = self._path_effects(paths)
@@ -658,27 +535,25 @@ class SessionCore:
             collected += reaction
             fresh = self._own_effects()
             collected += fresh
-        if self.lifecycle.state is SessionState.CLOSED:
+        if self.state is SessionState.CLOSED:
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
 
     def _own_effects(self) -> list[Effect]:
-        output = self._output
-        if output.needs_flush or self._has_more_to_say():
-            output.needs_flush = False
-            if self.lifecycle.state is not SessionState.CLOSED:
-                self._flush(self._now)
+        if self.needs_flush or self._has_more_to_say():
+            self.needs_flush = False
+            if self.state is not SessionState.CLOSED:
+                self._flush(self.now)
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG and connection.alive:
                     self.disconnect(connection, READS_NOTHING, abort=True)
                 self._collect(connection)
-        effects, output.effects = output.effects, []
+        effects, self.pending = self.pending, []
         return effects
 
     def _has_more_to_say(self) -> bool:
         """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
-        receiver = self.receiver
-        if receiver.ack_now or self.outbox.queue or (receiver.ack_due is not None and self._now >= receiver.ack_due):
+        if self.outbox.queue or self.receiver.is_due(self.now):
             return True
         for stream in self.sender.streams.values():  # noqa: SIM110 - a generator costs more than all the rest
             if stream.acked != stream.end_offset:
@@ -687,60 +562,46 @@ class SessionCore:
 
     def _flush(self, now: float) -> None:
         """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
-        outgoing, receiver, sender = self._outgoing, self.receiver, self.sender
-        acks_due = receiver.ack_now or (receiver.ack_due is not None and now >= receiver.ack_due)
-        draining = False
+        ack_wanted = draining = ending = left = False
         for connection in self.connections.values():
-            acks_due = acks_due or connection.ack_wanted
+            ack_wanted = ack_wanted or connection.ack_wanted
             draining = draining or connection.state is ConnectionState.DRAINING
-        if acks_due:
-            outgoing.send_acks(now)
+        if ack_wanted or self.receiver.ack_now or self.receiver.ack_due is not None:
+            self.receiver.send_acks(self.connections, now)
         if self.outbox.queue:
-            outgoing.send_control(now)
-        ending, all_sent = False, True
-        for stream in sender.streams.values():
-            ending = ending or stream.final
-            all_sent = all_sent and stream.next_offset == stream.end_offset and not stream.lost
-        usable = outgoing.usable()
+            self._send_control(now)
+        usable = self.connections.for_data()
         for connection in usable:
-            if connection.max_rate or connection.allowance is not None:
-                connection.refresh_credit(now)
-            else:
-                connection.credit = connection.channel_credit if connection.channel_credit > 0 else 0
-        if all_sent and len(usable) < 2:
-            sender.hold_until = None
-        else:
-            sender.fill(usable, now)
-        if len(usable) > 1:
-            outgoing.plan_reinjection(usable, now)
-        else:
-            outgoing.reinject_at = None
-        left = self._liveness.probe_at is not None
-        for stream in sender.streams.values():
+            connection.refresh_credit(now)
+        self.sender.fill(usable, now)
+        for stream in self.sender.streams.values():
+            ending = ending or stream.final
             left = left or stream.next_offset != stream.end_offset
-        if left:
+        if left or self._liveness.probe_at is not None:
             self._liveness.plan_probe(now)
         if draining:
             self._liveness.finish_drains()
-        if ending or self._closing:
+        if ending or self.closing:
             self.streams.send_fins()
         if self.outbox.queue:
-            outgoing.send_control(now)
-        if self._closing:
+            self._send_control(now)
+        if self.closing:
             self._finish_close()
+
+    def _send_control(self, now: float) -> None:
+        """Put waiting control on the connection that delivers it first."""
+        if self.outbox.waiting and (ready := self.connections.for_control()):
+            self.outbox.send(soonest(ready), now)
 
     def _path_effects(self, paths: PathManager) -> list[Effect]:
         if self.state is SessionState.OPENING and paths.hopeless:
-            self.fail(NO_CONNECTION, now=self._now)
+            self.fail(NO_CONNECTION, now=self.now)
         effects: list[Effect] = []
         for effect in paths.effects():
-            if isinstance(effect, CancelDial):
-                opened = self.connections.get(effect.connection)
-                if opened is not None:
-                    if opened.alive:
-                        self.drain(opened.id, now=self._now)
-                    continue
-            effects.append(effect)
+            if isinstance(effect, CancelDial) and effect.connection in self.connections:
+                self.drain(effect.connection)
+            else:
+                effects.append(effect)
         return effects
 
     def _tell_paths(self, paths: PathManager, event: Event) -> None:
@@ -748,11 +609,11 @@ class SessionCore:
             if event.state is ConnectionState.ACTIVE and self.confirmed:
                 paths.established()
                 self._open_deadline = None
-            paths.connection_changed(event.connection, event.state, event.reason, self._now)
+            paths.connection_changed(event.connection, event.state, event.reason, self.now)
             if self.confirmed:
-                paths.retry_unfilled(self._now)
+                paths.retry_unfilled(self.now)
         elif isinstance(event, SessionDetached):
-            paths.detached(self._now)
+            paths.detached(self.now)
         elif isinstance(event, SessionResumed):
             paths.resumed()
         elif isinstance(event, SessionEnded):
@@ -761,21 +622,9 @@ class SessionCore:
     def _collect(self, connection: Connection) -> None:
         for lane, buffers in enumerate(connection.output):
             if buffers:
-                self._output.effects.append(SendBytes(connection.id, lane, buffers))
+                self.pending.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
                 connection.unsampled = True
-
-    def _smoothed_rtt(self) -> float:
-        """The longest round trip of the usable connections: the pace at which windows can matter."""
-        if self._now >= self._rtt_until:
-            self._rtt_until = self._now + RTT_KEPT
-            rtts = [c.rtt for c in self.connections.values() if c.state is ConnectionState.ACTIVE]
-            self._rtt = max(rtts, default=0.1)
-        return self._rtt
-
-    @property
-    def closing(self) -> bool:
-        return self._closing
 
     @property
     def wants_samples(self) -> bool:
@@ -794,11 +643,13 @@ class SessionCore:
     def at_rest(self) -> bool:
         """Nothing is on its way or waits to be: what the transports tell now can change nothing."""
         return (
-            not self._output.effects
+            not self.pending
             and not self.sender.waiting
             and not self.outbox.waiting
             and not self.receiver.ack_now
-            and not any(c.outstanding or c.ack_wanted or c.state is ConnectionState.DRAINING for c in self._alive())
+            and not any(
+                c.outstanding or c.ack_wanted or c.state is ConnectionState.DRAINING for c in self.connections.alive()
+            )
         )
 
     @property
@@ -807,18 +658,10 @@ class SessionCore:
         proved = self.confirmed or self._auth.psk_proved
         return self._auth.psk_id.decode(errors="replace") if proved else ""
 
-    def notify(self, event: Event) -> None:
-        """Let subscribers hear of something that the layers around the session have noticed."""
-        self._output.notify(event)
-
-    def usable(self) -> list[Connection]:
-        """Connections for data now; see `Outgoing.usable`."""
-        return self._outgoing.usable()
-
     # === for its parts  ===
 
     def may_send(self, connection: Connection, *, receives: bool = False) -> None:
-        connection.advance(Step.MAY_EXCHANGE if receives else Step.MAY_SEND)
+        connection.step(Step.MAY_EXCHANGE if receives else Step.MAY_SEND)
         self._may_send(connection)
 
     def _may_send(self, connection: Connection) -> None:
@@ -826,30 +669,48 @@ class SessionCore:
         connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
         if not self._opened:
             self._opened = True
-            self._output.emit(SessionOpened())
+            self.emit(SessionOpened())
 
-    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
-        self.sender.early_limit = None
+    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+        self.resume_timeout = min(self.resume_timeout, resume_timeout)
+        self.sender.window_known = True
         self.sender.window = max(self.sender.window, window)
         self.streams.peer_known(window, max_streams)
         if policy is not None:
             self.scheduling.peer_wants(policy)
 
+    def admitted(self, connection: Connection) -> None:
+        connection.step(Step.MAY_RECEIVE)
+
+    def may_join(self, payload: bytes | memoryview, binding: bytes) -> bool:
+        """Server: the JOIN with this payload comes from the client, or from somebody who has heard it."""
+        return self._auth.may_join(Join.decode(payload), binding)
+
+    def _bound_connections(self, newest: Connection) -> None:
+        """The peer has proved itself on one more: beyond the limit the one heard least recently goes."""
+        proved = [c for c in self.connections.authenticated() if c is not newest]
+        if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
+            self.disconnect(min(proved, key=lambda c: c.heard_at), TOO_MANY_CONNECTIONS, abort=True)
+
     def authenticated(self, connection: Connection) -> None:
-        """The peer has proved itself: the connection becomes ACTIVE."""
         connection.step(Step.PROVED, AUTHENTICATED)
-        connection.heard(self._now)
-        self._output.notify(connection.changed())
+        connection.heard(self.now)
+        self.notify(connection.changed())
         self._may_send(connection)
         if not self.confirmed:
-            self.lifecycle.confirmed = True
-            self.lifecycle.move(SessionState.OPEN)
-            self._output.notify(SessionConfirmed())
-        self._attached()
+            self.confirmed = True
+            self.move(SessionState.OPEN)
+            self.notify(SessionConfirmed())
+        self._said_unknown.clear()
+        if self._detached_at is not None:
+            after, self._detached_at = self.now - self._detached_at, None
+            self.move(SessionState.OPEN)
+            self.notify(SessionResumed(after))
+        self._bound_connections(connection)
         if connection.role_pending:
             self._say_role(connection)
         self._liveness.relieve_suspects()
-        if self.lifecycle.lingering_since is not None:
+        if self.lingering_since is not None:
             self._say_close([connection])  # the peer came back because it has not heard it
         if connection.drain_pending is not None:
             self._liveness.peer_drains(connection, connection.drain_pending)
@@ -857,52 +718,40 @@ class SessionCore:
         connection.ack_wanted = True
         if self.side is Side.SERVER:
             connection.allowance = None
-        self._auth.hand_out_tickets()
+        self._auth.hand_out_tickets(connection)
 
     def start_over(self, connection: Connection) -> None:
-        """The peer cannot read what was sent on `connection` so far: all of it is said again."""
         connection.unprotect()
         self.outbox.lose(connection)
         self.sender.lose(connection, certain=True)
         self.sender.detach(connection)
 
     def refused(self, connection: Connection, refuse: Refuse) -> None:
-        """The server refused HELLO or JOIN on this connection."""
         joining = self.confirmed
         self._retire(connection, ConnectionState.LOST, refuse.reason)
-        self._output.emit(CloseConnection(connection.id, True, refuse.reason))
-        if not joining or refuse.code != REFUSED or self._carrying():
+        self.emit(CloseConnection(connection.id, True, refuse.reason))
+        if not joining or refuse.meaning is not RefuseCode.UNKNOWN or self.connections.authenticated():
             return
-        if self.lifecycle.lingering_since is not None:
-            self._end(IN_ORDER)  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
-            return
-        # No connection is left and the server does not know us: it restarted or forgot.
-        self._refusals = [t for t in self._refusals if self._now - t <= REFUSALS_WITHIN]
-        self._refusals.append(self._now)
-        if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end(SESSION_GONE)
+        said = self._said_unknown
+        said[connection.interface] = said.get(connection.interface, 0) + 1
+        networks = self.paths.networks() if self.paths is not None else {""}
+        everywhere = all(said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks)
+        if everywhere or self._auth.knows_reset(refuse.token):
+            # Where all we wrote was acknowledged, the server has heard so and ended: nothing is lost.
+            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
+            lingers = self.lingering_since is not None
+            self._end(IN_ORDER if lingers or everything_said else SESSION_GONE)
 
     def disconnect(
         self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
     ) -> None:
-        """Give up one connection; what it carried is rescued."""
         self._collect(connection)
-        self._output.emit(CloseConnection(connection.id, abort, reason))
+        self.emit(CloseConnection(connection.id, abort, reason))
         self._retire(connection, state, reason)
-
-    def peer_policy(self, policy: Policy) -> None:
-        self.scheduling.peer_wants(policy)
-
-    def _protocol_error(self, connection: Connection, error: RemoteProtocolError) -> None:
-        reason = Reason(error.cause, str(error))
-        if not connection.authenticated and not connection.answered and self.side is Side.CLIENT:
-            reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
-        self.disconnect(connection, reason, abort=True)
 
     # === life of a connection  ===
 
     def peer_lost(self, connection: Connection) -> None:
-        """On the peer's side it is over: nothing need be said about it any more."""
         self._peer_lost = connection.id
         self.disconnect(connection, PEER_LOST, abort=True)
 
@@ -915,9 +764,14 @@ class SessionCore:
         self.sender.lose(connection)
         self.sender.detach(connection)
         self.receiver.everything_dirty()
-        self._auth.lost(connection, self._now)
-        self._output.notify(connection.changed())
-        self._check_detached()
+        self._auth.lost(connection, self.now)
+        self.notify(connection.changed())
+        # Where the session lingers CLOSE may have been lost: the peer may come back on another connection.
+        lives = self.confirmed and self.state is not SessionState.CLOSED and self.lingering_since is None
+        if lives and self._detached_at is None and not self.connections.authenticated():
+            self._detached_at = self.now
+            self.move(SessionState.DETACHED)
+            self.notify(SessionDetached(self.settings.resume_timeout))
 
     def forget_connection(self, connection: ConnectionId) -> None:
         """Drop the record of a connection that has ended; its final facts were given with its last event."""
@@ -926,69 +780,45 @@ class SessionCore:
             self._collect(found)
             del self.connections[connection]
 
-    def _alive(self) -> list[Connection]:
-        return [c for c in self.connections.values() if c.alive]
-
-    def _carrying(self) -> list[Connection]:
-        return [c for c in self._alive() if c.authenticated]
-
     def _find(self, connection: ConnectionId) -> Connection:
-        found = self.connections.get(connection)
-        if found is None or not found.alive:
+        if (found := self._living(connection)) is None:
             raise LocalProtocolError(f"there is no connection {connection}")
         return found
 
     # === life of the session  ===
 
-    def _check_detached(self) -> None:
-        if self.confirmed and self._detached_at is None and not self._carrying():
-            if self.state is SessionState.CLOSED:
-                return
-            if self.lifecycle.lingering_since is not None:
-                return  # CLOSE may have been lost with it: linger, the peer may come back on another connection
-            self._detached_at = self._now
-            self.lifecycle.move(SessionState.DETACHED)
-            self._output.notify(SessionDetached(self.settings.resume_timeout))
-
-    def _attached(self) -> None:
-        self._refusals.clear()
-        if self._detached_at is not None:
-            after, self._detached_at = self._now - self._detached_at, None
-            self.lifecycle.move(SessionState.OPEN)
-            self._output.notify(SessionResumed(after))
-
     def _finish_close(self) -> None:
         """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
-        if not self._closing or self.lifecycle.lingering_since is not None or not self.confirmed:
+        if self.lingering_since is not None or not self.confirmed:
             return
         if not self.streams.all_sent_acknowledged or not self.outbox.settled:
             return
-        if not any(c.delivers for c in self._carrying()):
+        if not any(c.delivers for c in self.connections.authenticated()):
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
-        self._say_close(self._carrying())
+        self._say_close(self.connections.authenticated())
         if self._peer_closing:
             self._end(IN_ORDER)
             return
-        self.lifecycle.lingering_since = self._now
-        self.lifecycle.move(SessionState.CLOSING)
+        self.lingering_since = self.now
+        self.move(SessionState.CLOSING)
 
     @property
     def _linger(self) -> float:
         """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
-        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self._smoothed_rtt(), MAX_LINGER))
+        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.connections.smoothed_rtt(self.now), MAX_LINGER))
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
         for connection in connections:
-            connection.send(SegmentType.ACK, (acks,), len(acks))
-            connection.send(SegmentType.CLOSE, (payload,), len(payload))
+            connection.send(SegmentType.ACK, acks, self.now)
+            connection.send(SegmentType.CLOSE, payload, self.now)
 
-    def peer_closed(self, connection: Connection, close: Close) -> None:
-        if close.code == CLOSE_NORMAL and self._closing and not self.streams.all_sent_acknowledged:
+    def peer_closed(self, close: Close) -> None:
+        if close.code == CLOSE_NORMAL and self.closing and not self.streams.all_sent_acknowledged:
             self._peer_closing = True  # both closed at once: the peer lingers to acknowledge what is still on its way
             return
-        if self.lifecycle.lingering_since is None:
-            self._say_close(self._carrying())
+        if self.lingering_since is None:
+            self._say_close(self.connections.authenticated())
         if close.code != CLOSE_NORMAL:
             text = f"the peer ended the session: {close.reason or 'aborted'}"
             self._end(Reason(Cause.PEER_ABORTED, text))
@@ -996,7 +826,7 @@ class SessionCore:
             self._end_unacknowledged()
 
     def _end_unacknowledged(self) -> None:
-        left = self.streams.unacknowledged
+        left = self.sender.unacked
         text = f"the peer closed the session before {left} bytes were acknowledged"
         self._end(Reason(Cause.PEER_CLOSED, text) if left else IN_ORDER)
 
@@ -1008,49 +838,19 @@ class SessionCore:
         """The session is over. SessionClosed is its last effect."""
         if self.state is SessionState.CLOSED:
             return
-        self.lifecycle.move(SessionState.CLOSED)
+        self.move(SessionState.CLOSED)
         self.reason = reason
-        for connection in self._alive():
+        for connection in self.connections.alive():
             self._collect(connection)
             # Where nobody is known to listen there is no goodbye to wait for.
             silent = not self._hears(connection) or connection.state is ConnectionState.SUSPECT
-            self._output.emit(CloseConnection(connection.id, silent, reason))
+            self.emit(CloseConnection(connection.id, silent, reason))
             connection.step(Step.CLOSE, reason)
-            self._output.notify(connection.changed())
+            self.notify(connection.changed())
         self.streams.session_ended(None if reason.orderly else SessionLost(reason))
         for stream in list(self.receiver.streams):
-            self._output.emit(StreamReadable(stream))
+            self.emit(StreamReadable(stream))
         for stream in list(self.sender.streams):
-            self._output.emit(StreamWritable(stream))
-        self._output.notify(SessionEnded(reason))
-        self._output.emit(SessionClosed(reason))
-
-
-class _PathCommands:
-    """What the path manager may do to connections.
-
-    It knows of a connection's end only once it has seen the event; meanwhile it may still speak of it.
-    """
-
-    def __init__(self, session: SessionCore) -> None:
-        self._session = session
-
-    def drain(self, connection: ConnectionId) -> None:
-        if self._alive(connection):
-            self._session.drain(connection, now=self._session.now)
-
-    def give_up(self, connection: ConnectionId, reason: Reason) -> None:
-        if self._alive(connection):
-            self._session.give_up(connection, reason, now=self._session.now)
-
-    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
-        if self._alive(connection):
-            self._session.give_role(connection, role, reason)
-
-    def ping(self, connection: ConnectionId) -> None:
-        if self._alive(connection):
-            self._session.ping(connection, now=self._session.now)
-
-    def _alive(self, connection: ConnectionId) -> bool:
-        found = self._session.connections.get(connection)
-        return found is not None and found.alive
+            self.emit(StreamWritable(stream))
+        self.notify(SessionEnded(reason))
+        self.emit(SessionClosed(reason))

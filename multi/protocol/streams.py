@@ -5,25 +5,19 @@ It decides which stream ids are legal, when a stream is over on both sides, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset
 from multi.events import StreamOpened, StreamReadable, StreamWritable
-from multi.protocol.control import Outbox
-from multi.protocol.output import Output
+from multi.protocol.base import SessionBase
 from multi.protocol.payloads import decode_unsigned, encode_unsigned
 from multi.protocol.receive_stream import ReceiveStream
-from multi.protocol.receiver import Receiver
 from multi.protocol.segment import Segment, SegmentType
 from multi.protocol.send_stream import SendStream
-from multi.protocol.sender import Sender
-from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, Side, StreamId
 
 LOWEST_PRIORITY = 7
 DEFAULT_PRIORITY = 3
-CODE_CLOSED = 0  # STOP_SENDING code of a reader that simply went away
 STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
 RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 
@@ -31,29 +25,16 @@ RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 class Streams:
     """Client's ids are even, server's odd; stream 0 exists from the start and belongs to both."""
 
-    def __init__(
-        self,
-        side: Side,
-        settings: SessionSettings,
-        sender: Sender,
-        receiver: Receiver,
-        outbox: Outbox,
-        output: Output,
-        rtt: Callable[[], float],
-    ) -> None:
-        """`rtt()` gives the round-trip time that paces windows."""
-        self._settings = settings
-        self._sender = sender
-        self._receiver = receiver
-        self._outbox = outbox
-        self._output = output
-        self._rtt = rtt
+    def __init__(self, session: SessionBase) -> None:
+        self._session = session
+        self._sender = session.sender
+        self._receiver = session.receiver
+        self._outbox = session.outbox
+        side, settings = session.side, session.settings
         self._own_parity = 0 if side is Side.CLIENT else 1
         self._next_own = 2 if side is Side.CLIENT else 1
         self._next_peer = 1 if side is Side.CLIENT else 2
-        self._own_opened = 0
         self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
-        self._peer_opened = 0
         self._peer_limit = settings.max_streams
         self._peer_window = EARLY_DATA_LIMIT
         self._ended: SessionLost | None = None
@@ -76,11 +57,10 @@ class Streams:
             raise self._ended or SessionLost()
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
-        if self._own_opened >= self._own_limit:
+        if (self._next_own - 1) // 2 >= self._own_limit:
             return None
         stream = StreamId(self._next_own)
         self._next_own += 2
-        self._own_opened += 1
         self.create(stream, priority)
         self._outbox.add(SegmentType.OPEN, encode_unsigned((priority, 1)), stream)
         return stream
@@ -90,29 +70,29 @@ class Streams:
         self._own_limit = max_streams
         for stream in self._sender.streams.values():
             stream.window = max(stream.window, self._peer_window)
-        self._output.emit(StreamWritable(STREAM_ZERO))
+        self._session.emit(StreamWritable(STREAM_ZERO))
 
-    def _of_peer(self, stream: StreamId) -> bool:
-        """Make sure a stream named by the peer exists; return False when it has ended here."""
+    def of_peer(self, stream: StreamId) -> ReceiveStream | None:
+        """The stream the peer has named, which that may open; None when it has ended here."""
         if stream in self._receiver.streams:
-            return True
+            return self._receiver.streams[stream]
         if stream == STREAM_ZERO or stream % 2 == self._own_parity:
-            if stream >= self._next_own and stream != STREAM_ZERO:
+            if stream >= self._next_own:
                 raise RemoteProtocolError(f"stream {stream} was never opened")
-            return False
+            return None
         if stream < self._next_peer:
-            return False
+            return None
         # Naming a stream opens all lower ones of its side, as in RFC 9000 section 2.1.
-        if self._peer_opened + (stream - self._next_peer) // 2 >= self._peer_limit:
-            raise RemoteProtocolError(f"more than {self._settings.max_streams} streams open", Cause.STREAM_LIMIT)
+        if (stream - 1) // 2 >= self._peer_limit:
+            limit = self._session.settings.max_streams
+            raise RemoteProtocolError(f"more than {limit} streams open", Cause.STREAM_LIMIT)
         while self._next_peer <= stream:
             opened = StreamId(self._next_peer)
             self._next_peer += 2
-            self._peer_opened += 1
             self.create(opened, DEFAULT_PRIORITY)
             self._receiver.streams[opened].accepted = False
-            self._output.emit(StreamOpened(opened))
-        return True
+            self._session.emit(StreamOpened(opened))
+        return self._receiver.streams[stream]
 
     def accept(self, stream: StreamId) -> None:
         """The application has taken a stream of the peer; only now does it make room for another when it ends."""
@@ -153,7 +133,7 @@ class Streams:
         self._sender.forget(found, now)
         found.final, found.reset_code = True, code
         self._outbox.add(SegmentType.RESET, encode_unsigned((found.next_offset, 8), (code, 4)), stream)
-        self._output.emit(StreamWritable(stream))
+        self._session.emit(StreamWritable(stream))
 
     def finish_all(self, now: float) -> None:
         """Session close: end every writing side, read no more."""
@@ -166,10 +146,6 @@ class Streams:
     @property
     def all_sent_acknowledged(self) -> bool:
         return all(s.done for s in self._sender.streams.values())
-
-    @property
-    def unacknowledged(self) -> int:
-        return self._sender.unacked
 
     def send_error(self, stream: StreamId) -> SessionLost | None:
         """Why the writing side no longer works, or None."""
@@ -188,15 +164,6 @@ class Streams:
         return found is None or found.done
 
     # --- the application reads  ---
-
-    def read(self, stream: StreamId, limit: int, now: float) -> bytes:
-        found = self._receiver.streams.get(stream)
-        if found is None:
-            return b""
-        data = self._receiver.read(found, limit, now, self._rtt())
-        if found.at_end:
-            self.maybe_over(stream)
-        return data
 
     def readable(self, stream: StreamId) -> int:
         found = self._receiver.streams.get(stream)
@@ -234,55 +201,34 @@ class Streams:
 
     # --- the peer sends  ---
 
-    def data(self, segment: Segment, now: float) -> bool:
-        """Take a DATA segment; return True when nothing in it was new."""
-        receiver = self._receiver
-        found = receiver.streams.get(segment.stream)
-        if found is None:
-            if not self._of_peer(segment.stream):
-                receiver.repeat(segment.stream, segment.sequence + len(segment.payload))
-                return True
-            found = receiver.streams[segment.stream]
-        known = found.highest
-        if receiver.data(found, segment.sequence, segment.payload, segment.owned, now):
-            effects = self._output.effects
-            if not effects or effects[-1] is not found.news:  # a reader need not be told twice
-                effects.append(found.news)
-            if found.final is not None and found.complete:
-                self.maybe_over(found.id)
-            return False
-        return found.highest == known
-
     def control(self, segment: Segment, now: float) -> None:
         """Take a control segment that concerns streams."""
-        stream = segment.stream
+        stream, payload = segment.stream, segment.payload
         match segment.type:
             case SegmentType.OPEN:
-                (priority,) = decode_unsigned(segment.payload, 1)
-                if self._of_peer(stream) and stream in self._sender.streams:
+                (priority,) = decode_unsigned(payload, 1)
+                if self.of_peer(stream) is not None and stream in self._sender.streams:
                     self._sender.streams[stream].priority = min(priority, LOWEST_PRIORITY)
             case SegmentType.FIN:
-                (final,) = decode_unsigned(segment.payload, 8)
-                if self._of_peer(stream):
-                    received = self._receiver.streams[stream]
+                (final,) = decode_unsigned(payload, 8)
+                if (received := self.of_peer(stream)) is not None:
                     self._receiver.finish(received, final)
-                    self._output.emit(StreamReadable(stream))
+                    self._session.emit(StreamReadable(stream))
                     self.maybe_over(stream)
             case SegmentType.RESET:
-                final, code = decode_unsigned(segment.payload, 8, 4)
-                if self._of_peer(stream):
-                    self._peer_reset(self._receiver.streams[stream], final, code, now)
+                final, code = decode_unsigned(payload, 8, 4)
+                if (received := self.of_peer(stream)) is not None:
+                    self._peer_reset(received, final, code, now)
             case SegmentType.STOP_SENDING:
-                (code,) = decode_unsigned(segment.payload, 4)
-                if self._of_peer(stream):
-                    sending = self._sender.streams.get(stream)
-                    if sending is not None and not sending.finish_acked:
-                        sending.error = StreamReset(STOPPED_BY_PEER, code, sending.unacked)
-                        self.reset(stream, code, now)
+                (code,) = decode_unsigned(payload, 4)
+                sending = self._sender.streams.get(stream) if self.of_peer(stream) is not None else None
+                if sending is not None and not sending.finish_acked:
+                    sending.error = StreamReset(STOPPED_BY_PEER, code, sending.unacked)
+                    self.reset(stream, code, now)
             case SegmentType.MAX_STREAMS:
-                (limit,) = decode_unsigned(segment.payload, 8)
+                (limit,) = decode_unsigned(payload, 8)
                 self._own_limit = max(self._own_limit, limit)
-                self._output.emit(StreamWritable(STREAM_ZERO))
+                self._session.emit(StreamWritable(STREAM_ZERO))
 
     def _peer_reset(self, received: ReceiveStream, final: int, code: int, now: float) -> None:
         if received.complete:
@@ -290,7 +236,7 @@ class Streams:
         self._receiver.reset(received, final, code, now)
         if not received.discarding:
             received.error = StreamReset(RESET_BY_PEER, code)
-        self._output.emit(StreamReadable(received.id))
+        self._session.emit(StreamReadable(received.id))
         self.maybe_over(received.id)
 
     def control_acknowledged(self, type_: SegmentType, stream: StreamId) -> None:
@@ -300,7 +246,7 @@ class Streams:
         if found is None or (type_ is SegmentType.FIN and found.reset_code is not None):
             return
         found.finish_acked = True
-        self._output.emit(StreamWritable(stream))
+        self._session.emit(StreamWritable(stream))
         self.maybe_over(stream)
 
     # --- the end  ---

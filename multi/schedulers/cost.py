@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._parameters import between
+from multi.errors import ConfigError
 from multi.schedulers._patience import Patience
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.estimates import earliest, rate_of
@@ -21,7 +21,9 @@ class Cost:
     """
 
     def __init__(self, seconds: float = 1.0) -> None:
-        self._seconds = between("seconds", seconds, 0.0, 3600.0)
+        if not 0.0 <= seconds <= 3600.0:
+            raise ConfigError(f"found {seconds:g}; allowed: 0 to 3600", "seconds")
+        self._seconds = seconds
         self._patience = Patience(least=self._seconds)
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:

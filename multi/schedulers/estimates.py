@@ -53,14 +53,8 @@ def tells(connection: ConnectionView) -> bool:
 
 def earliest(connections: Iterable[ConnectionView], size: int) -> Sequence[ConnectionView]:
     """The connection with credit on which `size` bytes arrive first; nobody when none has credit."""
-    best: ConnectionView | None = None
-    best_arrival = inf
-    for connection in connections:
-        if connection.credit > 0:
-            at = arrival(connection, size)
-            if best is None or at < best_arrival:
-                best, best_arrival = connection, at
-    return WAIT if best is None else (best,)
+    able = [connection for connection in connections if connection.credit > 0]
+    return (min(able, key=lambda connection: arrival(connection, size)),) if able else WAIT
 
 
 C = TypeVar("C", bound=ConnectionView)
@@ -80,14 +74,8 @@ def latency(connection: ConnectionView) -> float:
 
 def nearest(connections: Iterable[ConnectionView]) -> Sequence[ConnectionView]:
     """The connection with credit and the lowest round-trip time; nobody when none has credit."""
-    best: ConnectionView | None = None
-    best_rtt = inf
-    for connection in connections:
-        if connection.credit > 0:
-            rtt = latency(connection)
-            if best is None or rtt < best_rtt:
-                best, best_rtt = connection, rtt
-    return WAIT if best is None else (best,)
+    able = [connection for connection in connections if connection.credit > 0]
+    return (min(able, key=latency),) if able else WAIT
 
 
 def window_of(connection: ConnectionView) -> float:

@@ -14,6 +14,4 @@ class LowestLatency:
     """The lowest round-trip time with credit; what it cannot take spills to the next."""
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         return nearest(connections)

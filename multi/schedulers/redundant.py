@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from multi.schedulers._parameters import whole
 from multi.schedulers.base import ConnectionView, SendRequest
 from multi.schedulers.estimates import latency
-from multi.schedulers.registry import register_scheduler
+from multi.schedulers.registry import register_scheduler, whole
 
 
 @register_scheduler("redundant")
@@ -21,8 +20,6 @@ class Redundant:
         self._n = whole("n", n, 0, 64)
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         able = [c for c in connections if c.credit > 0]
         if 0 < self._n < len(able):
             able = sorted(able, key=latency)[: self._n]

@@ -25,15 +25,9 @@ class RoundRobin:
             return connections
         if request.reinjection:
             return earliest(connections, request.size)
-        first: ConnectionView | None = None
-        for connection in connections:
-            if connection.credit > 0:
-                if connection.id > self._last:
-                    break
-                first = first or connection
-        else:
-            if first is None:
-                return WAIT
-            connection = first
-        self._last = connection.id
-        return (connection,)
+        able = [connection for connection in connections if connection.credit > 0]
+        if not able:
+            return WAIT
+        choice = next((connection for connection in able if connection.id > self._last), able[0])
+        self._last = choice.id
+        return (choice,)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from multi.schedulers._parameters import whole
-from multi.schedulers._patience import Patience
 from multi.schedulers._ranking import Ranking
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.estimates import earliest
@@ -18,7 +16,7 @@ PROBE_INTERVAL = 5.0  # seconds: a rate measured longer ago may be wrong by now
 
 
 @register_scheduler("top_throughput")
-class TopThroughput:
+class TopThroughput(Ranking):
     """Earliest arrival among the `n` connections with the highest rate, awaited while they move.
 
     A connection outside learns its rate from `PROBE` bytes: at once when its rate is unknown, else every
@@ -26,25 +24,16 @@ class TopThroughput:
     """
 
     def __init__(self, n: float = 2.0) -> None:
-        self._ranking = Ranking(whole("n", n, 1, 64), _seconds_per_byte)
-        self._patience = Patience()
+        super().__init__(n)
         self._probes: dict[ConnectionId, tuple[float, int]] = {}  # when the probe began, bytes left of it
 
-    def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
-        if request.reinjection:  # the best may be missing here because they carry these bytes already
-            return earliest(connections, request.size)
-        top, others = self._ranking.split(connections, request.now)
-        choice = self._probe(request, others) or earliest(top, request.size)
-        if not choice and not any(self._patience.allows(c, request.now) for c in top):
-            choice = earliest(others, request.size)
-        if not choice:
-            return WAIT
-        self._patience.sent_on(choice[0])
-        return choice
+    def cost(self, connection: ConnectionView) -> float:
+        return 1 / connection.rate if connection.rate > 0.0 else inf
 
-    def _probe(self, request: SendRequest, others: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+    def choose(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
+        return earliest(connections, request.size)
+
+    def probe(self, request: SendRequest, others: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         if len(self._probes) > 2 * len(others):
             present = {c.id for c in others}
             self._probes = {k: v for k, v in self._probes.items() if k in present}
@@ -61,7 +50,3 @@ class TopThroughput:
                 self._probes[connection.id] = (began, left - request.size)
                 return (connection,)
         return WAIT
-
-
-def _seconds_per_byte(connection: ConnectionView) -> float:
-    return 1 / connection.rate if connection.rate > 0.0 else inf

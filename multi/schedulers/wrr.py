@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from multi.schedulers.base import WAIT, ConnectionView, SendRequest
 from multi.schedulers.estimates import earliest
@@ -17,7 +16,7 @@ MAX_DEBT = 256 * 1024  # bytes a blocked connection may catch up; more would sta
 class WeightedRoundRobin:
     """Serves the connection with credit furthest behind its share (start-time fair queueing, Goyal 1996).
 
-    Work-conserving: shares hold among the connections that can send. Weight 0 = only when no other can.
+    Work-conserving: shares hold among the connections that can send.
     """
 
     def __init__(self) -> None:
@@ -29,25 +28,16 @@ class WeightedRoundRobin:
             return connections
         if request.reinjection:
             return earliest(connections, request.size)
-        best: ConnectionView | None = None
-        best_served = inf
-        for connection in connections:
-            if connection.credit > 0:
-                served = self._position(connection)
-                if best is None or served < best_served:
-                    best, best_served = connection, served
-        if best is None:
+        able = [connection for connection in connections if connection.credit > 0]
+        if not able:
             return WAIT
-        if best_served < inf:
-            if len(self._served) > 2 * len(connections):
-                present = {c.id for c in connections}
-                self._served = {k: v for k, v in self._served.items() if k in present}
-            self._clock = best_served
-            self._served[best.id] = best_served + request.size / best.weight
+        best = min(able, key=self._position)
+        self._clock = self._position(best)
+        if len(self._served) > 2 * len(connections):
+            present = {c.id for c in connections}
+            self._served = {k: v for k, v in self._served.items() if k in present}
+        self._served[best.id] = self._clock + request.size / best.weight
         return (best,)
 
     def _position(self, connection: ConnectionView) -> float:
-        weight = connection.weight
-        if weight <= 0.0:
-            return inf
-        return max(self._served.get(connection.id, self._clock), self._clock - MAX_DEBT / weight)
+        return max(self._served.get(connection.id, self._clock), self._clock - MAX_DEBT / connection.weight)

@@ -28,8 +28,6 @@ from multi.types import Candidate, ConnectionFacts, TransportSample
 
 S = TypeVar("S", bound=TransportSection)
 
-PACKAGE = "multi.transports."
-
 Buffer = bytes | bytearray | memoryview
 
 
@@ -90,9 +88,7 @@ class TransportSettings:
 
     def section(self, name: str, kind: type[S]) -> S:
         """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""
-        given = self.sections.get(name)
-        if given is None:
-            return kind()
+        given = self.sections.get(name) or kind()
         if not isinstance(given, kind):
             raise TypeError(f"found {type(given).__name__} for the transport {name!r}; allowed: {kind.__name__}")
         return given
@@ -260,13 +256,11 @@ def register_transport(
         raise ConfigError(f"found {name!r} as a transport's name; allowed: at most 32 letters a-z, digits and _")
 
     def register(factory: Factory) -> Factory:
-        shipped = factory.__module__.startswith(PACKAGE)
+        shipped = factory.__module__.startswith("multi.transports.")
         if name in _types and _types[name].shipped and not shipped:
             raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
-        made = cache(factory)
-        _types[name] = TransportType(
-            name, made, settings, over_udp, spans_interfaces, needs_certificate, also_accepts, shipped
-        )
+        facts = over_udp, spans_interfaces, needs_certificate, also_accepts
+        _types[name] = TransportType(name, cache(factory), settings, *facts, shipped)
         return factory
 
     return register

@@ -7,12 +7,13 @@ file or the peer, and the cause.
 from __future__ import annotations
 
 import base64
-import datetime
 import hashlib
 import logging
 import os
 import ssl
 import warnings
+from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -28,13 +29,8 @@ logger = logging.getLogger("multi.transports")
 
 PIN_PREFIX = "sha256/"  # the only hash RFC 7469 defines
 
-_ENCRYPTED = "the private key is encrypted, and nobody is asked for the password"
-
 EXPIRED = "has expired"
 NOT_YET_VALID = "is not valid yet"
-WRONG_NAME = "is not for that name (see ssl_config.server_name)"
-UNKNOWN_ISSUER = "has an unknown issuer"
-WRONG_PURPOSE = "is not made for this purpose"
 
 
 def pin_of(certificate: bytes) -> str:
@@ -71,68 +67,55 @@ def refused(whose: str, cause: str) -> TransportError:
 
 def check_own(cert: Path, key: Path) -> None:
     """Raise TransportError unless the files hold a certificate and its private key; warn when it is out of date."""
-    chain = _certificates(cert, _read(cert))
-    content = _read(key)
+    public, content = _certificates(cert)[0].public_key(), _read(key)
     try:
         private = load_pem_private_key(content, None)
-    except TypeError as error:
-        raise TransportError(f"cannot use {key}: {_ENCRYPTED}") from error
-    except (ValueError, UnsupportedAlgorithm) as error:
-        if b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content:
-            raise TransportError(f"cannot use {key}: {_ENCRYPTED}") from None
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
+        # In the newer format encrypted keys cannot even be told from damaged ones by the error.
+        if isinstance(error, TypeError) or b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content:
+            raise TransportError(
+                f"cannot use {key}: the private key is encrypted, and nobody is asked for the password"
+            ) from None
         raise TransportError(f"{key} holds no usable PEM private key") from error
-    if _public_bytes(private.public_key()) != _public_bytes(chain[0].public_key()):
+    if _public_bytes(private.public_key()) != _public_bytes(public):
         raise TransportError(f"{key} is not the private key of the certificate in {cert}")
     if doubt := out_of_date(cert):
         logger.warning("%s", doubt)
 
 
 def read_certificates(path: Path) -> bytes:
-    """The content of a PEM file with at least one certificate. Raises TransportError."""
-    content = _read(path)
-    _certificates(path, content)
-    return content
+    """PEM of the certificates in a file, at least one. Raises TransportError."""
+    return b"".join(certificate.public_bytes(Encoding.PEM) for certificate in _certificates(path))
 
 
 def system_authorities() -> bytes:
     """PEM of the authorities this system trusts; empty when there are none. Read again when they have changed."""
-    global _authorities
     paths = ssl.get_default_verify_paths()
-    state = tuple(path and stamp(path) for path in (paths.cafile, paths.capath))
-    if _authorities is None or _authorities[0] != state:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_default_certs()
-        found = [ssl.DER_cert_to_PEM_cert(certificate) for certificate in context.get_ca_certs(binary_form=True)]
-        if paths.capath:  # OpenSSL looks into a directory only when it needs one of its certificates
-            found += _in_directory(Path(paths.capath))
-        _authorities = state, b"".join(dict.fromkeys(pem for text in found for pem in _usable(text)))
-    return _authorities[1]
+    return _authorities(paths.capath, (stamp(paths.cafile), stamp(paths.capath)))
 
 
-_authorities: tuple[object, bytes] | None = None
-
-
-def stamp(path: Path | str) -> object:
-    """What is different once the file or directory has been replaced or written to; None while there is none."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-
-
-def _in_directory(directory: Path) -> list[str]:
-    """What is in the files with names OpenSSL looks for: a hash and a number. Like it, without those it cannot read."""
-    found: list[str] = []
-    try:
-        for path in sorted(directory.glob("*.[0-9]")):
+@lru_cache(maxsize=1)
+def _authorities(directory: str | None, state: object) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_default_certs()
+    found = [ssl.DER_cert_to_PEM_cert(certificate) for certificate in context.get_ca_certs(binary_form=True)]
+    if directory is not None:
+        # OpenSSL looks into a directory only when it needs one of its certificates: for files named by hash and number.
+        for path in sorted(Path(directory).glob("*.[0-9]")):
             try:
                 found.append(path.read_text(errors="replace"))
             except OSError as error:
                 logger.info("cannot read the authority %s: %s", path, error)
-    except OSError as error:
-        logger.warning("cannot read the authorities in %s: %s", directory, error)
-    return found
+    return b"".join(dict.fromkeys(pem for text in found for pem in _usable(text)))
+
+
+def stamp(path: Path | str | None) -> object:
+    """What is different once the file or directory has been replaced or written to; None while there is none."""
+    try:
+        found = os.stat(path or "")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _usable(text: str) -> list[bytes]:
@@ -147,17 +130,17 @@ def _usable(text: str) -> list[bytes]:
 
 def first_certificate(path: Path) -> bytes:
     """DER of the first certificate in a PEM file. Raises TransportError."""
-    return _certificates(path, _read(path))[0].public_bytes(Encoding.DER)
+    return _certificates(path)[0].public_bytes(Encoding.DER)
 
 
 def out_of_date(cert: Path) -> str:
     """What is wrong with the dates of the first certificate in a file; empty when nothing is."""
-    certificate = _certificates(cert, _read(cert))[0]
-    now = datetime.datetime.now(datetime.UTC)
-    if now > certificate.not_valid_after_utc:
-        return f"the certificate in {cert} {EXPIRED}: it was valid until {certificate.not_valid_after_utc:%Y-%m-%d}"
-    if now < certificate.not_valid_before_utc:
-        return f"the certificate in {cert} {NOT_YET_VALID}: it will be from {certificate.not_valid_before_utc:%Y-%m-%d}"
+    certificate = _certificates(cert)[0]
+    now, begin, end = datetime.now(UTC), certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        return f"the certificate in {cert} {EXPIRED}: it was valid until {end:%Y-%m-%d}"
+    if now < begin:
+        return f"the certificate in {cert} {NOT_YET_VALID}: it will be from {begin:%Y-%m-%d}"
     return ""
 
 
@@ -168,9 +151,9 @@ def _read(path: Path) -> bytes:
         raise transport_error(error, f"cannot read {path}") from error
 
 
-def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+def _certificates(path: Path) -> list[x509.Certificate]:
     try:
-        found = x509.load_pem_x509_certificates(content)
+        found = x509.load_pem_x509_certificates(_read(path))
         found[0].not_valid_after_utc  # noqa: B018  parsed when asked for, and may be garbage too
         found[0].public_key()
     except (ValueError, IndexError, UnsupportedAlgorithm) as error:
@@ -182,35 +165,19 @@ def _public_bytes(key: PublicKeyTypes | CertificatePublicKeyTypes) -> bytes:
     return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
 
 
-_OPENSSL_CAUSES = {  # X509_V_ERR_* of openssl/x509_vfy.h
-    2: UNKNOWN_ISSUER,
-    9: NOT_YET_VALID,
-    10: EXPIRED,
-    18: UNKNOWN_ISSUER,
-    19: UNKNOWN_ISSUER,
-    20: UNKNOWN_ISSUER,
-    21: UNKNOWN_ISSUER,
-    26: WRONG_PURPOSE,
-    62: WRONG_NAME,
-    64: WRONG_NAME,
-}
+_FAULTS = (  # what OpenSSL and aioquic say, in small letters
+    (("not valid yet", "not yet valid"), NOT_YET_VALID),
+    (("no longer valid", "expired"), EXPIRED),
+    (("hostname", "subjectaltname", "mismatch"), "is not for that name (see ssl_config.server_name)"),
+    (("issuer", "self-signed", "self signed", "first certificate"), "has an unknown issuer"),
+    (("purpose",), "is not made for this purpose"),
+)
 
 
-def openssl_cause(error: ssl.SSLCertVerificationError) -> str:
-    """What OpenSSL did not like about a certificate."""
-    known = _OPENSSL_CAUSES.get(error.verify_code)
-    return known or f"was not accepted: {error.verify_message.rstrip('.').lower()}"
-
-
-def aioquic_cause(said: str) -> str:
-    """The same from the texts of aioquic, which has no codes for it."""
-    text = said.lower()
-    if "not valid yet" in text:
-        return NOT_YET_VALID
-    if "no longer valid" in text or "expired" in text:
-        return EXPIRED
-    if text.startswith("hostname") or "subjectaltname" in text or "mismatch" in text:
-        return WRONG_NAME
-    if "issuer" in text or "self-signed" in text or "self signed" in text or "first certificate" in text:
-        return UNKNOWN_ISSUER
+def fault_of(said: str) -> str:
+    """The fault of a certificate in the words we use for it."""
+    text = said.lower().rstrip(".")
+    for signs, fault in _FAULTS:
+        if any(sign in text for sign in signs):
+            return fault
     return f"was not accepted{': ' if text else ''}{text}"

@@ -10,7 +10,6 @@ import asyncio
 import errno
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -25,36 +24,21 @@ SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
 
 LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
-NOTSENT_LOWAT = (
-    16 * 1024
-)  # bytes; unsent bytes cannot be taken back from a slow path. The channel raises it on fast ones
-SYN_RETRIES = 3  # Linux >= 6.5 repeats the first SYNs 1 s apart; the path manager gives up earlier anyway
+NOTSENT_LOWAT = 16 * 1024  # bytes; unsent ones cannot be taken back from a slow path. Channels raise it on fast ones
 RTO_MAX_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
 USER_TIMEOUT_MS = 10_000  # sent and not acknowledged for so long; a backstop, our own detection is faster
-KEEPALIVE_PROBES = 3
 
 # Options the socket module of Python 3.11 has no name for (include/uapi/linux/in.h, tcp.h).
 _IP_BIND_ADDRESS_NO_PORT = 24
 _TCP_RTO_MAX_MS = 44
-_SO_BINDTODEVICE = 25
-_DARWIN_IP_BOUND_IF = 25
-_DARWIN_IPV6_BOUND_IF = 125
 
-_WORDS = {
-    errno.ECONNREFUSED: "connection refused",
-    errno.ECONNRESET: "connection reset by peer",
+_WORDS = {  # where the system's own text is not what people say
     errno.ECONNABORTED: "connection aborted",
     errno.EPIPE: "connection closed by peer",
-    errno.EHOSTUNREACH: "no route to host",
-    errno.ENETUNREACH: "network is unreachable",
-    errno.ENETDOWN: "network is down",
     errno.ETIMEDOUT: "timed out",
-    errno.EMFILE: "too many open files",
     errno.ENFILE: "too many open files in the system",
-    errno.EADDRINUSE: "address already in use",
     errno.EADDRNOTAVAIL: "address is not available on this machine",
     errno.ENODEV: "no such interface",
-    errno.EACCES: "permission denied",
     errno.EPERM: "not permitted (a firewall or missing capability)",
     errno.EAFNOSUPPORT: "this machine does not support that IP version",
     errno.ENOBUFS: "no buffer space",
@@ -78,8 +62,6 @@ def transport_error(error: OSError, doing: str = "") -> TransportError:
 
 def format_address(address: SocketAddress) -> str:
     """`127.0.0.1:7788` or `[::1]:7788`; IPv4 addresses mapped into IPv6 are shown as IPv4."""
-    if not isinstance(address, tuple) or len(address) < 2:
-        return ""
     host, port = unmapped(address[0]), address[1]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -96,10 +78,6 @@ def is_loopback(host: str) -> bool:
 
 def family_of(address: SocketAddress) -> Family:
     return Family.IPV6 if ":" in unmapped(address[0]) else Family.IPV4
-
-
-def socket_family(family: Family) -> socket.AddressFamily:
-    return socket.AF_INET6 if family is Family.IPV6 else socket.AF_INET
 
 
 def socket_address(host: str, port: int, interface: str = "") -> SocketAddress:
@@ -126,77 +104,40 @@ def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.s
 
     Raises TransportError when the interface or the address does not exist here.
     """
-    try:
-        sock = socket.socket(socket_family(candidate.family), kind, protocol)
-    except OSError as error:
-        raise transport_error(error) from error
+    interface, address, doing = candidate.interface, candidate.local_address, ""
+    family = socket.AF_INET6 if candidate.family is Family.IPV6 else socket.AF_INET
     with ExitStack() as undo:
-        undo.callback(sock.close)
-        sock.setblocking(False)
-        if candidate.interface:
-            _bind_to_device(sock, candidate.interface)
-        if candidate.local_address:
-            _bind_to_address(sock, candidate.local_address, candidate.interface)
+        try:
+            sock = undo.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            if interface and sys.platform == "linux":
+                # An address alone does not choose the interface: with one default route, packets leave through it,
+                # whatever source address they carry. Elsewhere the address has to do.
+                doing = f"cannot bind to interface {interface}"
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+            if address:
+                doing = f"cannot bind to {address}"
+                # Choose the port at connect, when the remote address is known: one port can then serve many remotes.
+                try_option(sock, _IP_BIND_ADDRESS_NO_PORT, 1, socket.IPPROTO_IP)
+                sock.bind(socket_address(address, 0, interface))
+        except OSError as error:
+            raise transport_error(error, doing) from error
         undo.pop_all()
     return sock
 
 
-def _bind_to_device(sock: socket.socket, interface: str) -> None:
-    # An address alone does not choose the interface: with one default route, packets leave through it,
-    # whatever source address they carry.
-    try:
-        index = socket.if_nametoindex(interface)
-    except OSError as error:
-        raise TransportError(errno.ENODEV, f"no interface named {interface!r}") from error
-    try:
-        if sys.platform == "linux":
-            sock.setsockopt(socket.SOL_SOCKET, _SO_BINDTODEVICE, interface.encode())
-        elif sys.platform == "darwin":
-            if sock.family == socket.AF_INET6:
-                sock.setsockopt(socket.IPPROTO_IPV6, _DARWIN_IPV6_BOUND_IF, index)
-            else:
-                sock.setsockopt(socket.IPPROTO_IP, _DARWIN_IP_BOUND_IF, index)
-    except OSError as error:
-        raise transport_error(error, f"cannot bind to interface {interface}") from error
-
-
-def _bind_to_address(sock: socket.socket, address: str, interface: str) -> None:
-    with suppress(OSError):
-        # Choose the port at connect, when the remote address is known: one port can then serve many remotes.
-        sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
-    try:
-        sock.bind(socket_address(address, 0, interface))
-    except OSError as error:
-        raise transport_error(error, f"cannot bind to {address}") from error
-
-
 def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None:
-    """Set the options of a TCP or MPTCP connection to or from the address `remote`.
-
-    MPTCP sockets lack some of them, which is no error. Raises TransportError if the configured congestion control does
-    not exist.
-    """
-    tcp = socket.IPPROTO_TCP
+    """Set the options of a TCP or MPTCP connection to or from the address `remote`."""
     if settings.congestion:
-        _set_congestion(sock, settings.congestion)
+        try_option(sock, "TCP_CONGESTION", settings.congestion.encode())
     elif is_loopback(remote):
         send_unpaced(sock)
     # asyncio sets TCP_NODELAY only on sockets whose protocol number it knows, and never on MPTCP.
-    _try_option(sock, tcp, socket.TCP_NODELAY, 0 if settings.nagle else 1)
-    set_notsent_lowat(sock, NOTSENT_LOWAT)
+    try_option(sock, "TCP_NODELAY", 0 if settings.nagle else 1)
+    try_option(sock, "TCP_NOTSENT_LOWAT", NOTSENT_LOWAT)
+    try_option(sock, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS)
     if sys.platform == "linux":
-        _try_option(sock, tcp, _TCP_RTO_MAX_MS, RTO_MAX_MS)
-        _try_option(sock, tcp, socket.TCP_SYNCNT, SYN_RETRIES)
-        _try_option(sock, tcp, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-    if settings.idle_timeout > 0:
-        _try_option(sock, socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        idle = max(1, round(settings.idle_timeout / 2))
-        interval = max(1, round(settings.idle_timeout / 2 / KEEPALIVE_PROBES))
-        if hasattr(socket, "TCP_KEEPIDLE"):
-            _try_option(sock, tcp, socket.TCP_KEEPIDLE, idle)
-        if hasattr(socket, "TCP_KEEPINTVL"):
-            _try_option(sock, tcp, socket.TCP_KEEPINTVL, interval)
-            _try_option(sock, tcp, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+        try_option(sock, _TCP_RTO_MAX_MS, RTO_MAX_MS)
 
 
 def send_unpaced(sock: socket.socket) -> None:
@@ -205,44 +146,31 @@ def send_unpaced(sock: socket.socket) -> None:
     A timer for every 64 KiB costs both ends two fifths of the processor time of a transfer (measured: 351 against 202
     ms per GiB sent, 306 against 186 received). Reno is in every kernel and may always be chosen.
     """
-    if hasattr(socket, "TCP_CONGESTION"):
-        _try_option_bytes(sock, socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    try_option(sock, "TCP_CONGESTION", b"reno")
 
 
-def set_notsent_lowat(sock: socket.socket, size: int) -> None:
-    """Let the kernel hold about `size` bytes not yet sent before it stops taking more."""
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        _try_option(sock, socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, size)
-
-
-def reset_on_close(sock: socket.socket) -> None:
-    """Make `close` drop what is unsent and send a reset."""
-    _try_option_bytes(sock, socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+def try_option(sock: socket.socket, option: int | str, value: int | bytes, level: int = socket.IPPROTO_TCP) -> None:
+    """Set what other systems, older kernels and MPTCP sockets may lack: it only sharpens what works without."""
+    with suppress(OSError, AttributeError):
+        sock.setsockopt(level, getattr(socket, option) if isinstance(option, str) else option, value)
 
 
 def check_congestion(settings: TcpSettings, place: str = "") -> None:
-    """Raise TransportError that begins with `place` when connections cannot have the congestion control wanted."""
-    if settings.congestion:
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-                _set_congestion(probe, settings.congestion)
-        except OSError as error:
-            raise TransportError(error.errno or errno.ENOENT, f"{place}{error}") from error
+    """Raise TransportError that begins with `place` when connections cannot have the congestion control wanted.
 
-
-def _set_congestion(sock: socket.socket, name: str) -> None:
+    Asked of a TCP socket: an MPTCP socket takes any name, and drops an unknown one when it connects.
+    """
+    if not settings.congestion:
+        return
     if not hasattr(socket, "TCP_CONGESTION"):
-        raise TransportError("this system cannot choose the congestion control of a connection")
+        raise TransportError(f"{place}this system cannot choose the congestion control of a connection")
     try:
-        if sock.proto not in (0, socket.IPPROTO_TCP):
-            # An MPTCP socket takes any name now and drops an unknown one when it connects: ask a TCP socket.
-            with socket.socket(sock.family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, settings.congestion.encode())
     except OSError as error:
         available = ", ".join(available_congestion_controls()) or "unknown"
         verb = "may not be chosen without privilege" if error.errno == errno.EPERM else "is not available"
-        message = f"congestion control {name!r} {verb}; available: {available}"
+        message = f"{place}congestion control {settings.congestion!r} {verb}; available: {available}"
         raise TransportError(error.errno or errno.ENOENT, message) from error
 
 
@@ -255,17 +183,6 @@ def available_congestion_controls() -> list[str]:
     return sorted(text.split())
 
 
-def _try_option(sock: socket.socket, level: int, option: int, value: int) -> None:
-    # Older kernels and MPTCP sockets refuse some options; each of them only sharpens what works without.
-    with suppress(OSError):
-        sock.setsockopt(level, option, value)
-
-
-def _try_option_bytes(sock: socket.socket, level: int, option: int, value: bytes) -> None:
-    with suppress(OSError):
-        sock.setsockopt(level, option, value)
-
-
 async def connect(sock: socket.socket, candidate: Candidate) -> None:
     """Connect a non-blocking stream socket. Raises TransportError in words; cancelling is safe.
 
@@ -275,8 +192,7 @@ async def connect(sock: socket.socket, candidate: Candidate) -> None:
     try:
         code = sock.connect_ex(address)
         if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EINTR):
-            if not _is_connected(sock):  # a connection within this machine is there by now
-                await _writable(sock)
+            await ready(sock, writing=True)
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code == 0 and sock.getsockname() == sock.getpeername():
             # The port we dialled was free and the kernel picked it as our own: TCP then connects to itself.
@@ -290,27 +206,16 @@ async def connect(sock: socket.socket, candidate: Candidate) -> None:
         raise TransportError(code, reason)
 
 
-def _is_connected(sock: socket.socket) -> bool:
-    try:
-        sock.getpeername()
-    except OSError:
-        return False
-    return True
-
-
-async def _writable(sock: socket.socket) -> None:
+async def ready(sock: socket.socket, *, writing: bool = False) -> None:
+    """Wait until something can be read, or written. Cancelling is safe."""
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(sock.fileno(), _resolve, done)
+    add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
+    event = asyncio.Event()
+    add(sock.fileno(), event.set)
     try:
-        await done
+        await event.wait()
     finally:
-        loop.remove_writer(sock.fileno())
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+        remove(sock.fileno())
 
 
 def listening_socket(host: str, port: int, open_socket: Callable[[int], socket.socket]) -> socket.socket:
@@ -326,34 +231,24 @@ def listening_socket(host: str, port: int, open_socket: Callable[[int], socket.s
                 raise
         return _bind_server("0.0.0.0", port, open_socket)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        found = []
-    if not found:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except socket.gaierror as error:
-            raise TransportError(f"cannot listen on {host!r}: {error.strerror}") from error
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise TransportError(f"cannot listen on {host!r}: {error.strerror}") from error
     return _bind_server(str(found[0][4][0]), port, open_socket)
 
 
 def _bind_server(host: str, port: int, open_socket: Callable[[int], socket.socket]) -> socket.socket:
-    place = format_address((host, port))
-    try:
-        sock = open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise transport_error(error, f"cannot listen on {place}") from error
     with ExitStack() as undo:
-        undo.callback(sock.close)
-        sock.setblocking(False)
-        if ":" in host:
-            _try_option(sock, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        if sock.type == socket.SOCK_STREAM and os.name == "posix":
-            # A restarted server must not wait for connections of its former life to leave TIME-WAIT.
-            _try_option(sock, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
+            sock = undo.enter_context(open_socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
+            sock.setblocking(False)
+            if ":" in host:
+                try_option(sock, socket.IPV6_V6ONLY, 0, socket.IPPROTO_IPV6)
+            if sock.type == socket.SOCK_STREAM and os.name == "posix":
+                # A restarted server must not wait for connections of its former life to leave TIME-WAIT.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind(socket_address(host, port))
         except OSError as error:
-            raise transport_error(error, f"cannot listen on {place}") from error
+            raise transport_error(error, f"cannot listen on {format_address((host, port))}") from error
         undo.pop_all()
     return sock

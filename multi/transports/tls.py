@@ -6,19 +6,19 @@ Decides what is verified and how application bytes become records. Sockets and e
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
-from multi.transports.certificates import check_own, openssl_cause, refused, stamp
-from multi.transports.sockets import transport_error
+from multi.transports.certificates import check_own, check_pin, fault_of, read_certificates, refused, stamp
+from multi.transports.sockets import ready, transport_error
 
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
@@ -26,30 +26,27 @@ CONTEXTS_KEPT = 8  # a process talks to few servers that want different certific
 RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
 WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
 
-_WORDS = {
-    "CERTIFICATE_VERIFY_FAILED": "certificate verify failed",
-    "HTTP_REQUEST": "the peer does not speak TLS",
+_NO_TLS = "the peer does not speak TLS"
+_NOT_OURS = "the peer did not accept our certificate"
+_WORDS = {  # where OpenSSL's own word says too little
+    "HTTP_REQUEST": _NO_TLS,
     "NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
-    "PACKET_LENGTH_TOO_LONG": "the peer does not speak TLS",
+    "PACKET_LENGTH_TOO_LONG": _NO_TLS,
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "the peer has no certificate",
-    "RECORD_LAYER_FAILURE": "the peer does not speak TLS",
-    "SSLV3_ALERT_BAD_CERTIFICATE": "the peer did not accept our certificate",
-    "NO_CERTIFICATE_OR_CRL_FOUND": "no certificate found",
-    "SSLV3_ALERT_CERTIFICATE_REVOKED": "the peer did not accept our certificate: it was revoked",
-    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "the peer did not accept our certificate",
-    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": "the peer did not accept our certificate: it is not made for this purpose",
-    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "the peer did not accept our certificate: it has expired",
+    "RECORD_LAYER_FAILURE": _NO_TLS,
+    "SSLV3_ALERT_BAD_CERTIFICATE": _NOT_OURS,
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": f"{_NOT_OURS}: it has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": f"{_NOT_OURS}: it was revoked",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": _NOT_OURS,
+    "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE": f"{_NOT_OURS}: it is not made for this purpose",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "the peer requires a certificate",
     "TLSV1_ALERT_NO_APPLICATION_PROTOCOL": f"the peer does not speak {ALPN}",
     "TLSV1_ALERT_PROTOCOL_VERSION": "the peer does not support TLS 1.3",
-    "TLSV1_ALERT_UNKNOWN_CA": "the peer did not accept our certificate: unknown issuer",
-    "UNEXPECTED_MESSAGE": "the peer does not speak TLS",
+    "TLSV1_ALERT_UNKNOWN_CA": f"{_NOT_OURS}: unknown issuer",
+    "UNEXPECTED_MESSAGE": _NO_TLS,
     "UNSUPPORTED_PROTOCOL": "the peer does not support TLS 1.3",
-    "WRONG_VERSION_NUMBER": "the peer does not speak TLS",
+    "WRONG_VERSION_NUMBER": _NO_TLS,
 }
-
-
-_contexts: dict[TlsSettings, tuple[tuple[object, ...], ssl.SSLContext]] = {}
 
 
 def client_context(tls: TlsSettings) -> ssl.SSLContext:
@@ -57,35 +54,21 @@ def client_context(tls: TlsSettings) -> ssl.SSLContext:
 
     Reading certificates takes longer than a handshake, so the context is used again until one of the files changes.
     """
-    state = _state_of_files(tls)
-    known = _contexts.get(tls)
-    if known is None or known[0] != state:
-        while len(_contexts) >= CONTEXTS_KEPT:
-            _contexts.pop(next(iter(_contexts)), None)
-        known = _contexts[tls] = (state, _new_client_context(tls))
-    return known[1]
+    system = ssl.get_default_verify_paths()
+    return _client_context(tls, tuple(map(stamp, (tls.cert, tls.key, tls.ca, system.cafile, system.capath))))
 
 
-def _state_of_files(tls: TlsSettings) -> tuple[object, ...]:
-    """What is different once a file that the client's context is made of has been replaced or written to."""
-    paths: list[Path | str | None] = [tls.cert, tls.key, tls.ca]
-    if tls.verify and tls.ca is None and (tls.cert is None or tls.key is not None):
-        system = ssl.get_default_verify_paths()
-        paths += [system.cafile, system.capath]
-    return tuple(stamp(path) for path in paths if path is not None)
-
-
-def _new_client_context(tls: TlsSettings) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _common(context)
+@lru_cache(maxsize=CONTEXTS_KEPT)
+def _client_context(tls: TlsSettings, files: tuple[object, ...]) -> ssl.SSLContext:
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     elif tls.ca is not None:
-        _load(tls.ca, lambda: context.load_verify_locations(tls.ca))
+        context.load_verify_locations(cadata=read_certificates(tls.ca).decode())
     elif tls.cert is not None and tls.key is None:
         # A certificate without a key is one to trust, whoever issued it.
-        _load(tls.cert, lambda: context.load_verify_locations(tls.cert))
+        context.load_verify_locations(cadata=read_certificates(tls.cert).decode())
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     else:
         context.load_default_certs()
@@ -98,114 +81,74 @@ def server_context(tls: TlsSettings) -> ssl.SSLContext:
     """Raises TransportError without certificate and key, or if a file cannot be used."""
     if tls.cert is None or tls.key is None:
         raise TransportError("TLS needs ssl_config.cert and ssl_config.key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _common(context)
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0  # sessions are resumed by MULTI; an unread ticket would turn a close into a reset
     _load_own(context, tls.cert, tls.key)
     if tls.client_ca is not None:
         context.verify_mode = ssl.CERT_REQUIRED
-        _load(tls.client_ca, lambda: context.load_verify_locations(tls.client_ca))
+        context.load_verify_locations(cadata=read_certificates(tls.client_ca).decode())
     return context
 
 
-def _common(context: ssl.SSLContext) -> None:
+def _context(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols([ALPN])
+    return context
 
 
 def _load_own(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     check_own(cert, key)  # OpenSSL says neither which of the two files it means nor what is wrong with it
-    # An encrypted key is an error: OpenSSL would ask for the password on the terminal.
-    _load(key, lambda: context.load_cert_chain(cert, key, password=lambda: ""))
-
-
-def _load(path: Path, load: Callable[[], object]) -> None:
     try:
-        load()
+        # An encrypted key is an error: OpenSSL would ask for the password on the terminal.
+        context.load_cert_chain(cert, key, password=lambda: "")
     except ssl.SSLError as error:
-        raise TransportError(f"{path} holds no usable PEM certificate ({_reason(error)})") from error
-    except OSError as error:
-        raise transport_error(error, f"cannot read {path}") from error
+        raise TransportError(f"cannot use {cert} with {key}: {_reason(error)}") from error
 
 
-def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, verified: bool, own: bytes = b"") -> ChannelInfo:
-    """What TLS adds to the facts of a channel; `own` is the server's certificate on the server itself."""
-    peer = sock.getpeercert(binary_form=True) or b""
+def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer: str, own: bytes = b"") -> ChannelInfo:
+    """What TLS adds to the facts of a channel; `own` is the server's certificate on the server itself.
+
+    Raises TransportError, in which `peer` names the other side, when its certificate is not pinned.
+    """
+    certificate = sock.getpeercert(binary_form=True) or b""
     cipher = sock.cipher()
+    verified = tls.client_ca is not None if own else tls.verify
     return replace(
         info,
         secure=True,
-        peer_verified=verified,
-        peer_certificate=peer,
-        channel_binding=hashlib.sha256(own or peer).digest(),
+        peer_verified=check_pin(tls, certificate, peer) or verified,
+        peer_certificate=certificate,
+        channel_binding=hashlib.sha256(own or certificate).digest(),
         detail=f"{sock.version()}, {cipher[0] if cipher else 'no cipher'}",
     )
 
 
-def at_once(step: Callable[[], None]) -> None:
+async def at_once(step: Callable[[], None]) -> None:
     """Nobody else waits."""
     step()
 
 
-class TlsHandshake:
-    """Drives one handshake by callbacks; `finished` hears of the end unless it was cancelled."""
+async def handshake(
+    sock: ssl.SSLSocket, peer: str, take: Callable[[Callable[[], None]], Awaitable[None]] = at_once
+) -> None:
+    """Raises TransportError in words, in which `peer` names the other side; cancelling is safe.
 
-    def __init__(
-        self,
-        sock: ssl.SSLSocket,
-        peer: str,
-        finished: Callable[[TransportError | None], None],
-        in_turn: Callable[[Callable[[], None]], None] = at_once,
-    ) -> None:
-        """`peer` names the other side in errors; `in_turn` does a step, which may take a millisecond, when it may."""
-        self._peer = peer
-        self._loop = asyncio.get_running_loop()
-        self._sock = sock
-        self._fd = sock.fileno()
-        self._finished = finished
-        self._in_turn = in_turn
-        self._watching: Callable[[int], bool] | None = None
-
-    def start(self) -> None:
-        self._in_turn(self._step)
-
-    def cancel(self) -> None:
-        if self._watching is not None:
-            self._watching(self._fd)
-            self._watching = None
-
-    def _ready(self) -> None:
-        self.cancel()  # a socket that has to wait for its turn would call in each turn of the event loop
-        self._in_turn(self._step)
-
-    def _step(self) -> None:
+    `take` takes a step, which may cost a millisecond, when it may.
+    """
+    while True:
         try:
-            self._sock.do_handshake()
-            if self._sock.selected_alpn_protocol() != ALPN:
-                raise TransportError(f"the peer does not speak {ALPN}")
+            await take(sock.do_handshake)
+            break
         except ssl.SSLWantReadError:
-            self._watching = self._loop.remove_reader
-            self._loop.add_reader(self._fd, self._ready)
+            writing = False
         except ssl.SSLWantWriteError:
-            self._watching = self._loop.remove_writer
-            self._loop.add_writer(self._fd, self._ready)
+            writing = True
         except OSError as error:
-            self._finished(handshake_error(error, self._peer))
-        else:
-            self._finished(None)
-
-
-async def handshake(sock: ssl.SSLSocket, peer: str) -> None:
-    """The client's handshake. Raises TransportError in words; cancelling is safe."""
-    done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
-    driver = TlsHandshake(sock, peer, lambda error: None if done.done() else done.set_result(error))
-    driver.start()
-    try:
-        error = await done
-    finally:
-        driver.cancel()
-    if error is not None:
-        raise error
+            raise handshake_error(error, peer) from error
+        await ready(sock, writing=writing)
+    if sock.selected_alpn_protocol() != ALPN:
+        raise TransportError(f"the peer does not speak {ALPN}")
 
 
 def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) -> ssl.SSLSocket:
@@ -227,10 +170,8 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
 
 def handshake_error(error: OSError, peer: str) -> TransportError:
     """What ended a TLS handshake with `peer`, in words."""
-    if isinstance(error, TransportError):
-        return error
     if isinstance(error, ssl.SSLCertVerificationError):
-        return refused(peer, openssl_cause(error))
+        return refused(peer, fault_of(error.verify_message))
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
         return TransportError("the peer closed the connection in the TLS handshake; it may not speak TLS")
     if isinstance(error, ssl.SSLError):
@@ -303,15 +244,13 @@ class TlsStream:
 
 
 def _gather(buffers: Sequence[Buffer]) -> Buffer:
-    first = buffers[0]
-    if len(first) >= WRITE_SIZE:
-        return memoryview(first)[:WRITE_SIZE]
-    if len(buffers) == 1:
+    """The first bytes, in one piece; those of one long buffer are not copied."""
+    first = memoryview(buffers[0])[:WRITE_SIZE]
+    if len(buffers) == 1 or len(first) == WRITE_SIZE:
         return first
-    parts: list[Buffer] = []
-    room = WRITE_SIZE
+    parts, room = [], WRITE_SIZE
     for buffer in buffers:
-        parts.append(buffer if len(buffer) <= room else memoryview(buffer)[:room])
+        parts.append(memoryview(buffer)[:room])
         room -= len(parts[-1])
         if not room:
             break

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 import multi
-from multi.lab.bench.protocol import Request, read_answer
+from multi.lab.bench.protocol import Answer, Request, read
+from multi.lab.bench.protocol import encode as bench_line
 from multi.lab.files.protocol import Get, encode
 from tests.findings.attacks import aborted_at_end
 from tests.integration.cli_runner import started, wait_for_line
@@ -71,8 +72,8 @@ def memory_for(directory: Path, request: Request) -> int:
 
         async def scenario() -> int:
             async with aborted_at_end(await multi.connect(server.client())) as session:
-                session.writer.write(request.encode())
-                await read_answer(session.reader)
+                session.writer.write(bench_line(request))
+                await read(session.reader, Answer)
                 before = server.memory()
                 with suppress(ConnectionError, TimeoutError):
                     async with asyncio.timeout(5):
@@ -88,11 +89,11 @@ def memory_for(directory: Path, request: Request) -> int:
     strict=True, raises=AssertionError, reason="a bench server keeps all it is sent where little was announced"
 )
 def test_a_bench_server_does_not_keep_more_than_was_announced(tmp_path: Path) -> None:
-    assert memory_for(tmp_path, Request(reverse=False, seconds=0.0, size=1)) < KEPT
+    assert memory_for(tmp_path, Request(reverse=False, seconds=0.0, bytes=1)) < KEPT
 
 
 def test_a_bench_server_keeps_nothing_where_no_size_was_announced(tmp_path: Path) -> None:
-    assert memory_for(tmp_path, Request(reverse=False, seconds=60.0, size=0)) < KEPT
+    assert memory_for(tmp_path, Request(reverse=False, seconds=60.0, bytes=0)) < KEPT
 
 
 # --- files ---

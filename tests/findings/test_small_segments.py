@@ -80,15 +80,18 @@ def test_no_segments_keep_a_server_from_its_other_connections(
 
 
 async def read_from_leaver(way: Way, size: int) -> bytes:
-    """What is read of a client that says bytes one by one, more than there is time for at once, and is gone."""
+    """What is read of a client that says bytes one by one, more than there is time for at once, and no more."""
     async with serving(way) as (server, inbox):
         client = await client_at(server.port)
         session = await inbox.session()
         said = b"".join(data(client.session_id, offset, 1) for offset in range(size))
         with socket_of(client) as raw:
             await asyncio.to_thread(raw.sendall, said)
-        client.writer.close()
-        return await session.reader.readexactly(size)
+        client.writer.write_eof()
+        try:
+            return await session.reader.readexactly(size)
+        finally:
+            client.writer.transport.abort()
 
 
 def test_what_a_server_has_no_time_for_is_not_lost_with_the_connection(development_certificates: Path) -> None:

@@ -46,7 +46,6 @@ def _judge(config: Config) -> None:
     check(len(config.session_id_bytes(bytes)) == 16, "a Session ID that is not 16 bytes")
     for one in config.connection_priority:
         config.remote_of(one)
-    config.kind_by_interface()
     written = config.model_dump(mode="json", exclude_unset=True)
     check(
         load_config(json.loads(json.dumps(written))).located_in(config.base_directory) == config,

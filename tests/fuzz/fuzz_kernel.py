@@ -9,14 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from multi.discovery import link_state as changes
-from multi.discovery import netlink, networks, snapshot
-from multi.discovery.link_state import LinkEvents, LinkState
+from multi.discovery import monitor, netlink, networks, snapshot
 from multi.linux import genetlink, nl80211, policy_routes, wifi_signal
 from multi.linux.genetlink import GenericNetlink
 from multi.linux.nl80211 import Nl80211
 from multi.transports.mptcp import info as mptcp_info
-from multi.transports.mptcp.info import MptcpInfo, read_mptcp_info, subflow_names
+from multi.transports.mptcp.info import MptcpInfo, parse_address, read_mptcp_info
 from multi.transports.tcp import info as tcp_info
 from multi.transports.tcp.info import read_tcp_info
 from multi.types import Interface, Kind
@@ -109,40 +107,21 @@ def _told(choices: Choices, sequence: int = 0) -> bytes:
     return b"".join(parts)
 
 
-def run_changes(data: bytes) -> None:
-    """Datagrams, each with two bytes of length, that nobody asked for."""
-    known, heard = LinkState(), LinkEvents()
-    choices = Choices(data)
-    while choices.left:
-        if choices.chance(8):
-            known.begin_dump()
-        known.hear(choices.take(choices.number(2)), heard)
-        if choices.chance(8):
-            known.end_dump(heard)
-    heard.collapsed()
-    check(len(heard.losses) <= len(data), "more losses than bytes")
-
-
-def run_changes_valid(data: bytes) -> None:
-    choices = Choices(data)
-    parts: list[bytes] = []
-    while choices.left and len(parts) < 30:
-        datagram = choices.damaged(_told(choices))
-        parts.append(choices.take(1) + len(datagram).to_bytes(2, "big") + datagram + b"\0")
-    run_changes(b"".join(parts))
-
-
 def run_rtnetlink(data: bytes) -> None:
-    """Snapshots, neighbours and routing tables from what a kernel answers."""
+    """Snapshots, losses, neighbours and routing tables from what a kernel answers."""
     choices = Choices(data)
     what = choices.below(4)
     kernel = Kernel(choices, _told)
     with patch.object(netlink, "socket", _sockets(kernel)), may_raise(OSError):
         if what == 0:
-            snapshot.snapshot()
+            with netlink.NetlinkSocket() as reader:
+                before = snapshot.snapshot(reader)
+                after = snapshot.snapshot(reader)
+                held = len(before.links) + len(before.addresses)
+                check(len(monitor.losses(before, after)) <= held, "more losses than there was")
         elif what == 1:
             gateways = ((next(iter(snapshot.FAMILIES.values())), "192.0.2.1"),)
-            networks.network_id(Interface("eth0", 1, next(iter(Kind)), gateways=gateways))
+            networks.network_ids([Interface("eth0", 1, next(iter(Kind)), gateways=gateways)])
         else:
             reader = netlink.NetlinkSocket()
             if what == 2:
@@ -164,8 +143,7 @@ def _generic(choices: Choices, sequence: int) -> bytes:
             continue
         station = _attributes(choices, (7, 13, 17, 29, 30))
         body = b"\1\1\0\0" + attribute(1, b"\x1c\0") + attribute(21, station) + attribute(93, choices.take(4))
-        groups = attribute(1, attribute(1, b"mlme\0") + attribute(2, choices.take(4)))
-        body += attribute(7, groups) + _attributes(choices, (1, 2, 7, 21, 93))
+        body += _attributes(choices, (1, 2, 7, 21, 93))
         parts.append(message(kind, choices.pick((sequence, sequence, 0)), choices.damaged(body)))
     return b"".join(parts)
 
@@ -177,7 +155,6 @@ def run_generic(data: bytes) -> None:
     with may_raise(OSError):
         if what == 0:
             with patch.object(netlink, "socket", _sockets(kernel)), GenericNetlink("nl80211") as asked:
-                asked.join_group("mlme")
                 for answer in asked.request(1, dump=True):
                     netlink.attributes(answer)
         elif what == 1:
@@ -221,38 +198,35 @@ def run_socket_info(data: bytes) -> None:
     full: Any = None
     if choices.chance(2):
         infos = [choices.take(232).ljust(232, b"\0") for _ in range(count)]
-        names = b"".join(_names(choices) for _ in range(count))
-        full = (choices.take(96), tuple(map(tcp_info.parse_tcp_info, infos)), names)
+        addresses = tuple(parse_address(_address(choices)) for _ in range(count))
+        full = (choices.take(96), tuple(map(tcp_info.parse_tcp_info, infos)), addresses)
     with patch.object(mptcp_info, "_read_full", lambda _sock: full):
-        found = read_mptcp_info(sock, choices.edge())
+        found = read_mptcp_info(sock)
     if isinstance(found, MptcpInfo):
         check(found.bytes_acked >= 0 and found.unacked >= 0 and found.subflow_count >= 0, "a count below zero")
-        for name in subflow_names(found.names):
-            str(name)
+        check(len(found.addresses) == len(found.subflows), "subflows without addresses")
 
 
-def _names(choices: Choices) -> bytes:
-    address = choices.pick((b"\2\0", b"\n\0", b"\0\0")) + choices.take(2).ljust(2, b"\0") + choices.take(28)
-    other = choices.pick((b"\2\0", b"\n\0", b"\xff\xff")) + bytes(6) + b"\0" * 10 + b"\xff\xff" + choices.take(4)
-    return bytes(8) + address.ljust(128, b"\0") + other.ljust(128, b"\0")
+def _address(choices: Choices) -> bytes:
+    if choices.chance(2):
+        return (choices.pick((b"\2\0", b"\n\0", b"\0\0")) + choices.take(30)).ljust(32, b"\0")
+    return choices.pick((b"\2\0", b"\n\0", b"\xff\xff")) + bytes(16) + b"\xff\xff" + choices.take(4).ljust(12, b"\0")
 
 
 def _random_looking() -> list[bytes]:
     return [bytes((n * i * i + i) % 256 for i in range(160)) for n in range(1, 16)]
 
 
-def _raw_changes() -> list[bytes]:
-    return [b"\0" + len(d).to_bytes(2, "big") + d + b"\0" for d in map(_told, map(Choices, _random_looking()))]
+def _datagrams() -> list[bytes]:
+    return list(map(_told, map(Choices, _random_looking())))
 
 
 TARGETS = (
-    Target("netlink-changes", run_changes, _raw_changes, (changes,), short=400, longest=600),
-    Target("netlink-changes-valid", run_changes_valid, _random_looking, (changes,), short=300, longest=600),
     Target(
         "netlink-questions",
         run_rtnetlink,
         _random_looking,
-        (netlink, snapshot, networks, policy_routes),
+        (netlink, snapshot, networks, monitor, policy_routes),
         short=120,
         weight=2,
         longest=800,
@@ -267,6 +241,6 @@ TARGETS = (
         short=300,
         longest=600,
     ),
-    Target("netlink-attributes", run_attributes, _raw_changes, (netlink,), short=300, longest=600),
+    Target("netlink-attributes", run_attributes, _datagrams, (netlink,), short=300, longest=600),
     Target("socket-info", run_socket_info, _random_looking, (mptcp_info, tcp_info), short=200, longest=3000),
 )

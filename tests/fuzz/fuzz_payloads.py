@@ -40,7 +40,7 @@ def _policy(payload: bytes) -> bytes:
     fields = Fields(payload)
     policy = decode_policy(fields)
     check(policy.scheduler.isprintable(), "a scheduler's name with control characters")
-    return encode_policy(policy) + fields.rest()  # what follows is read by others
+    return encode_policy(policy) + fields.take(fields.remaining)  # what follows is read by others
 
 
 def _close(payload: bytes) -> bytes:

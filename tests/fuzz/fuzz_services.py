@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from multi.errors import RemoteProtocolError
 from multi.lab.bench import protocol as bench_protocol
-from multi.lab.bench.protocol import BenchError, Report, Request, encode_report, read_answer, read_report, read_request
+from multi.lab.bench.protocol import Answer, BenchError, Report, Request, read
+from multi.lab.bench.protocol import encode as encode_bench
 from multi.lab.files import blocks as file_blocks
 from multi.lab.files import protocol as file_protocol
 from multi.lab.files import service as file_service
@@ -23,7 +24,7 @@ from multi.lab.files import tree as file_tree
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
-    ContentEnd,
+    End,
     FileRefused,
     Get,
     Message,
@@ -136,7 +137,7 @@ def _messages() -> list[bytes]:
         Put("\ud800", (1 << 63) - 1, 0o7777, True),
         Receiving(0, EMPTY),
         Begin(1),
-        ContentEnd(EMPTY),
+        End(EMPTY),
         Stored(5, EMPTY.upper()),
         Refusal("not_found", "\x1b no"),
     ]
@@ -145,25 +146,26 @@ def _messages() -> list[bytes]:
 
 def run_bench_request(data: bytes) -> None:
     try:
-        request = now(read_request(Lines(data, LINE_LIMIT)))
+        request = now(read(Lines(data, LINE_LIMIT), Request))
     except BenchError as error:
         check(str(error).isprintable(), "a complaint with control characters")
         return
-    check(0 <= request.seconds <= 86_400 and request.size >= 0, "a request out of range")
-    request.encode()
+    check(0 <= request.seconds <= 86_400 and request.bytes >= 0, "a request out of range")
+    encode_bench(request)
 
 
 def run_bench_answer(data: bytes) -> None:
-    for read in (read_answer, read_report):
+    kinds: tuple[type[Answer | Report], ...] = (Answer, Report)
+    for kind in kinds:
         try:
-            report = now(read(Lines(data, bench_protocol.LINE_LIMIT)))
+            report = now(read(Lines(data, bench_protocol.LINE_LIMIT), kind))
         except BenchError as error:
             check(str(error).isprintable(), "a complaint with control characters")
             continue
-        if report is not None:
+        if isinstance(report, Report):
             check(min(report.seconds, report.bytes, report.longest_gap, report.retransmitted) >= 0, "out of range")
             f"{report.bytes * 8 / max(report.seconds, 1e-9):.1f} {report.longest_gap:.3f}"
-            json.dumps(encode_report(report).decode())
+            json.dumps(encode_bench(report).decode())
 
 
 # --- the directory  ---
@@ -275,7 +277,7 @@ def _conversation(choices: Choices) -> list[bytes]:
             case 2:
                 parts.append(pack_length(choices.edge(0, 5, bits=32)))
             case 3:
-                parts.append(pack_length(0) + encode(ContentEnd(EMPTY)))
+                parts.append(pack_length(0) + encode(End(EMPTY)))
             case _:
                 parts.append(choices.some())
     return [choices.damaged(part) for part in parts]
@@ -283,9 +285,9 @@ def _conversation(choices: Choices) -> list[bytes]:
 
 def _bench_seeds() -> list[bytes]:
     answers = [
-        bench_protocol.ready(),
-        bench_protocol.refusal("no"),
-        encode_report(Report(5, 1.0, 0.1, retransmitted=7)),
+        encode_bench(Answer()),
+        encode_bench(Answer("no")),
+        encode_bench(Report(5, 1.0, 0.1, retransmitted=7)),
     ]
     return [*answers, b'{"multi_bench": 1, "error": "\\u001b[2J"}\n', b'{"retransmitted": "x"}\n']
 
@@ -318,7 +320,7 @@ TARGETS = (
     Target(
         "bench-request",
         run_bench_request,
-        lambda: [Request(True, 10.0, 0).encode(), Request(False, 0, 1 << 40).encode()],
+        lambda: [encode_bench(Request(True, 10.0, 0)), encode_bench(Request(False, 0, 1 << 40))],
         (bench_protocol,),
         short=400,
         longest=1000,

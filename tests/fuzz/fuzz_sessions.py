@@ -212,7 +212,10 @@ def check_bounds(node: Node) -> None:
     """What a peer can make grow stays below what the settings say."""
     session, settings = node.session, node.session.settings
     alive = [c for c in session.connections.values() if c.alive]
-    check(session.side is Side.CLIENT or len(alive) <= settings.max_connections, "more connections than allowed")
+    if session.side is Side.SERVER:
+        proved = sum(connection.authenticated for connection in alive)
+        check(proved <= settings.max_connections, "more connections than allowed")
+        check(len(alive) - proved <= settings.max_unproved, "more connections without a proof than allowed")
     for found in alive:
         check(found.held_size <= HELD_LIMIT, "more bytes held than allowed")
         check(found.control_backlog <= MAX_CONTROL_BACKLOG, "more unread answers than allowed")
@@ -220,7 +223,7 @@ def check_bounds(node: Node) -> None:
     check(len(peers) <= settings.max_streams + 1, "more streams than allowed")
     for stream in session.receiver.streams.values():
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
-    kept = sum(s.readable + s.reassembling for s in session.receiver.streams.values())
+    kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
     check(kept <= settings.max_session_window, "more bytes kept than the window")
 
 
@@ -338,7 +341,7 @@ def run_peer(data: bytes, side: Side) -> None:
         kind, payload, sequence, stream = grammar.parts()
         own = speaker.session.connections.get(line.id)
         if own is not None and own.alive:
-            own.send(kind, (payload,), len(payload), sequence=sequence, stream=stream, lane=lane)
+            own.send(kind, payload, own.sent_at, sequence=sequence, stream=stream, lane=lane)
 
     for line in lines:
         take_over(line)

@@ -33,8 +33,7 @@ from multi.transports.quic.packets import (
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, QuicListener
 from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress
-from multi.transports.tcp import accepting as stream_reception
-from multi.transports.tcp import listener as stream_listener
+from multi.transports.tcp import listener as tcp_listener
 from multi.transports.tcp.transport import Tcp
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
@@ -271,7 +270,7 @@ TARGETS = (
             b"\3GET / HTTP/1.1",
             b"\1\1\2\3",
         ],
-        (stream_reception, stream_listener),
+        (tcp_listener,),
         short=25,
         longest=700,
         memory_base=4 << 20,

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from multi.lab.cert import write_development_certificates
 
 TIMEOUT = 60.0  # seconds any command may take; those that hang are the bug
 
@@ -58,6 +63,14 @@ def wait_for_line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]
     raise AssertionError(f"no line {pattern!r} in {read}, stderr: {process.stderr.read()}")
 
 
+@cache
+def _certificates() -> tempfile.TemporaryDirectory[str]:
+    """What `multi cert` writes, once for all tests of a process; it goes when the process ends."""
+    directory = tempfile.TemporaryDirectory(prefix="multi-certs-")
+    write_development_certificates(Path(directory.name), [])
+    return directory
+
+
 class Files:
     """A directory with certificates, configurations, a directory to serve and one to work in."""
 
@@ -67,8 +80,7 @@ class Files:
         self.here = root / "here"
         self.served.mkdir()
         self.here.mkdir()
-        certs = run("cert", root / "certs")
-        assert certs.returncode == 0, certs.stderr
+        shutil.copytree(_certificates().name, root / "certs")
 
     def server_config(self, **changes: Any) -> Path:
         config = {

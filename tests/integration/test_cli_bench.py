@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import multi
-from multi.lab.bench.protocol import BenchError, Report, encode_report, read_report
+from multi.lab.bench.protocol import BenchError, Report, encode, read
 from tests.integration.cli_runner import Files, interrupt, run, started, wait_for_line
 
 KEYS = {
@@ -118,9 +118,9 @@ async def test_another_version_of_the_protocol_is_named(files: Files) -> None:
 )
 async def test_a_report_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     reader = asyncio.StreamReader()
-    reader.feed_data(encode_report(replace(Report(bytes=1, seconds=1.0), **wrong)))
+    reader.feed_data(encode(replace(Report(bytes=1, seconds=1.0), **wrong)))
     with pytest.raises(BenchError, match="malformed report"):
-        await read_report(reader)
+        await read(reader, Report)
 
 
 def test_a_killed_server_ends_the_measurement_with_a_message(files: Files) -> None:

@@ -205,7 +205,7 @@ def test_put_replaces_nothing_without_force(files: Files, port: int) -> None:
 
 @pytest.mark.parametrize(("arguments", "reason"), [
     (("put", "absent"), "absent: no such file"),
-    (("put", "."), ".: it is not a regular file"),
+    (("put", "."), ".: it is a directory"),
     (("get", "f", "-o", "absent/f"), "directory absent: no such file"),
 ])  # fmt: skip
 def test_local_files_that_cannot_be_used_are_named(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -147,13 +148,12 @@ def test_writer_that_never_drains_does_not_starve_the_loop(development_certifica
             data = pattern(32 * MIB)
             pair.writer.write(data)
             pair.writer.write_eof()
-            longest = 0.0
-            loop = asyncio.get_running_loop()
+            longest = 0.0  # seconds of this thread: what others take of the processor does not count
             reading = asyncio.ensure_future(pair.server_reader.read())
             while not reading.done():
-                before = loop.time()
+                before = time.thread_time()
                 await asyncio.sleep(0)
-                longest = max(longest, loop.time() - before)
+                longest = max(longest, time.thread_time() - before)
             assert await reading == data
             assert longest < 0.5
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from ipaddress import ip_address
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from multi.asyncio import roaming as networks_module
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.suspend import SleepWatch
 from multi.discovery import interfaces_async
-from multi.discovery.link_state import Loss
+from multi.discovery.monitor import Loss
 from multi.protocol.payloads import decode_addresses
-from multi.types import Family, Interface, InterfaceAddress, Kind
+from multi.protocol.session import UNKNOWN_SAID
+from multi.types import Family, Interface
 from tests.integration.support import (
     HOST,
     LOOPS,
@@ -97,9 +98,7 @@ class Bell:
     def __init__(self) -> None:
         self.subscribers: list[Callable[[tuple[Loss, ...]], None]] = []
 
-    def subscribe(
-        self, callback: Callable[[tuple[Loss, ...]], None], *, learn_after: float = 0.0
-    ) -> Callable[[], None]:
+    def subscribe(self, callback: Callable[[tuple[Loss, ...]], None]) -> Callable[[], None]:
         self.subscribers.append(callback)
         return lambda: self.subscribers.remove(callback)
 
@@ -294,7 +293,7 @@ def test_an_unusable_entry_and_a_name_without_an_answer_end_with_the_open_timeou
 def test_a_name_that_leads_elsewhere_by_now_is_asked_again_when_nothing_is_left(
     dns: Dns, monkeypatch: pytest.MonkeyPatch, development_certificates: Path
 ) -> None:
-    monkeypatch.setattr("multi.asyncio.dns.REUSE", 0.05)
+    monkeypatch.setattr("multi.asyncio.dns.ASK_AGAIN", 0.05)
     monkeypatch.setattr(networks_module, "LOOK_DETACHED", 0.1)
 
     async def scenario() -> None:
@@ -659,13 +658,20 @@ def test_a_join_that_reached_another_server_is_tried_again_but_not_hammered(deve
     run(scenario())
 
 
-@pytest.mark.parametrize(("name", "dials"), [("tcp-tls", 1), ("tcp-sealed", 3)])
+@pytest.mark.parametrize("name", ["tcp-tls", "tcp-sealed"])
+@pytest.mark.parametrize(("shared", "dials"), [(True, 1), (False, UNKNOWN_SAID)], ids=["same key", "another key"])
 def test_a_server_that_forgot_the_session_ends_it_at_once_only_if_it_has_proved_itself(
-    name: str, dials: int, development_certificates: Path
+    name: str, shared: bool, dials: int, development_certificates: Path, tmp_path: Path
 ) -> None:
+    key = tmp_path / "reset.key"
+    key.write_text("5a" * 32)
+
     async def scenario() -> None:
         way = Way(development_certificates, name)
-        async with serving(way) as (server, inbox), serving(way) as (stranger, _):
+        listen = {"host": "0.0.0.0", "port": 0, "transports": ["tcp"]}
+        keyed = listen | {"reset_key_file": str(key)}
+        other = keyed if shared else listen
+        async with serving(way, listen=keyed) as (server, inbox), serving(way, listen=other) as (stranger, _):
             balancer = Balancer(server.port)
             async with balancer.listening() as port:
                 session = await opened(way.client(port))
@@ -878,7 +884,7 @@ def test_two_hundred_sessions_share_a_monitor_and_leave_nothing(
             sessions = [await opened(way.client(server.port)) for _ in range(200)]
             for session in sessions:
                 await session.confirmed()
-            assert netlink_sockets() == listening + 1
+            assert netlink_sockets() == listening + 3
             assert len(asyncio.all_tasks()) == tasks, "no task for each session"
             await asyncio.sleep(0.2)
             scheduled = 0
@@ -956,8 +962,8 @@ def test_a_machine_that_slept_suspects_everything_and_loses_nothing(
 
     async def scenario() -> None:
         nonlocal slept
-        watch = SleepWatch(clock=lambda: slept, interval=0.05)
-        monkeypatch.setattr(networks_module, "sleep_watch", lambda: watch)
+        quick = partial(SleepWatch, clock=lambda: slept, interval=0.05)
+        monkeypatch.setattr(networks_module, "SleepWatch", quick)
         way = Way(development_certificates)
         async with serving(way) as (server, inbox), multi.connect(way.client(server.port)) as session:
             await session.confirmed()
@@ -1041,56 +1047,6 @@ def test_an_end_that_is_stopped_for_three_seconds_loses_nothing(development_cert
 
 
 # --- addresses a server announces ---
-
-
-@pytest.mark.parametrize(
-    ("literal", "why"),
-    [
-        ("127.0.0.1", "loopback"),
-        ("::1", "loopback"),
-        ("224.0.0.1", "multicast"),
-        ("ff02::1", "multicast"),
-        ("169.254.1.1", "link-local"),
-        ("fe80::1", "link-local"),
-        ("::ffff:127.0.0.1", "IPv4-mapped"),
-        ("::ffff:192.0.2.1", "IPv4-mapped"),
-        ("::127.0.0.1", "IPv4-compatible"),
-        ("64:ff9b::7f00:1", "loopback behind NAT64"),
-        ("2002:7f00:1::", "loopback behind 6to4"),
-        ("255.255.255.255", "broadcast"),
-        ("240.0.0.1", "reserved"),
-        ("0.0.0.0", "unspecified"),
-        ("0.1.2.3", "this network"),
-        ("::", "unspecified"),
-        ("192.0.2.99", "the client's own"),
-    ],
-)
-async def test_an_announced_address_that_no_server_elsewhere_can_have_is_not_dialled(literal: str, why: str) -> None:
-    config = multi.load_config({"connection_priority": [["tcp", "any", "any"]], "remote_host": "198.51.100.1"})
-    found = await announced(config, [(literal, 7788), ("198.51.100.2", 7788), ("198.51.100.3", 0)])
-    assert str(ip_address(literal)) not in found, why
-    assert "198.51.100.2" in found
-    assert "198.51.100.3" not in found
-
-
-async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> set[str]:
-    """The remote addresses a client with one interface would dial."""
-    own = InterfaceAddress("192.0.2.99", Family.IPV4, 24, True, "")
-    six = InterfaceAddress("2001:db8::99", Family.IPV6, 64, True, "")
-    gateways = ((Family.IPV4, "192.0.2.1"), (Family.IPV6, "2001:db8::1"))
-    machine = (Interface("eth9", 9, Kind.ETH, True, True, (own, six), gateways),)
-    resolver = resolve_module.Resolver(config, lambda: None, may_change=False)
-
-    async def read(*_: Any, **__: Any) -> tuple[Interface, ...]:
-        return machine
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resolve_module, "interfaces_async", read)
-        await resolver.find()
-        resolver.announced(addresses)
-        found = await resolver.find()
-    resolver.close()
-    return {candidate.remote_address for candidate in found.candidates}
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,7 @@ def test_a_handover_ends_when_the_session_fails_by_itself(
                 )
             )
             moving = session.connections[1].id
+            await asyncio.sleep(0.1)  # what the server says of the new connections has come
             # Nothing is heard of a target that may be dead before the handover's own time is over.
             session.network_changed("", usable=False)
             handover = asyncio.ensure_future(session.handover(moving))

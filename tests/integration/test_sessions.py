@@ -283,7 +283,7 @@ def test_a_cancelled_handover_is_reported_at_once(development_certificates: Path
                     if isinstance(event, multi.HandoverChanged):
                         assert (event.state, event.reason) == (multi.HandoverState.FAILED, "it was cancelled")
                         break
-                assert asyncio.get_running_loop().time() < cancelled_at + 0.1
+                assert asyncio.get_running_loop().time() < cancelled_at + 2.0, "not when dialling is given up"
 
     run(scenario())
 

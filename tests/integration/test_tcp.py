@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 import sys
@@ -16,15 +15,12 @@ import pytest
 
 from multi.errors import TransportError
 from multi.transports import transport
-from multi.transports.base import AdmissionControl, Channel, TlsSettings, TransportSettings
-from multi.transports.sockets import available_congestion_controls, format_address, socket_address
+from multi.transports.base import Channel, TlsSettings, TransportSettings
+from multi.transports.sockets import available_congestion_controls
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
-    LOWAT_TIME,
-    LOWAT_TIME_MAX,
     QUANTUM_MAX,
     StreamChannel,
-    unsent_limit,
 )
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
@@ -121,13 +117,6 @@ async def test_credit_stays_zero_and_backlog_bounded_while_the_peer_does_not_rea
             received += await loop.sock_recv(sock, 1_000_000)
         assert received == data
         assert sink.writable_calls > calls
-
-
-def test_a_busy_event_loop_leaves_more_with_the_kernel() -> None:
-    rate = 25e6
-    assert unsent_limit(rate, 0.0) == unsent_limit(rate, 0.010) == rate * LOWAT_TIME
-    assert unsent_limit(rate, 0.025) > rate * 0.025, "enough until it comes by again"
-    assert unsent_limit(rate, 1.0) == rate * LOWAT_TIME_MAX, "what a dying path was given cannot be taken back"
 
 
 async def test_peer_that_ends_its_direction_is_reported_after_its_last_byte() -> None:
@@ -228,22 +217,6 @@ async def test_missing_route_names_the_interface() -> None:
     nowhere = Candidate("tcp", Family.IPV6, "nowhere", "2001:db8::1", 9, interface="lo")
     with pytest.raises(TransportError, match=r"^network is unreachable through lo$"):
         await transport("tcp").dial(nowhere, PLAIN)
-
-
-def test_addresses_are_written_as_people_write_them() -> None:
-    assert format_address(("127.0.0.1", 80)) == "127.0.0.1:80"
-    assert format_address(("::ffff:10.0.0.1", 80, 0, 0)) == "10.0.0.1:80"
-    assert format_address(("fe80::1%eth0", 80, 0, 2)) == "[fe80::1%eth0]:80"
-    assert format_address("") == ""
-
-
-def test_link_local_address_takes_its_scope_from_zone_or_interface() -> None:
-    index = socket.if_nametoindex("lo")
-    assert socket_address("fe80::1", 7, "lo") == ("fe80::1", 7, 0, index)
-    assert socket_address("fe80::1%lo", 7) == ("fe80::1", 7, 0, index)
-    assert socket_address("2001:db8::1", 7, "lo") == ("2001:db8::1", 7, 0, 0)
-    with pytest.raises(TransportError, match="no interface named 'nosuch0'"):
-        socket_address("fe80::1", 7, "nosuch0")
 
 
 # TLS
@@ -396,27 +369,6 @@ async def test_unusable_files_are_named(files: Certificates, tmp_path: Path) -> 
         await server.listen(TransportSettings(tls=TlsSettings(cert=files.cert("server"), key=files.key("client"))))
     with pytest.raises(TransportError, match=r"cannot read .*nothing\.pem: no such file"):
         await dial(1, TransportSettings(tls=TlsSettings(ca=missing)))
-
-
-async def test_silent_client_of_a_tls_server_is_dropped(files: Certificates, caplog: pytest.LogCaptureFixture) -> None:
-    server = TcpServer()
-    port = await server.listen(replace(files.server_settings(), admission=AdmissionControl(handshake_timeout=0.1)))
-    with caplog.at_level(logging.INFO, "multi.transports"):
-        _, sink = await dial(port)
-        await sink.until_lost()
-    assert "timed out in the handshake" in caplog.text
-    assert server.channels.empty()
-    server.listener.close()
-
-
-async def test_closing_a_tls_listener_drops_unfinished_handshakes(files: Certificates) -> None:
-    server = TcpServer()
-    port = await server.listen(files.server_settings())
-    _, sink = await dial(port)
-    await settle()
-    server.listener.close()
-    await sink.until_lost()
-    assert server.channels.empty()
 
 
 async def test_unknown_progress_of_a_closed_channel_is_an_empty_sample() -> None:

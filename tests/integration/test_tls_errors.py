@@ -17,10 +17,10 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from multi.errors import TransportError
+from multi.linux.mptcp_pm import mptcp_available
 from multi.transports import transport
 from multi.transports.base import Channel, Listener, TlsSettings, TransportSettings
 from multi.transports.certificates import first_certificate, pin_of
-from multi.transports.mptcp.transport import mptcp_available
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.test_transport_contract import Recorder
@@ -251,21 +251,6 @@ async def test_a_server_pins_its_clients(name: str, files: Certificates, caplog:
         f"refused: the certificate of the client has the pin {seen}, which ssl_config.pin does not list" in caplog.text
     )
     server.listener.close()
-
-
-def test_a_pin_is_the_hash_of_the_public_key_as_openssl_computes_it(files: Certificates) -> None:
-    import base64
-    import hashlib
-    import subprocess
-
-    try:
-        command = ["openssl", "x509", "-in", str(files.cert("server")), "-pubkey", "-noout"]
-        pem = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    except FileNotFoundError:
-        pytest.skip("no openssl command")
-    der = base64.b64decode("".join(pem.splitlines()[1:-1]))
-    expected = "sha256/" + base64.b64encode(hashlib.sha256(der).digest()).decode()
-    assert pin_of(first_certificate(files.cert("server"))) == expected
 
 
 async def test_a_silent_tcp_server_does_not_hold_a_tls_client_for_ever_when_cancelled(files: Certificates) -> None:

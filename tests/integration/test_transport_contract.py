@@ -532,7 +532,7 @@ def test_binding_to_a_device_works_without_an_address(case: Case) -> None:
 def test_unknown_interface_and_foreign_address_are_clear_errors(case4: Case) -> None:
     async def scenario() -> None:
         dial = transport(case4.name).dial
-        with pytest.raises(TransportError, match="no interface named 'nosuch0'"):
+        with pytest.raises(TransportError, match="cannot bind to interface nosuch0: no such interface"):
             await dial(case4.candidate(1, interface="nosuch0"), case4.settings)
         with pytest.raises(TransportError, match=r"cannot bind to 192\.0\.2\.1: address is not available"):
             await dial(case4.candidate(1, local_address="192.0.2.1"), case4.settings)
@@ -704,6 +704,8 @@ def test_unknown_congestion_control_is_an_error(case4: Case) -> None:
     if case4.name == "quic":
         pytest.skip("its settings take those of the engine only")
     given = case4.settings.sections.get(case4.name, transport_type(case4.name).settings())
+    if "congestion" not in type(given).model_fields:
+        pytest.skip("nothing can be chosen")
     sections = {case4.name: given.model_copy(update={"congestion": "nosuch"})}
     settings = replace(case4.settings, sections=sections)
 

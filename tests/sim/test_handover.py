@@ -24,7 +24,9 @@ def paths_of(pair: Pair) -> PathManager:
 def hand_over(pair: Pair, index: int) -> list[Reason | None]:
     """Start a handover to slot `index`; what it comes to is put into the list returned."""
     done: list[Reason | None] = []
-    pair.client.session.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over(
+        [paths_of(pair).slots[index]], done.append, pair.clock.now
+    )
     pair.client.pump()
     return done
 
@@ -73,7 +75,9 @@ def test_a_handover_fails_only_when_none_of_its_ways_is_left() -> None:
     pair.run(0.05)
     pair.refused.discard(2)
     done: list[Reason | None] = []
-    pair.client.session.hand_over(paths_of(pair).slots[1:], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over(
+        paths_of(pair).slots[1:], done.append, pair.clock.now
+    )
     pair.client.pump()
     assert pair.until(lambda: bool(done), 5.0)
     assert done == [None]
@@ -96,7 +100,7 @@ def test_a_handover_ends_when_its_target_is_no_longer_wanted() -> None:
     pair.cut(1, notice=0.01, down=True)
     pair.run(0.1)
     done = hand_over(pair, 1)
-    pair.client.session.withdraw_candidates([paths_of(pair).slots[1]], now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).withdraw([paths_of(pair).slots[1]], pair.clock.now)
     pair.client.pump()
     assert done == ["it was removed"]
 
@@ -148,8 +152,8 @@ def test_the_alternatives_of_an_added_entry_are_all_tried() -> None:
     pair = opened_group(FAST)
     pair.routes += [SLOW, route(0.5e6, 0.020)]
     pair.refused.add(1)
-    added = pair.client.session.add_candidates(
-        [pair.candidate(1, group="more"), pair.candidate(2, group="more")], now=pair.clock.now
+    added = pair.client.session.path_manager(now=pair.clock.now).add(
+        [pair.candidate(1, group="more"), pair.candidate(2, group="more")], pair.clock.now
     )
     pair.client.pump()
     assert pair.until(lambda: added[0].connection is not None, 5.0), pair.dials

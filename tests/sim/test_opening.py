@@ -54,7 +54,7 @@ def test_a_joined_connection_is_usable_after_one_round_trip() -> None:
     pair = opened(FAST)
     pair.routes.append(route(1e6, 0.040))
     start = pair.clock.now
-    pair.client.session.add_candidates([pair.candidate(1)], now=start)
+    pair.client.session.path_manager(now=start).add([pair.candidate(1)], start)
     pair.client.pump()
     connected = start + 0.080
     assert pair.until(lambda: len(pair.client.active) == 2, 2.0)

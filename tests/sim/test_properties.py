@@ -100,7 +100,8 @@ class Conversation(RuleBasedStateMachine):
         paths = self.pair.client.session.paths
         assert paths is not None
         slots = [slot for slot in paths.slots if slot.candidates[0].entry == index]
-        self.pair.client.session.hand_over(slots, lambda reason: None, now=self.pair.clock.now)
+        now = self.pair.clock.now
+        self.pair.client.session.path_manager(now=now).hand_over(slots, lambda reason: None, now)
         self.pair.client.pump()
 
     @invariant()

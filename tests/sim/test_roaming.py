@@ -29,7 +29,7 @@ def networks(pair: Pair, *there: int) -> None:
     """These routes can be dialled now, no others."""
     present = [pair.candidates[index] for index in there]
     client = pair.client
-    client.session.update_candidates(present, reason=lambda entry: GONE, expecting=False, now=client.now)
+    client.session.path_manager(now=client.now).update(present, client.now, reason=lambda entry: GONE)
     client.pump()
 
 
@@ -219,7 +219,9 @@ def test_a_fading_signal_moves_a_switching_session_before_its_network_is_gone() 
 
 def handed_over(pair: Pair, index: int) -> list[Reason | None]:
     done: list[Reason | None] = []
-    pair.client.session.hand_over([paths_of(pair).slots[index]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over(
+        [paths_of(pair).slots[index]], done.append, pair.clock.now
+    )
     pair.client.pump()
     return done
 

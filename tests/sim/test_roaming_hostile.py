@@ -87,7 +87,7 @@ def test_a_target_that_had_been_left_is_left_again_when_the_handover_back_to_it_
     pair = left_for_the_other()
     handed_over(pair, 0)
     pair.run(0.3)
-    pair.client.session.cancel_handover()
+    pair.client.session.path_manager(now=pair.clock.now).cancel_handover()
     pair.client.pump()
     pair.restore(0)
     pair.run(30.0)

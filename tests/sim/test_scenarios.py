@@ -9,8 +9,9 @@ import pytest
 
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
 from multi.events import SessionDetached, SessionResumed
+from multi.lab.sim.link import LinkSpec
 from multi.lab.sim.pair import CLEAR, Pair
-from multi.lab.sim.wire import Route, link, route
+from multi.lab.sim.wire import Route, route
 from multi.paths.manager import Mode
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import SegmentType
@@ -390,15 +391,15 @@ def test_a_handover_makes_before_it_breaks() -> None:
     paths = pair.client.session.paths
     assert paths is not None
     copied = pair.client.session.sender.reinjected_bytes
-    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[1]], done.append, pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.client.state_of(0) is None, 1.0)
     assert done == [None]
     assert pair.client.session.sender.reinjected_bytes == copied
     # ... and straight back, while the other is still draining.
-    pair.client.session.hand_over([paths.slots[0]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[0]], done.append, pair.clock.now)
     pair.client.pump()
-    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[1]], done.append, pair.clock.now)
     pair.client.pump()
     assert pair.until(lambda: pair.peer.got() == 3_000_000, 10.0)
     assert done[:2] == ["", "another handover is under way"] or done[1:] == ["", ""] or len(done) == 3
@@ -412,7 +413,7 @@ def test_a_handover_to_a_dead_network_leaves_the_old_connection() -> None:
     done: list[Reason | None] = []
     paths = pair.client.session.paths
     assert paths is not None
-    pair.client.session.hand_over([paths.slots[1]], done.append, now=pair.clock.now)
+    pair.client.session.path_manager(now=pair.clock.now).hand_over([paths.slots[1]], done.append, pair.clock.now)
     pair.client.pump()
     pair.run(2.0)
     assert done == ["connection refused"]
@@ -704,7 +705,7 @@ def test_a_session_nobody_confirms_ends_without_spinning() -> None:
 
 
 def test_sealed_and_two_lane_connections_carry_as_clear_ones_do() -> None:
-    quic = Route(link(1e6, 0.010), link(1e6, 0.010), secure=True, lanes=2)
+    quic = Route(LinkSpec(1e6, 0.010), LinkSpec(1e6, 0.010), secure=True, lanes=2)
     pair = Pair([FAST, quic], client=SessionSettings())
     pair.run(0.3)
     pair.client.write(data(pair, 2_000_000))

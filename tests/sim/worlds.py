@@ -36,7 +36,7 @@ def data(pair: Pair, size: int) -> bytes:
 
 def transfer(pair: Pair, sender: End, size: int, limit: float = 60.0, stream: StreamId = STREAM_ZERO) -> float:
     """Send `size` bytes; return the seconds until the other application has read them all."""
-    receiver = pair.other(sender)
+    receiver = sender.other
     assert receiver is not None
     before, start = receiver.got(stream), pair.clock.now
     sender.write(data(pair, size), stream)

@@ -25,9 +25,7 @@ import pytest
 
 import multi
 from multi import AttemptFailed, ConnectionChanged, ConnectionState, NetworkChanged, Warned
-from multi.asyncio import roaming as networks
 from multi.discovery import interfaces
-from multi.discovery.monitor import NetworkMonitor
 from multi.linux.route_netlink import RouteNetlink
 from multi.paths import manager
 from multi.transports import sockets
@@ -200,8 +198,6 @@ async def address_goes_between_bind_and_connect() -> None:
 
 
 async def messages_about_the_network_are_lost() -> None:
-    small = NetworkMonitor(receive_buffer=4096)
-    networks.monitor = lambda: small  # type: ignore[attr-defined]
     kernel = RouteNetlink()
     async with client(config()) as c:
         moving = asyncio.ensure_future(c.transfer(3 * MIB))
@@ -222,12 +218,13 @@ async def messages_about_the_network_are_lost() -> None:
 
 
 def _storm(kernel: RouteNetlink) -> None:
-    """More than the socket keeps while the event loop stands still."""
+    """More than the sockets keep while the event loop stands still."""
     index = index_of("wwan0")
     for number in range(150):
-        network = f"198.18.{number}.0/24"
-        kernel.add_route(index, network, table=OTHER_TABLE)
-        kernel.delete_route(index, network, table=OTHER_TABLE)
+        kernel.add_route(index, f"198.18.{number}.0/24", table=OTHER_TABLE)
+        kernel.delete_route(index, f"198.18.{number}.0/24", table=OTHER_TABLE)
+        kernel.add_address(index, f"198.19.0.{number}", 32, detect_duplicates=False)
+        kernel.delete_address(index, f"198.19.0.{number}", 32)
 
 
 async def handovers_to_what_does_not_work() -> None:

@@ -30,8 +30,8 @@ def run(tmp_path: Path, make_testbed: MakeTestbed) -> Iterator[Run]:
         return subprocess.run(command, capture_output=True, text=True, env=env, timeout=20, check=False)
 
     yield testbed
-    for lock in runtime.glob("multi-testbed/*.lock"):
-        assert testbed("down", lock.stem).returncode == 0
+    for name in runtime.glob("multi-testbed/*.sock"):
+        assert testbed("down", name.stem).returncode == 0
     assert list(runtime.glob("multi-testbed/*")) == []
 
 

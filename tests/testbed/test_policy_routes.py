@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import socket
@@ -13,9 +14,18 @@ from pathlib import Path
 import pytest
 
 from multi.discovery import interfaces
+from multi.discovery.snapshot import Route
 from multi.lab.testbed import Direction, LinkSpec
 from multi.lab.testbed.pytest_plugin import MakeTestbed
-from multi.linux.policy_routes import NOT_PERMITTED, OUR_PROTOCOL, PolicyRoutes, RoutingTables, read_tables
+from multi.linux.policy_routes import (
+    NOT_PERMITTED,
+    OUR_PROTOCOL,
+    RULE_PRIORITY,
+    PolicyRoutes,
+    RoutingTables,
+    Rule,
+    read_tables,
+)
 from multi.linux.route_netlink import RouteNetlink
 from multi.types import Interface
 
@@ -27,9 +37,7 @@ ROUTER = {4: "10.77.2.1", 6: "fd77:2::1"}
 SUBNET = {4: "10.77.2.0/24", 6: "fd77:2::/64"}
 SERVER = {4: "10.77.0.1", 6: "fd77::1"}
 MAIN, TESTBED_TABLE, TESTBED_METRIC = 254, 1002, 102
-ROUTERS = {"wlan0": list(ROUTER.values())}
-
-
+REMOTES = list(SERVER.values())
 KINDS = {"eth": ["eth0"], "wifi": ["wlan0"]}
 
 # What follows runs on the client, where `hide_second_link` comes first: only the first link has a way to the server.
@@ -39,16 +47,25 @@ def both() -> tuple[Interface, ...]:
     return interfaces(KINDS)
 
 
-def hide_second_link(*, gateway_elsewhere: bool = False) -> None:
-    """Take away the rules and routes of the testbed; its table, which nothing leads to then, may stay."""
+def hide_second_link(*, gateway: bool = True) -> None:
+    """Take away the rules and routes of the testbed; its table, which nothing leads to then, tells the gateway."""
     kernel, index = RouteNetlink(), socket.if_nametoindex("wlan0")
     for version in (4, 6):
         kernel.delete_rule(OWN[version], TESTBED_TABLE)
         kernel.delete_route(index, ANYWHERE[version], gateway=ROUTER[version], metric=TESTBED_METRIC)
-        if not gateway_elsewhere:
+        if not gateway:
             kernel.delete_route(index, ANYWHERE[version], gateway=ROUTER[version], table=TESTBED_TABLE)
             kernel.delete_route(index, SUBNET[version], table=TESTBED_TABLE)
     kernel.close()
+
+
+def told_gateways(*gateways: str) -> None:
+    """In the table of the testbed; the kernel forgets them with the address or the link."""
+    with contextlib.closing(RouteNetlink()) as kernel:
+        for version, gateway in zip((4, 6), gateways, strict=True):
+            index = socket.if_nametoindex("wlan0")
+            kernel.delete_route(index, ANYWHERE[version], table=TESTBED_TABLE)
+            kernel.add_route(index, ANYWHERE[version], gateway=gateway, table=TESTBED_TABLE, on_link=True)
 
 
 def sent_bytes() -> dict[str, int]:
@@ -84,15 +101,22 @@ def tables_now() -> RoutingTables:
 
 def ours() -> tuple[int, int]:
     """How many rules and routes of ours the kernel has."""
-    tables = tables_now()
-    return len(tables.rules), len(tables.routes)
+    return len(our_rules()), len(our_routes())
+
+
+def our_rules() -> list[Rule]:
+    return [item for item in tables_now().ours if isinstance(item, Rule)]
+
+
+def our_routes() -> list[Route]:
+    return [item for item in tables_now().ours if isinstance(item, Route)]
 
 
 def come_and_go() -> list[object]:
     hide_second_link()
     seen: list[object] = [ways()]
     routes = PolicyRoutes()
-    seen += [routes.install(both(), gateways=ROUTERS), ways(), ours()]
+    seen += [routes.install(both(), REMOTES), ways(), ours()]
     routes.remove()
     routes.remove()
     return [*seen, ways(), ours()]
@@ -109,19 +133,10 @@ async def test_packets_leave_through_the_interface_of_their_address(make_testbed
     assert left == (0, 0)
 
 
-def gateway_of_another_table() -> list[object]:
-    hide_second_link(gateway_elsewhere=True)
-    return [PolicyRoutes().install(both()), ways()]
-
-
-async def test_the_gateway_may_come_from_another_table(make_testbed: MakeTestbed) -> None:
-    assert await make_testbed(LINKS).client.run_python(gateway_of_another_table) == [[], ["wlan0", "wlan0"]]
-
-
 def no_gateway() -> list[object]:
-    hide_second_link()
+    hide_second_link(gateway=False)
     routes = PolicyRoutes()
-    return [routes.install(both()), ours(), routes.install(both())]
+    return [routes.install(both(), REMOTES), ours(), routes.install(both(), REMOTES)]
 
 
 async def test_no_gateway_is_guessed(make_testbed: MakeTestbed) -> None:
@@ -135,8 +150,8 @@ async def test_no_gateway_is_guessed(make_testbed: MakeTestbed) -> None:
 
 
 def bridge_without_a_way_out() -> list[object]:
-    hide_second_link()
-    return [PolicyRoutes().install(interfaces({"virtual": ["wlan0"]})), ours()]
+    hide_second_link(gateway=False)
+    return [PolicyRoutes().install(interfaces({"virtual": ["wlan0"]}), REMOTES), ours()]
 
 
 async def test_bridges_and_the_like_without_a_gateway_are_none_of_our_business(make_testbed: MakeTestbed) -> None:
@@ -144,7 +159,7 @@ async def test_bridges_and_the_like_without_a_gateway_are_none_of_our_business(m
 
 
 def nothing_to_do() -> list[object]:
-    return [PolicyRoutes().install(both()), ours()]
+    return [PolicyRoutes().install(both(), REMOTES), ours()]
 
 
 async def test_where_packets_take_the_right_way_nothing_is_installed(make_testbed: MakeTestbed) -> None:
@@ -154,13 +169,13 @@ async def test_where_packets_take_the_right_way_nothing_is_installed(make_testbe
 def twice() -> list[object]:
     hide_second_link()
     routes, other = PolicyRoutes(), PolicyRoutes()
-    routes.install(both(), gateways=ROUTERS)
+    routes.install(both(), REMOTES)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as events:
         # RTMGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE and RTNLGRP_IPV6_RULE
         events.bind((0, 0x40 | 0x80 | 0x400 | 1 << 18))
         events.setblocking(False)
-        routes.install(both(), gateways=ROUTERS)
-        other.install(both(), gateways=ROUTERS)
+        routes.install(both(), REMOTES)
+        other.install(both(), REMOTES)
         routes.remove()
         try:
             heard: object = events.recv(1 << 16)
@@ -178,12 +193,13 @@ async def test_installing_again_changes_nothing_and_the_last_session_removes(mak
 def down_and_up() -> list[object]:
     hide_second_link()
     routes, kernel, index = PolicyRoutes(), RouteNetlink(), socket.if_nametoindex("wlan0")
-    routes.install(both(), gateways=ROUTERS)
+    routes.install(both(), REMOTES)
     kernel.set_up(index, False)
-    seen: list[object] = [ours(), routes.install(both(), gateways=ROUTERS), ours()]
+    seen: list[object] = [ours(), routes.install(both(), REMOTES), ours()]
     kernel.set_up(index, True)
     kernel.add_address(index, OWN[6], 64, detect_duplicates=False)
-    seen += [routes.install(both(), gateways=ROUTERS), ours()]
+    told_gateways(*ROUTER.values())
+    seen += [routes.install(both(), REMOTES), ours()]
     # Neighbours were entered for good, and are forgotten when a link goes down.
     for version in (4, 6):
         kernel.add_neighbour(index, ROUTER[version], "02:77:00:00:02:01")
@@ -201,30 +217,30 @@ async def test_routes_come_back_with_the_link(make_testbed: MakeTestbed) -> None
 def another_address() -> list[object]:
     hide_second_link()
     routes, kernel, index = PolicyRoutes(), RouteNetlink(), socket.if_nametoindex("wlan0")
-    routes.install(both(), gateways=ROUTERS)
+    routes.install(both(), REMOTES)
     kernel.delete_address(index, OWN[4], 24)
     kernel.add_address(index, "10.77.2.9", 24, detect_duplicates=False)
     kernel.delete_address(index, OWN[6], 64)
-    warnings = routes.install(both(), gateways=ROUTERS)
-    tables = tables_now()
-    rules = sorted(rule.address for rule in tables.rules)
-    return [warnings, rules, sorted((route.network, route.gateway, route.source) for route in tables.routes)]
+    told_gateways(*ROUTER.values())
+    warnings = routes.install(both(), REMOTES)
+    rules = sorted(rule.address for rule in our_rules())
+    return [warnings, rules, sorted((route.network, route.gateway) for route in our_routes())]
 
 
 async def test_what_belongs_to_an_address_goes_with_it(make_testbed: MakeTestbed) -> None:
     warnings, rules, routes = await make_testbed(LINKS).client.run_python(another_address)
     assert warnings == []
     assert rules == ["10.77.2.9"]
-    assert routes == [("", "10.77.2.1", ""), ("10.77.2.0/24", "", "10.77.2.9")]
+    assert routes == [("", "10.77.2.1"), ("10.77.2.0/24", "")]
 
 
 def another_gateway() -> list[object]:
     hide_second_link()
     routes = PolicyRoutes()
-    routes.install(both(), gateways=ROUTERS)
-    warnings = routes.install(both(), gateways={"wlan0": ["10.77.2.77", "fe80::77"]})
-    tables = tables_now()
-    return [warnings, sorted(route.gateway for route in tables.routes)]
+    routes.install(both(), REMOTES)
+    told_gateways("10.77.2.77", "fe80::77")
+    warnings = routes.install(both(), REMOTES)
+    return [warnings, sorted(route.gateway for route in our_routes())]
 
 
 async def test_a_new_gateway_replaces_the_old_one(make_testbed: MakeTestbed) -> None:
@@ -235,8 +251,8 @@ async def test_a_new_gateway_replaces_the_old_one(make_testbed: MakeTestbed) -> 
 
 def gateway_outside_the_subnet() -> list[object]:
     hide_second_link()
-    warnings = PolicyRoutes().install(both(), gateways={"wlan0": ["10.99.0.1", "fd99::1"]})
-    return [warnings, ours()]
+    told_gateways("10.99.0.1", "fd99::1")
+    return [PolicyRoutes().install(both(), REMOTES), ours()]
 
 
 async def test_a_gateway_outside_the_subnet_is_taken_for_a_neighbour(make_testbed: MakeTestbed) -> None:
@@ -245,10 +261,10 @@ async def test_a_gateway_outside_the_subnet_is_taken_for_a_neighbour(make_testbe
 
 def crash() -> None:
     hide_second_link()
-    PolicyRoutes().install(both(), gateways=ROUTERS)
+    PolicyRoutes().install(both(), REMOTES)
     # One for an address that has gone since, on an interface that has gone too.
     kernel = RouteNetlink()
-    kernel.add_rule("10.99.0.1", 10_777, OUR_PROTOCOL)
+    kernel.add_rule("10.99.0.1", 10_777, RULE_PRIORITY, OUR_PROTOCOL)
     kernel.add_rule("10.99.0.1", 10_888)  # somebody else's, without our protocol number
     os._exit(0)
 
@@ -257,7 +273,7 @@ def after_a_crash(find: bool) -> list[object]:
     found = ours()
     routes = PolicyRoutes()
     mine = [one for one in both() if find or one.name != "wlan0"]
-    warnings = routes.install(mine, gateways=ROUTERS)
+    warnings = routes.install(mine, REMOTES)
     seen: list[object] = [found, warnings, ours()]
     routes.remove()
     return [*seen, ours()]
@@ -276,7 +292,7 @@ ENDS = """
 from tests.testbed.test_policy_routes import *
 hide_second_link()
 routes = PolicyRoutes()
-routes.install(both(), gateways=ROUTERS)
+routes.install(both(), REMOTES)
 print(*ours())
 """
 
@@ -287,7 +303,7 @@ async def test_routes_go_when_the_program_ends(make_testbed: MakeTestbed) -> Non
     assert await client.run_python(ours) == (0, 0)
 
 
-async def test_routes_stay_while_another_process_needs_them(make_testbed: MakeTestbed) -> None:
+async def test_each_process_has_routes_of_its_own(make_testbed: MakeTestbed) -> None:
     client = make_testbed(LINKS).client
     holding = client.popen(
         [sys.executable, "-c", ENDS.replace("print(*ours())", "print('up', flush=True); input(); routes.remove()")],
@@ -300,7 +316,7 @@ async def test_routes_stay_while_another_process_needs_them(make_testbed: MakeTe
         assert holding.stdout is not None
         assert await asyncio.to_thread(holding.stdout.readline) == "up\n"
         # Neither one that needs the same nor one that needs nothing takes them away.
-        assert await client.run_python(after_a_crash, True) == [(2, 4), [], (2, 4), (2, 4)]
+        assert await client.run_python(after_a_crash, True) == [(2, 4), [], (4, 8), (2, 4)]
         assert await client.run_python(after_a_crash, False) == [(2, 4), [], (2, 4), (2, 4)]
         holding.communicate("\n", timeout=20)
     assert await client.run_python(ours) == (0, 0)
@@ -312,7 +328,7 @@ def without_rights() -> list[object]:
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()) == 0
     routes = PolicyRoutes()
-    seen: list[object] = [routes.install(both(), gateways=ROUTERS), ours()]
+    seen: list[object] = [routes.install(both(), REMOTES), ours()]
     routes.remove()
     return seen
 

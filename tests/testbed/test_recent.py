@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from multi.discovery import snapshot as module
-from multi.discovery.snapshot import TAKEN_AT_ONCE, Snapshot, SnapshotCache
+from multi.discovery.netlink import TAKEN_AT_ONCE, NetlinkSocket
+from multi.discovery.snapshot import Snapshot, SnapshotCache, snapshots
 from multi.lab.testbed import Testbed, load_profile
 from multi.lab.testbed.pytest_plugin import started
 from multi.linux.route_netlink import RouteNetlink
@@ -31,13 +32,12 @@ def testbed() -> Iterator[Testbed]:
 def recent(testbed: Testbed) -> Iterator[SnapshotCache]:
     """On the client, which this test is in."""
     with testbed.client.entered():
-        found = SnapshotCache()
-        yield found
-        found.close()
+        yield snapshots
+        snapshots.close()
 
 
 def addresses(snapshot: Snapshot) -> set[str]:
-    return {record.address for record in snapshot.addresses}
+    return {record.address.address for record in snapshot.addresses}
 
 
 def settled(recent: SnapshotCache) -> None:
@@ -80,7 +80,7 @@ def test_a_change_makes_it_unknown(testbed: Testbed, recent: SnapshotCache, what
 
 def test_a_route_and_a_storm_of_them_are_changes(testbed: Testbed, recent: SnapshotCache) -> None:
     with contextlib.closing(RouteNetlink()) as kernel:
-        index = next(link.index for link in recent.read(anew=False).links if link.name == "wlan0")
+        index = next(link.index for link in recent.read(anew=False).links if link.facts.name == "wlan0")
         for count in (1, 20 * TAKEN_AT_ONCE):
             settled(recent)
             for number in range(count):
@@ -116,10 +116,10 @@ def test_whoever_cannot_wait_is_not_kept_waiting_by_a_reader(
     reading, go_on = threading.Event(), threading.Event()
     real = module.snapshot
 
-    def slow() -> Snapshot:
+    def slow(kernel: NetlinkSocket) -> Snapshot:
         reading.set()
         assert go_on.wait(10)
-        return real()
+        return real(kernel)
 
     recent.read(anew=False)
     monkeypatch.setattr(module, "snapshot", slow)

@@ -24,7 +24,13 @@ pytestmark = pytest.mark.alone
 TOLERANCE = 1.5  # times a promised time, or as much less of a rate: two shared processors carry ends and networks
 RUNS = 3
 MAJORITY = 2  # of them that decide where the median lies
-UNWATCHED = ("nothing-idle", "nothing-limited")  # next to no load: these run side by side
+SIDE_BY_SIDE = (  # promises in seconds, or none about time: each on a testbed of its own, at the same time
+    ("nothing-full", "nothing-idle", "nothing-limited"),
+    ("all-lost-carrier", "all-lost-silent"),
+    ("back-blackhole-3", "back-carrier"),
+    ("back-address", "address-changes"),
+)
+ONE_BY_ONE = [r.key for r in ROWS if r.quick and not any(r.key in keys for keys in SIDE_BY_SIDE)]
 
 GAP_ONLY: Timing = replace(SHORT, baseline=0.0)
 """Without a figure for 5G alone: the variants of a row are about the gap and the bytes."""
@@ -76,13 +82,14 @@ def tell(outcome: Outcome, figures: list[Figure], capsys: pytest.CaptureFixture[
         print(f" [undisturbed gap {before:.0f} ms, ends kept waiting {waited:.0f} ms] ", end="")
 
 
-@pytest.mark.parametrize("key", [r.key for r in ROWS if r.quick and r.key not in UNWATCHED])
+@pytest.mark.parametrize("key", ONE_BY_ONE)
 async def test_a_session_over_tcp_lives_through(key: str, capsys: pytest.CaptureFixture[str]) -> None:
     await check(key, BASE, SHORT, capsys)
 
 
-async def test_a_quiet_session_suspects_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    await asyncio.gather(*(check(key, BASE, SHORT, capsys) for key in UNWATCHED))
+@pytest.mark.parametrize("keys", SIDE_BY_SIDE, ids=" and ".join)
+async def test_sessions_side_by_side_live_through(keys: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    await asyncio.gather(*(check(key, BASE, SHORT, capsys) for key in keys))
 
 
 @pytest.mark.parametrize(

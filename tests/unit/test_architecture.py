@@ -50,7 +50,6 @@ PURE_STDLIB = {
 PURE_EXTRAS = {  # who may import what besides
     "multi.protocol": {"cryptography"},
     "multi.lab.sim": {"random"},  # only for seeded Random objects
-    "multi.lab.sim.random_run": {"multiprocessing", "sys", "time"},  # only for its command
     "multi.schedulers.registry": {"importlib", "inspect", "pkgutil"},
 }
 IMPURE_CALLS = {"open", "input", "print", "__import__", "exec", "eval"}

@@ -14,7 +14,6 @@ import pytest
 
 import multi
 from multi import _exports
-from multi.asyncio.driver import handled_effects, known_effects
 from multi.reasons import Cause, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,7 +142,3 @@ def test_errors_can_be_copied_and_sent_to_another_process(error: multi.MultiErro
         if isinstance(error, multi.SessionLost | multi.SessionRefused):
             assert isinstance(other, multi.SessionLost | multi.SessionRefused)
             assert other.reason.cause is error.reason.cause
-
-
-def test_driver_performs_every_effect() -> None:
-    assert set(handled_effects()) == set(known_effects())

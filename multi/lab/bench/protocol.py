@@ -1,7 +1,7 @@
 """What the two ends of `multi bench` say to each other on stream 0, and the payload they measure with.
 
     client  {"multi_bench": 1, "reverse": false, "seconds": 10.0, "bytes": 0}
-    server  {"multi_bench": 1, "ready": true}                          or {"multi_bench": 1, "error": "..."}
+    server  {"multi_bench": 1}                                         or {"multi_bench": 1, "error": "..."}
     sender  payload, then the end of its direction (upload: the client; -R: the server)
     server  its report: what it received (upload), or what it sent again (-R)
     client  -R only: {"received": N}, after which the server reports
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from multi.errors import MultiError
 from multi.lab.files.protocol import LineReader, printable
@@ -29,14 +29,11 @@ INTERVAL = 0.1  # seconds
 WRITE = 64 * 1024  # bytes given to `write` at a time
 MAX_SECONDS = 86_400  # seconds to be measured
 MAX_SIZE = (1 << 63) - 1  # bytes
-MAX_REASON = 1000  # characters of a refusal that are shown
-MAX_VERSION = 20
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
 
 Count = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 Figure = Annotated[float, Field(ge=0, le=MAX_SIZE, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=2 * MAX_SECONDS, allow_inf_nan=False)]
-T = TypeVar("T")
 
 
 class BenchError(MultiError):
@@ -45,14 +42,20 @@ class BenchError(MultiError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be measured: for `seconds`, or exactly `size` bytes when that is not 0."""
+    """What is to be measured: for `seconds`, or exactly `bytes` when that is not 0."""
 
+    multi_bench: int = field(default=PROTOCOL, kw_only=True)
     reverse: bool
     seconds: Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
-    size: Annotated[int, Field(ge=0, le=MAX_SIZE, validation_alias="bytes")]
+    bytes: Count
 
-    def encode(self) -> bytes:
-        return _line({"multi_bench": PROTOCOL, "reverse": self.reverse, "seconds": self.seconds, "bytes": self.size})
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The server is ready, unless it says why not."""
+
+    multi_bench: int = field(default=PROTOCOL, kw_only=True)
+    error: Annotated[str, Field(max_length=1000)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,88 +101,34 @@ class Report:
     retransmitted: Count = 0
 
 
-_REQUEST, _REPORT = TypeAdapter(Request), TypeAdapter(Report)
+@dataclass(frozen=True, slots=True)
+class Received:
+    """How many bytes the client has received (-R)."""
+
+    received: Count
 
 
-def _line(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content).encode() + b"\n"
+Message = Request | Answer | Report | Received
+M = TypeVar("M", bound=Message)
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Request, Answer, Report, Received)}
 
 
-def ready() -> bytes:
-    return _line({"multi_bench": PROTOCOL, "ready": True})
+def encode(message: Message) -> bytes:
+    return json.dumps({key: value for key, value in asdict(message).items() if value is not None}).encode() + b"\n"
 
 
-def refusal(reason: str) -> bytes:
-    return _line({"multi_bench": PROTOCOL, "error": reason})
-
-
-def encode_report(report: Report) -> bytes:
-    return _line(asdict(report))
-
-
-def encode_received(count: int) -> bytes:
-    return _line({"received": count})
-
-
-async def _read_line(reader: LineReader) -> bytes:
+async def read(reader: LineReader, expected: type[M]) -> M:
+    """Read the expected message. Raises BenchError when something else comes, or the reason the server refuses for."""
     try:
-        return await reader.readline()
-    except ValueError:  # it is too long
-        return b""
-
-
-def _object(line: bytes) -> dict[str, Any]:
-    """A JSON object; raises BenchError when the other end is no `multi bench`."""
-    try:
-        content = json.loads(line) if line else None
-    except (ValueError, RecursionError):
-        content = None
-    if not isinstance(content, dict):
-        raise BenchError("the other end is not `multi bench`" if content is None else "malformed message")
-    return content
-
-
-def _valid(adapter: TypeAdapter[T], line: bytes, what: str) -> T:
-    try:
-        return adapter.validate_json(line, strict=True)
-    except ValidationError:
-        raise BenchError(f"malformed {what}") from None
-
-
-async def read_answer(reader: LineReader) -> None:
-    """Wait until the server is ready; raises BenchError with its reason otherwise."""
-    answer = _object(await _read_line(reader))
-    if answer.get("multi_bench") != PROTOCOL:
-        raise BenchError(
-            f"the server speaks version {_version(answer)} of the bench protocol, this client version {PROTOCOL}"
-        )
-    if "error" in answer:
-        raise BenchError(f"the server refuses: {printable(str(answer['error'])[:MAX_REASON])}")
-
-
-async def read_request(reader: LineReader) -> Request:
-    """Read and check the client's request; raises BenchError."""
-    line = await _read_line(reader)
-    content = _object(line)
-    if content.get("multi_bench") != PROTOCOL:
-        raise BenchError(f"version {_version(content)} of the bench protocol, not {PROTOCOL}")
-    return _valid(_REQUEST, line, "request")
-
-
-async def read_received(reader: LineReader) -> str:
-    """How many bytes the client says it has received."""
-    return printable(str(_object(await _read_line(reader)).get("received")))
-
-
-async def read_report(reader: LineReader) -> Report:
-    """Read the server's report; raises BenchError."""
-    line = await _read_line(reader)
-    _object(line)
-    return _valid(_REPORT, line, "report")
-
-
-def _version(content: Mapping[str, object]) -> str:
-    return printable(str(content.get("multi_bench", "unknown"))[:MAX_VERSION])
+        message: M = _ADAPTERS[expected].validate_json(await reader.readline(), strict=True)
+    except ValueError as error:  # of pydantic, or because the line is too long
+        raise BenchError(f"malformed {expected.__name__.lower()}: is the other end `multi bench`?") from error
+    if isinstance(message, Request | Answer) and message.multi_bench != PROTOCOL:
+        theirs = f"version {message.multi_bench} of the bench protocol"
+        raise BenchError(f"the other end speaks {theirs}, this is version {PROTOCOL}")
+    if isinstance(message, Answer) and message.error is not None:
+        raise BenchError(f"the server refuses: {printable(message.error)}")
+    return message
 
 
 class Payload:

@@ -23,20 +23,16 @@ from multi.lab.bench.protocol import (
     INTERVAL,
     LINE_LIMIT,
     WRITE,
+    Answer,
     BenchError,
     Carrier,
     Interval,
     Payload,
+    Received,
     Report,
     Request,
-    encode_received,
-    encode_report,
-    read_answer,
-    read_received,
-    read_report,
-    read_request,
-    ready,
-    refusal,
+    encode,
+    read,
 )
 
 KEPT = 256 * 1024 * 1024  # bytes kept to be checked after the clock has stopped; longer payloads are checked in passing
@@ -54,9 +50,8 @@ class _Recorder:
         self._session = session
         self._first = self._last = 0.0
         self._gap = 0.0
-        self._bins: list[int] = []
-        self._carried: list[dict[int, int]] = []
-        self._before = self._counts()
+        self._begun: list[tuple[int, dict[int, int]]] = []
+        """For each interval, the bytes read before it began, and those that connections had carried."""
         self.bytes = 0
 
     def _counts(self) -> dict[int, int]:
@@ -68,27 +63,20 @@ class _Recorder:
             self._first = self._last = now
         self._gap = max(self._gap, now - self._last)
         self._last = now
+        missing = int((now - self._first) / INTERVAL) + 1 - len(self._begun)
+        if missing > 0:
+            self._begun += [(self.bytes, self._counts())] * missing
         self.bytes += size
-        index = int((now - self._first) / INTERVAL)
-        if index >= len(self._bins):
-            self._close_bins(index)
-        self._bins[index] += size
-
-    def _close_bins(self, upto: int) -> None:
-        counts = self._counts()
-        if self._carried:
-            self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in counts.items()}
-            self._before = counts
-        while len(self._bins) <= upto:
-            self._bins.append(0)
-            self._carried.append({})
 
     def report(self) -> Report:
-        if self._carried:
-            self._carried[-1] = {c: n - self._before.get(c, 0) for c, n in self._counts().items()}
+        ended = [*self._begun[1:], (self.bytes, self._counts())]
         intervals = [
-            Interval(round(index * INTERVAL, 1), _mbps(size), {str(c): _mbps(n) for c, n in carried.items() if n})
-            for index, (size, carried) in enumerate(zip(self._bins, self._carried, strict=True))
+            Interval(
+                round(index * INTERVAL, 1),
+                _mbps(read - read_before),
+                {str(c): _mbps(n - before.get(c, 0)) for c, n in carried.items() if n > before.get(c, 0)},
+            )
+            for index, ((read_before, before), (read, carried)) in enumerate(zip(self._begun, ended, strict=False))
         ]
         return Report(
             self.bytes,
@@ -129,8 +117,8 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
     recorder = _Recorder(session)
     clock = asyncio.get_running_loop().time
     kept: list[bytes] = []
-    check = request.size > 0
-    keep = check and request.size <= KEPT
+    check = request.bytes > 0
+    keep = check and request.bytes <= KEPT
     intact = True
     while data := await reader.read(READ):
         if keep:
@@ -139,7 +127,7 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
             intact = intact and payload.matches([data], recorder.bytes)
         recorder.read(len(data), clock())
     report = recorder.report()
-    damaged = check and not (intact and payload.matches(kept) and report.bytes == request.size)
+    damaged = check and not (intact and payload.matches(kept) and report.bytes == request.bytes)
     return replace(report, damaged=damaged)
 
 
@@ -147,8 +135,8 @@ async def _send(writer: SessionWriter, request: Request, payload: Payload) -> No
     clock = asyncio.get_running_loop().time
     end = clock() + request.seconds
     offset = 0
-    while offset < request.size if request.size else clock() < end:
-        size = min(WRITE, request.size - offset) if request.size else WRITE
+    while offset < request.bytes if request.bytes else clock() < end:
+        size = min(WRITE, request.bytes - offset) if request.bytes else WRITE
         writer.write(payload.piece(offset, size))
         offset += size
         await writer.drain()
@@ -171,13 +159,13 @@ async def _serve(config: str) -> signal.Signals:
     async def on_client(reader: SessionReader, writer: SessionWriter) -> None:
         session: Session = writer.get_extra_info("session")
         try:
-            request = await read_request(reader)
+            request = await read(reader, Request)
         except BenchError as error:
-            writer.write(refusal(str(error)))
+            writer.write(encode(Answer(str(error))))
             writer.close()
             return
-        writer.write(ready())
-        amount = f"{request.size} bytes" if request.size else f"{request.seconds:g} s"
+        writer.write(encode(Answer()))
+        amount = f"{request.bytes} bytes" if request.bytes else f"{request.seconds:g} s"
         print(
             f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}",
             flush=True,
@@ -187,7 +175,7 @@ async def _serve(config: str) -> signal.Signals:
         else:
             report = await _receive(reader, session, request, payload)
             print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
-            writer.write(encode_report(report))
+            writer.write(encode(report))
             writer.close()
         await writer.wait_closed()
 
@@ -211,8 +199,8 @@ async def _send_to(
     """-R: the payload has a stream of its own, so that the report can follow on stream 0."""
     _, data_writer = await session.open_stream()
     await _send(data_writer, request, payload)
-    print(f"sent {await read_received(reader)} bytes", flush=True)
-    writer.write(encode_report(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
+    print(f"sent {(await read(reader, Received)).received} bytes", flush=True)
+    writer.write(encode(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
     writer.close()
 
 
@@ -248,8 +236,8 @@ async def _measure(config: str, request: Request) -> dict[str, Any]:
     async with connect(loaded, limit=LINE_LIMIT) as session:
         open_ms = elapsed_ms()
         confirming = asyncio.ensure_future(confirmed())
-        session.writer.write(request.encode())
-        await read_answer(session.reader)
+        session.writer.write(encode(request))
+        await read(session.reader, Answer)
         confirmed_ms = await confirming
         if request.reverse:
             async for reader, _ in session.streams():
@@ -258,11 +246,11 @@ async def _measure(config: str, request: Request) -> dict[str, Any]:
             else:
                 raise BenchError("the server ended the session before it sent anything")
             total_ms = elapsed_ms()
-            session.writer.write(encode_received(report.bytes))
-            report = replace(report, retransmitted=(await read_report(session.reader)).retransmitted)
+            session.writer.write(encode(Received(report.bytes)))
+            report = replace(report, retransmitted=(await read(session.reader, Report)).retransmitted)
         else:
             await _send(session.writer, request, payload)
-            report = await read_report(session.reader)
+            report = await read(session.reader, Report)
             total_ms = elapsed_ms()
             report = replace(report, retransmitted=session.bytes_reinjected)
         ours = _connections(session)

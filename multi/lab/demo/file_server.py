@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -34,12 +33,9 @@ class DemoFailed(MultiError):
 async def make_file(path: Path, size: int) -> str:
     """Write the Python installation to `path`, as often as it takes; return its SHA-256.
 
-    Each repetition starts with its number, so that none can stand for another. Raises DemoFailed without disk space.
+    Each repetition starts with its number, so that none can stand for another. Raises OSError without disk space.
     """
     path.parent.mkdir(exist_ok=True)
-    free = shutil.disk_usage(path.parent).free
-    if free < size:
-        raise DemoFailed(f"{path.parent} has {free / 1e6:.0f} MB left and the file needs {size / 1e6:.0f} (see TMPDIR)")
     sha256 = hashlib.sha256()
     installation = await asyncio.to_thread(_installation, min(PIECE, size))
 
@@ -130,18 +126,12 @@ async def _ready(server: ServerProcess) -> ServerProcess:
 
 async def wait_for_end(process: int, explain: Callable[[], str]) -> None:
     """Raise DemoFailed with the explanation when a child of ours ends."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def end() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
+    ended = asyncio.Event()
     descriptor = os.pidfd_open(process)
+    asyncio.get_running_loop().add_reader(descriptor, ended.set)
     try:
-        loop.add_reader(descriptor, end)
-        await ended
-        raise DemoFailed(explain())
+        await ended.wait()
     finally:
-        loop.remove_reader(descriptor)
+        asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
+    raise DemoFailed(explain())

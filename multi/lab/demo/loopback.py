@@ -25,7 +25,7 @@ from multi.lab.demo.recording import Recorder
 from multi.lab.demo.relay import DatagramRoute, StreamRoute
 from multi.lab.files.client import Copied, Transfer, get_file, put_file
 from multi.lab.files.progress import Progress
-from multi.transports.mptcp.transport import NO_MPTCP, mptcp_available
+from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 
 FILE_SIZE = 230_000_000  # bytes: 15 to 25 s at the rates below
 FILE_NAME = "python-installation.bin"

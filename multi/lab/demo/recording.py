@@ -1,6 +1,14 @@
 """What is kept of a roaming demo: reads, samples and events while it runs; the trace and the summary afterwards.
 
-Times are seconds since the recorder was made. The trace is JSON and everything the picture needs.
+The trace is JSON and everything the picture needs: the fields of `Outcome`, `version`, `seconds`, `average_mbps`,
+`peak_mbps`, `arrived_twice` (bytes), the names of the `networks`, and lists of
+
+    connections  id, transport, interface, network, bytes, states (each a time, a state and a reason)
+    story        t, key, title, what, longest_gap (seconds without data in the 2 s after it or until the next one)
+    events       t, text
+    samples      t, delivered, bytes by connection id (payload received so far, repeats included), rtt_ms by id
+
+Times are seconds since the recorder was made.
 """
 
 from __future__ import annotations
@@ -9,20 +17,27 @@ import json
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from rich.filesize import decimal
 
 from multi.asyncio.info import ConnectionInfo
 
 GAP_WINDOW = 2.0  # seconds after an event in which the longest gap is looked for
-PEAK_WINDOW = 1.0  # seconds the peak rate is the average of
+SAMPLE = 0.1  # seconds between samples
+PEAK_SAMPLES = 10  # the peak rate is the average of so many
 FORMAT = 1  # version of the trace
 GAP_NOTES = {"start": "  (until the first byte)", "total_loss": "  (until the first byte after it)"}
 
 
-class Outcome(TypedDict):
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
     """How it ended. Bytes."""
 
     file: str
@@ -34,48 +49,6 @@ class Outcome(TypedDict):
     sent_again: int
     """By the server's session."""
     speed: float
-
-
-class TracedConnection(TypedDict):
-    id: int
-    transport: str
-    interface: str
-    network: str
-    bytes: int
-    states: list[tuple[float, str, str]]
-    """(t, state, reason)"""
-
-
-class TracedSample(TypedDict):
-    t: float
-    delivered: int
-    bytes: dict[str, int]
-    """Payload received so far, by connection id, repeats included."""
-    rtt_ms: dict[str, float]
-
-
-class TracedMark(TypedDict):
-    t: float
-    key: str
-    title: str
-    what: str
-    longest_gap: float
-    """Seconds without data for the application, in the 2 s after it or until the next one."""
-
-
-class Trace(Outcome):
-    """The JSON file."""
-
-    version: int
-    seconds: float
-    average_mbps: float
-    peak_mbps: float
-    arrived_twice: int
-    networks: list[str]
-    connections: list[TracedConnection]
-    story: list[TracedMark]
-    events: list[dict[str, float | str]]
-    samples: list[TracedSample]
 
 
 class Recorder:
@@ -92,9 +65,9 @@ class Recorder:
         self.delivered = 0
         """Bytes the application has read."""
         self.finished_at: float | None = None
-        self.marks: list[TracedMark] = []
+        self.marks: list[Trace] = []
         self.events: list[tuple[float, str]] = []
-        self.samples: list[TracedSample] = []
+        self.samples: list[Trace] = []
 
     def now(self) -> float:
         return self._clock() - self._started
@@ -148,7 +121,7 @@ class Recorder:
         """Longest time between two reads."""
         return self.longest_gap(self._reads[0], self._reads[-1]) if self._reads else 0.0
 
-    def connections(self) -> list[TracedConnection]:
+    def connections(self) -> list[Trace]:
         return [
             {
                 "id": info.id,
@@ -169,15 +142,14 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
     ends = [mark["t"] for mark in recorder.marks[1:]] + [seconds]
     for mark, end in zip(recorder.marks, ends, strict=True):
         mark["longest_gap"] = round(recorder.longest_gap(mark["t"], min(mark["t"] + GAP_WINDOW, end)), 4)
-    arrived_twice = max(0, sum(c["bytes"] for c in connections) - outcome["size"])
-    trace: Trace = {
-        **outcome,
+    arrived_twice = max(0, sum(c["bytes"] for c in connections) - outcome.size)
+    trace = asdict(outcome) | {
         "version": FORMAT,
         "seconds": round(seconds, 3),
-        "average_mbps": round(outcome["size"] * 8e-6 / seconds, 1),
+        "average_mbps": round(outcome.size * 8e-6 / seconds, 1),
         "peak_mbps": round(_peak(recorder.samples) * 8e-6, 1),
         # The server says it when it has written the last byte, and may send some again after that.
-        "sent_again": max(outcome["sent_again"], arrived_twice),
+        "sent_again": max(outcome.sent_again, arrived_twice),
         "arrived_twice": arrived_twice,
         "networks": recorder.networks,
         "connections": connections,
@@ -189,16 +161,10 @@ def write_trace(path: Path, outcome: Outcome, recorder: Recorder) -> Trace:
     return trace
 
 
-def _peak(samples: Sequence[TracedSample]) -> float:
+def _peak(samples: Sequence[Trace]) -> float:
     """Best rate over a second, of what the application read. Bytes per second."""
-    best, first = 0.0, 0
-    for last in samples:
-        while last["t"] - samples[first]["t"] > PEAK_WINDOW + 0.05:
-            first += 1
-        elapsed = last["t"] - samples[first]["t"]
-        if elapsed >= PEAK_WINDOW * 0.9:
-            best = max(best, (last["delivered"] - samples[first]["delivered"]) / elapsed)
-    return best
+    seconds = zip(samples, islice(samples, PEAK_SAMPLES, None), strict=False)
+    return max(((b["delivered"] - a["delivered"]) / (b["t"] - a["t"]) for a, b in seconds), default=0.0)
 
 
 def summary_lines(trace: Trace) -> list[str]:

@@ -11,7 +11,7 @@ import contextlib
 import socket
 from typing import cast
 
-from multi.transports.mptcp.info import IPPROTO_MPTCP
+from multi.linux.mptcp_pm import IPPROTO_MPTCP
 
 CHUNK = 64 * 1024  # bytes moved at a time; little is kept, so that a stall is felt at once
 

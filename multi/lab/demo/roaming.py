@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import signal
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,11 +24,11 @@ from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged
 from multi.lab.demo.file_server import DemoFailed, make_file, serving, wait_for_end
-from multi.lab.demo.recording import Outcome, Recorder, summary_lines, write_trace
+from multi.lab.demo.recording import SAMPLE, Outcome, Recorder, summary_lines, write_trace
 from multi.lab.files.client import Transfer
 from multi.lab.files.progress import Progress, in_words
-from multi.lab.files.protocol import LINE_LIMIT, ContentEnd, Get, Sending, encode, read_length, read_message
-from multi.lab.testbed import Link, Testbed, TestbedError, load_profile
+from multi.lab.files.protocol import LINE_LIMIT, End, Get, Sending, encode, read_length, read_message
+from multi.lab.testbed import Testbed, TestbedError, load_profile
 from multi.reasons import Cause, Reason
 
 FILE_SIZE = 1_350_000_000  # bytes: 42 s of this story on links that are used to the full
@@ -36,7 +36,6 @@ FILE_NAME = "python-installation.bin"
 PORT = 7788
 T = TypeVar("T")
 
-SAMPLE = 0.1  # seconds between samples of the trace
 NETWORKS = {"wwan0": "5G", "wlan0": "WiFi"}
 """Interfaces as the story calls them, in the order they are shown in."""
 
@@ -51,60 +50,30 @@ class Step:
     """For the picture and the summary: three words."""
     what: str
     """For a person who watches."""
-    play: Callable[[_Stage], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Stage:
-    """What a step can reach."""
-
-    session: Session
-    wifi: Link
-    cellular: Link
-    say: Callable[[str, str], None]
-
-
-async def _nothing(_: _Stage) -> None:
-    pass
-
-
-async def _in_range(stage: _Stage) -> None:
-    stage.wifi.carrier(True)
-
-
-async def _dies(stage: _Stage) -> None:
-    stage.wifi.blackhole(True)
-
-
-async def _back(stage: _Stage) -> None:
-    stage.wifi.blackhole(False)
-
-
-async def _hand_over(stage: _Stage) -> None:
-    try:
-        await stage.session.handover(to="wifi")
-    except MultiError as error:
-        stage.say(str(error), "yellow")
-
-
-async def _nothing_left(stage: _Stage) -> None:
-    stage.wifi.blackhole(True)
-    stage.cellular.blackhole(True)
-
-
-async def _resume(stage: _Stage) -> None:
-    stage.wifi.blackhole(False)
-    stage.cellular.blackhole(False)
+    away: str = ""
+    """The link that has no carrier from then on."""
+    silent: tuple[str, ...] = ()
+    """The links that lose every packet from then on."""
+    handover: bool = False
+    """The application asks for WiFi."""
 
 
 STORY = (
-    Step("start", 0, "5G only", "out and about: only 5G is there", _nothing),
-    Step("wifi_in_range", 6, "WiFi in range", "WiFi comes into range: both networks carry the file", _in_range),
-    Step("wifi_dies", 14, "WiFi dies silently", "walking out: WiFi loses every packet, and nobody is told", _dies),
-    Step("wifi_back", 20, "WiFi is back", "back again: WiFi works, and nobody says so", _back),
-    Step("handover", 26, "handover to WiFi", "handover to WiFi, planned: 5G finishes what it has and goes", _hand_over),
-    Step("total_loss", 32, "no network", "in the lift: no network at all", _nothing_left),
-    Step("resume", 35, "networks are back", "out of the lift: both networks are back, the file goes on", _resume),
+    Step("start", 0, "5G only", "out and about: only 5G is there", away="wifi"),
+    Step("wifi_in_range", 6, "WiFi in range", "WiFi comes into range: both networks carry the file"),
+    Step(
+        "wifi_dies",
+        14,
+        "WiFi dies silently",
+        "walking out: WiFi loses every packet, and nobody is told",
+        silent=("wifi",),
+    ),
+    Step("wifi_back", 20, "WiFi is back", "back again: WiFi works, and nobody says so"),
+    Step(
+        "handover", 26, "handover to WiFi", "handover to WiFi, planned: 5G finishes what it has and goes", handover=True
+    ),
+    Step("total_loss", 32, "no network", "in the lift: no network at all", silent=("wifi", "5g")),
+    Step("resume", 35, "networks are back", "out of the lift: both networks are back, the file goes on"),
 )
 
 
@@ -137,7 +106,7 @@ def write_results(outcome: Outcome, recorder: Recorder, out: Path) -> int:
         draw_timeline(content, picture)
         print(f"  picture: {picture}")
     print(f"  trace:   {trace}")
-    return 0 if outcome["verified"] else 1
+    return 0 if outcome.verified else 1
 
 
 async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Recorder]:
@@ -153,32 +122,23 @@ async def _demo(testbed: Testbed, work: Path, speed: float) -> tuple[Outcome, Re
             f"  {NETWORKS[link.interface]:4}  {link.interface}: {down.rate_mbps:g} Mbit/s down, "
             f"{link.spec.up.rate_mbps:g} up, {down.delay_ms + link.spec.up.delay_ms:g} ms round trip"
         )
-    testbed.links["wifi"].carrier(False)
+    testbed.links[STORY[0].away].carrier(False)
     listen = {"host": "::", "port": PORT, "transports": ["tcp"]}
     async with serving(testbed.server.popen, work, listen) as server:
         recorder = Recorder(asyncio.get_running_loop().time, NETWORKS)
         async with connect(_client_config(testbed, work), limit=LINE_LIMIT) as session:
             async with Progress(console) as progress:
-                stage = _Stage(session, testbed.links["wifi"], testbed.links["5g"], progress.say)
                 size, theirs, ours = await _first(
                     _stream(session, recorder, progress),
-                    _play(stage, recorder, speed),
+                    _play(session, testbed, recorder, progress.say, speed),
                     _sample(session, recorder),
                     _follow(session, recorder),
                     wait_for_end(server.process.pid, server.explain_end),
                     wait_for_end(testbed.relay_process, lambda: "the relay between the hosts has died"),
                 )
             recorder.sample(session.connections)
-        outcome: Outcome = {
-            "file": FILE_NAME,
-            "size": size,
-            "sha256": digest,
-            "received_sha256": ours,
-            "verified": theirs == ours == digest,
-            "sent_again": server.sent_again(),
-            "speed": speed,
-        }
-    return outcome, recorder
+        verified = theirs == ours == digest
+        return Outcome(FILE_NAME, size, digest, ours, verified, server.sent_again(), speed), recorder
 
 
 def _client_config(testbed: Testbed, work: Path) -> dict[str, Any]:
@@ -229,7 +189,7 @@ async def _stream(session: Session, recorder: Recorder, progress: Progress) -> t
                 transfer.done = recorder.delivered
                 sha256.update(piece)
                 length -= len(piece)
-        end = await read_message(reader, ContentEnd)
+        end = await read_message(reader, End)
     except EOFError:
         text = "the server has ended the session before everything was there"
         raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None
@@ -237,16 +197,25 @@ async def _stream(session: Session, recorder: Recorder, progress: Progress) -> t
     return recorder.delivered, end.sha256.lower(), sha256.hexdigest()
 
 
-async def _play(stage: _Stage, recorder: Recorder, speed: float) -> None:
+async def _play(
+    session: Session, testbed: Testbed, recorder: Recorder, say: Callable[[str, str], None], speed: float
+) -> None:
     for step in STORY:
         await asyncio.sleep(step.at / speed - recorder.now())
         # The first is the opening itself.
         recorder.mark(recorder.now() if step.at else 0.0, step.key, step.title, step.what)
-        stage.say(step.what, "bold magenta")
+        say(step.what, "bold magenta")
         try:
-            await step.play(stage)
+            for name, link in testbed.links.items():
+                link.carrier(name != step.away)
+                link.blackhole(name in step.silent)
         except TestbedError as error:
             raise DemoFailed(str(error)) from error
+        if step.handover:
+            try:
+                await session.handover(to="wifi")
+            except MultiError as error:
+                say(str(error), "yellow")
     await asyncio.get_running_loop().create_future()
 
 

@@ -5,7 +5,6 @@ Like the paper's Figures 7 to 9. Needs matplotlib, which only this module import
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from multi.lab.demo.recording import Trace, TracedSample
+from multi.lab.demo.recording import Trace
 
 SMOOTHING = 3  # samples a point is the average of: 0.3 s
 COLOURS = {"WiFi": "#3b82c4", "5G": "#f0a03c"}
@@ -112,15 +111,11 @@ def _draw_states(axes: Any, trace: Trace) -> None:
 def _rates(trace: Trace, network: str) -> list[float]:
     """Mbit/s over a network at each sample, averaged over the samples around it."""
     ids = [str(c["id"]) for c in trace["connections"] if c["network"] == network]
-    samples = trace["samples"]
-    reach = SMOOTHING // 2 + 1
-    return [
-        _rate(samples[max(0, n - reach)], samples[min(len(samples) - 1, n + reach - 1)], ids)
-        for n in range(len(samples))
-    ]
-
-
-def _rate(first: TracedSample, last: TracedSample, ids: Sequence[str]) -> float:
-    moved = sum(last["bytes"].get(c, 0) - first["bytes"].get(c, 0) for c in ids)
-    elapsed = last["t"] - first["t"]
-    return moved * 8e-6 / elapsed if elapsed > 0 else 0.0
+    times = [sample["t"] for sample in trace["samples"]]
+    moved = [sum(sample["bytes"].get(c, 0) for c in ids) for sample in trace["samples"]]
+    rates = []
+    for n in range(len(times)):
+        first, last = max(0, n - SMOOTHING // 2 - 1), min(len(times) - 1, n + SMOOTHING // 2)
+        elapsed = times[last] - times[first]
+        rates.append((moved[last] - moved[first]) * 8e-6 / elapsed if elapsed > 0 else 0.0)
+    return rates

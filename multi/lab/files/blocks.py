@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar
 
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import RemoteProtocolError
 from multi.lab.files.protocol import (
     BLOCK_LIMIT,
-    ContentEnd,
+    End,
     FileRefused,
     Problem,
     encode,
@@ -26,7 +26,7 @@ from multi.lab.files.protocol import (
     read_length,
     read_message,
 )
-from multi.lab.files.tree import refused
+from multi.lab.files.tree import FileLocation, refused
 
 T = TypeVar("T")
 
@@ -47,9 +47,7 @@ class _OpenFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.close(self._descriptor)
 
     @property
@@ -88,6 +86,12 @@ class SentFile(_OpenFile):
         self.mode = status.st_mode & 0o777
         self._identity = (status.st_size, status.st_mtime_ns)
 
+    async def resume(self, offset: int, prefix_sha256: str) -> None:
+        """Go on at `offset` if what lies before has this hash, else begin again."""
+        await self.hash_up_to(min(offset, self.size))
+        if self.position != offset or self.sha256 != prefix_sha256.lower():
+            self.rewind()
+
     def block(self) -> bytes:
         """The next block, empty at the end. Raises FileRefused when the file has changed since it was opened."""
         data = self._read(min(BLOCK_LIMIT, self.size - self.position)) if self.position < self.size else b""
@@ -105,8 +109,10 @@ class ReceivedFile(_OpenFile):
         self.kept = os.fstat(descriptor).st_size
         """Bytes from an earlier try."""
 
-    def cut(self) -> None:
-        """Drop everything after `position`."""
+    def resume(self, offset: int) -> None:
+        """Keep what lies before `position` if that is `offset`, else nothing; drop what comes after."""
+        if offset != self.position:
+            self.rewind()
         try:
             os.ftruncate(self._descriptor, self.position)
         except OSError as error:
@@ -143,7 +149,7 @@ async def send_blocks(writer: SessionWriter, source: SentFile, on_bytes: OnBytes
         writer.writelines((pack_length(len(block)), block))
         await writer.drain()
         on_bytes(len(block))
-    writer.writelines((pack_length(0), encode(ContentEnd(source.sha256))))
+    writer.writelines((pack_length(0), encode(End(source.sha256))))
     await writer.drain()
 
 
@@ -172,7 +178,7 @@ async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, o
                 if waiting >= BLOCK_LIMIT:
                     block, pieces, waiting = pieces, [], 0
                     await _in_thread(partial(sink.write, block))
-        end = await read_message(reader, ContentEnd)
+        end = await read_message(reader, End)
     except asyncio.IncompleteReadError:
         raise EOFError("the peer has ended the session") from None
     finally:
@@ -182,6 +188,18 @@ async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, o
         raise RemoteProtocolError(f"{size - missing} bytes instead of the promised {size}")
     if sink.sha256 != end.sha256.lower():
         raise FileRefused(Problem.DAMAGED, f"{sink.shown}: what arrived is not what was sent (SHA-256 differs)")
+
+
+@contextmanager
+def receiving(location: FileLocation, *, force: bool) -> Iterator[ReceivedFile]:
+    """The unfinished file at a location, which stays for the next try unless it is committed. Raises FileRefused."""
+    location.check_free(force=force)
+    with ReceivedFile(location.open_partial(), location.shown) as sink:
+        try:
+            yield sink
+        except BaseException as error:
+            location.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
+            raise
 
 
 async def _in_thread(call: Callable[[], T]) -> T:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from multi.asyncio.client import ConfigLike, connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, send_blocks
+from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
@@ -131,15 +130,9 @@ async def get_file(
     A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
     disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
     """
-    with _location_of(target) as location:
-        location.check_free(force=True)
-        with ReceivedFile(location.open_partial(), location.shown) as sink:
-            try:
-                async with _session(session) as opened:
-                    return await _get(opened, name, location, sink, progress)
-            except BaseException as error:
-                location.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
-                raise
+    with _location_of(target) as location, receiving(location, force=True) as sink:
+        async with _session(session) as opened:
+            return await _get(opened, name, location, sink, progress)
 
 
 async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
@@ -151,9 +144,7 @@ async def _get(session: Session, name: str, location: FileLocation, sink: Receiv
     answer = await _complete(read_message(session.reader, Sending))
     if answer.offset not in (0, sink.position) or answer.offset > answer.size:
         raise RemoteProtocolError("the server sends another part of the file than the one asked for")
-    if answer.offset != sink.position:
-        sink.rewind()
-    sink.cut()
+    sink.resume(answer.offset)
     transfer.size = answer.size
     transfer.done = transfer.resumed_from = answer.offset
     progress(transfer)
@@ -177,7 +168,7 @@ async def put_file(
     A `session` is used up by it, and left to its owner to close. Returns when the server has verified it and has it on
     disk under its name. Raises as `get_file`. What has arrived stays on the server, for the next try.
     """
-    with SentFile(_open_source(source), printable(str(source))) as file:
+    with _location_of(source) as location, SentFile(location.open_for_reading(), location.shown) as file:
         async with _session(session) as opened:
             return await _put(opened, file, name, force, progress)
 
@@ -188,9 +179,7 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
     session.writer.write(encode(Put(name, file.size, file.mode, force)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Receiving))
-    await file.hash_up_to(min(answer.offset, file.size))
-    if file.position != answer.offset or file.sha256 != answer.prefix_sha256.lower():
-        file.rewind()
+    await file.resume(answer.offset, answer.prefix_sha256)
     session.writer.write(encode(Begin(file.position)))
     transfer.done = transfer.resumed_from = file.position
     progress(transfer)
@@ -215,15 +204,17 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
 
 
 @contextmanager
-def _location_of(target: Path) -> Iterator[FileLocation]:
-    """The location of a local file. Raises FileRefused."""
-    target = _followed(target)
+def _location_of(path: Path) -> Iterator[FileLocation]:
+    """The location of a local file, `path` or what it links to. Raises FileRefused."""
+    target = _followed(path)
+    if not target.name:
+        raise FileRefused(Problem.FORBIDDEN, f"{path}: it is a directory")
     try:
         directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise refused(error, f"directory {printable(str(target.parent))}") from error
     try:
-        yield FileLocation(directory, target.name, printable(str(target)), partial_of(target).name)
+        yield FileLocation(directory, target.name, printable(str(path)), partial_of(target).name)
     finally:
         os.close(directory)
 
@@ -231,16 +222,6 @@ def _location_of(target: Path) -> Iterator[FileLocation]:
 def _followed(target: Path) -> Path:
     """Where writing to `target` would end up."""
     return target.resolve() if target.is_symlink() else target
-
-
-def _open_source(path: Path) -> int:
-    shown = printable(str(path))
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise FileRefused(Problem.FORBIDDEN, f"{shown}: it is not a regular file")
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise refused(error, shown) from error
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -119,7 +118,8 @@ class Progress:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._transfer: Transfer | None = None
+        self.transfer: Transfer | None = None
+        """The last one that has moved."""
         self._live: Live | None = None
         self._view: LiveView | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -133,9 +133,7 @@ class Progress:
         self._tasks.append(asyncio.create_task(self._tick(REFRESH if self._live else PLAIN_INTERVAL)))
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -145,8 +143,8 @@ class Progress:
 
     def update(self, transfer: Transfer) -> None:
         """Something has moved."""
-        if self._transfer is not transfer:
-            self._transfer = transfer
+        if self.transfer is not transfer:
+            self.transfer = transfer
             self._printed = (transfer.started, 0)
             self._view = LiveView(transfer)
             self._tasks.append(asyncio.create_task(self._follow(transfer.session)))
@@ -157,7 +155,7 @@ class Progress:
             self._refresh()
 
     def _refresh(self) -> None:
-        transfer = self._transfer
+        transfer = self.transfer
         if self._live is not None and self._view is not None:
             self._live.update(self._view.render(), refresh=True)
         elif transfer is not None and transfer.size:

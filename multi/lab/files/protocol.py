@@ -29,7 +29,7 @@ import string
 import struct
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from multi.errors import MultiError, RemoteProtocolError
 
@@ -65,75 +65,81 @@ class FileRefused(MultiError):
 
 
 @dataclass(frozen=True, slots=True)
-class Get:
+class Message:
+    """A line of either side; its type is the name of its class."""
+
+    @property
+    def type(self) -> str:
+        return type(self).__name__.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Message):
+    """What a client begins with."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Get(Request):
     """The client wants a file, and has `offset` bytes of it with this hash."""
 
-    type: ClassVar[str] = "get"
-    name: str
     offset: int
     prefix_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sending:
+class Sending(Message):
     """Blocks from `offset` to `size` follow."""
 
-    type: ClassVar[str] = "sending"
     size: int
     offset: int
     mode: int
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class Put(Request):
     """The client has a file for the server."""
 
-    type: ClassVar[str] = "put"
-    name: str
     size: int
     mode: int
     force: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Receiving:
+class Receiving(Message):
     """The server takes the file, and has `offset` bytes of it with this hash."""
 
-    type: ClassVar[str] = "receiving"
     offset: int
     prefix_sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(Message):
     """Blocks from `offset` follow."""
 
-    type: ClassVar[str] = "begin"
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class ContentEnd:
+class End(Message):
     """All blocks were sent; `sha256` is of the whole file."""
 
-    type: ClassVar[str] = "end"
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(Message):
     """The file is on disk, complete and under its name."""
 
-    type: ClassVar[str] = "stored"
     size: int
     sha256: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Message):
     """This side gives up."""
 
-    type: ClassVar[str] = "refusal"
     problem: str
     message: str
 
@@ -143,12 +149,10 @@ class Refusal:
         return FileRefused(known.get(self.problem, Problem.FAILED), printable(self.message))
 
 
-Request = Get | Put
-Message = Get | Sending | Put | Receiving | Begin | ContentEnd | Stored | Refusal
 M = TypeVar("M", bound=Message)
 
-_TYPES: dict[str, type[Message]] = {
-    kind.type: kind for kind in (Get, Sending, Put, Receiving, Begin, ContentEnd, Stored, Refusal)
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__.lower(): kind for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, Refusal)
 }
 
 
@@ -176,14 +180,13 @@ def decode(line: bytes) -> Message:
     if content["multi_files"] != VERSION:
         found = printable(str(content["multi_files"])[:20])
         raise RemoteProtocolError(f"the peer speaks version {found} of the file protocol, this is version {VERSION}")
-    kind = _TYPES.get(str(content.get("type")))
+    kind = _KINDS.get(str(content.get("type")))
     if kind is None:
         raise RemoteProtocolError(f"unknown message {printable(str(content.get('type'))[:40])!r}")
-    # The checks below make the arguments fit the fields' types; a table of types cannot tell mypy so.
-    return kind(**{field.name: _checked(kind, field.name, content) for field in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{field.name: _checked(field.name, content) for field in fields(kind)})
 
 
-def _checked(kind: type[Message], name: str, content: dict[str, object]) -> int | str | bool:
+def _checked(name: str, content: dict[str, object]) -> int | str | bool:
     value = content.get(name)
     match name:
         case "force":
@@ -195,7 +198,7 @@ def _checked(kind: type[Message], name: str, content: dict[str, object]) -> int 
         case _:
             valid = isinstance(value, str)
     if not valid:
-        raise RemoteProtocolError(f"message {kind.type!r} has no valid {name!r}")
+        raise RemoteProtocolError(f"message {content['type']!r} has no valid {name!r}")
     assert isinstance(value, int | str)
     return value
 
@@ -214,21 +217,6 @@ async def read_message(reader: LineReader, expected: type[M]) -> M:
     Raises FileRefused when the peer refuses, RemoteProtocolError for anything else, EOFError when the peer has ended
     before.
     """
-    message = await _read(reader)
-    if not isinstance(message, expected):
-        raise RemoteProtocolError(f"unexpected message {message.type!r}")
-    return message
-
-
-async def read_request(reader: LineReader) -> Request:
-    """Wait for a client's request. Raises as `read_message`."""
-    message = await _read(reader)
-    if not isinstance(message, Request):
-        raise RemoteProtocolError(f"unexpected message {message.type!r}")
-    return message
-
-
-async def _read(reader: LineReader) -> Message:
     try:
         line = await reader.readline()
     except ValueError:
@@ -238,6 +226,8 @@ async def _read(reader: LineReader) -> Message:
     message = decode(line)
     if isinstance(message, Refusal):
         raise message.error()
+    if not isinstance(message, expected):
+        raise RemoteProtocolError(f"unexpected message {message.type!r}")
     return message
 
 

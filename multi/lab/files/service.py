@@ -11,7 +11,7 @@ from functools import partial
 
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, send_blocks
+from multi.lab.files.blocks import SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     Begin,
     FileRefused,
@@ -19,13 +19,13 @@ from multi.lab.files.protocol import (
     Problem,
     Put,
     Receiving,
+    Request,
     Sending,
     Stored,
     encode,
     pack_length,
     printable,
     read_message,
-    read_request,
     refusal_of,
 )
 from multi.lab.files.tree import FileLocation, FileTree, allowed_mode
@@ -73,22 +73,19 @@ class FileService:
     async def _request(self, reader: SessionReader, writer: SessionWriter, transfer: _Transfer) -> None:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                request = await read_request(reader)
+                request = await read_message(reader, Request)
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
         transfer.what = f"{request.type} {printable(request.name)}"
         with self._tree.locate(request.name) as location:
             if isinstance(request, Get):
                 await self._send(request, location, writer, transfer)
-            else:
+            elif isinstance(request, Put):
                 await self._receive(request, location, reader, writer, transfer)
 
     async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
         with SentFile(location.open_for_reading(), location.shown) as source:
-            if request.offset <= source.size:
-                await source.hash_up_to(request.offset)
-            if source.position != request.offset or source.sha256 != request.prefix_sha256.lower():
-                source.rewind()
+            await source.resume(request.offset, request.prefix_sha256)
             writer.write(encode(Sending(source.size, source.position, source.mode)))
             transfer.in_blocks = True
             await send_blocks(writer, source, transfer.count)
@@ -100,23 +97,16 @@ class FileService:
     ) -> None:
         if not self._allow_put:
             raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
-        location.check_free(force=request.force)
-        with ReceivedFile(location.open_partial(), location.shown) as sink:
-            try:
-                await sink.hash_up_to(min(sink.kept, request.size))
-                writer.write(encode(Receiving(sink.position, sink.sha256)))
-                begin = await read_message(reader, Begin)
-                if begin.offset not in (0, sink.position):
-                    raise FileRefused(Problem.BAD_REQUEST, f"cannot begin at {begin.offset}")
-                if begin.offset != sink.position:
-                    sink.rewind()
-                sink.cut()
-                await receive_blocks(reader, sink, request.size, transfer.count)
-                await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
-                await asyncio.to_thread(partial(location.commit, force=request.force))
-            except BaseException as error:
-                location.abandon(useless=isinstance(error, FileRefused) and error.problem is Problem.DAMAGED)
-                raise
+        with receiving(location, force=request.force) as sink:
+            await sink.hash_up_to(min(sink.kept, request.size))
+            writer.write(encode(Receiving(sink.position, sink.sha256)))
+            begin = await read_message(reader, Begin)
+            if begin.offset not in (0, sink.position):
+                raise FileRefused(Problem.BAD_REQUEST, f"cannot begin at {begin.offset}")
+            sink.resume(begin.offset)
+            await receive_blocks(reader, sink, request.size, transfer.count)
+            await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
+            await asyncio.to_thread(partial(location.commit, force=request.force))
             writer.write(encode(Stored(sink.position, sink.sha256)))
             self._log(transfer.line("done"))
 

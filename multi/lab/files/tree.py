@@ -49,17 +49,9 @@ def allowed_mode(mode: int) -> int:
 
     Its owner may always read and change it.
     """
-    return mode & 0o777 & ~_umask() | PRIVATE
-
-
-def _umask() -> int:
-    try:
-        status = Path("/proc/self/status").read_text(errors="replace")
-        return next(int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:"))
-    except (OSError, StopIteration, ValueError):
-        mask = os.umask(0o077)  # elsewhere there is no way to ask without setting it
-        os.umask(mask)
-        return mask
+    mask = os.umask(0o077)  # there is no way to ask without setting it
+    os.umask(mask)
+    return mode & 0o777 & ~mask | PRIVATE
 
 
 class FileLocation:

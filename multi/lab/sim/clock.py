@@ -36,32 +36,16 @@ class Clock:
         people."""
         self.trace.append(line(self.now, words, comment))
 
-    def step(self) -> bool:
-        """Run the next event; False when there is none."""
-        if not self._heap:
-            return False
-        self.now, _, action = heapq.heappop(self._heap)
-        self.events += 1
-        action()
-        return True
-
-    def run(self, until: float, max_events: int = 200_000) -> None:
-        """Run everything up to `until` and set the time to it."""
-        budget = self.events + max_events
-        while self._heap and self._heap[0][0] <= until:
-            if self.events >= budget:
-                raise Livelock(f"{max_events} events before {until} s; now {self.now}")
-            self.step()
-        self.now = max(self.now, until)
-
     def run_until(self, condition: Callable[[], bool], limit: float, max_events: int = 500_000) -> bool:
-        """Run until `condition` holds; False when `limit` seconds pass first."""
+        """Run until `condition` holds; False when `limit` seconds pass first, and the time is set to their end."""
         end, budget = self.now + limit, self.events + max_events
         while not condition():
             if not self._heap or self._heap[0][0] > end:
-                self.now = max(self.now, min(end, self.now + limit))
+                self.now = max(self.now, end)
                 return condition()
             if self.events >= budget:
                 raise Livelock(f"{max_events} events; now {self.now}")
-            self.step()
+            self.events += 1
+            self.now, _, action = heapq.heappop(self._heap)
+            action()
         return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 SEGMENT = 1448  # bytes of payload of a full packet: 1500 less IPv4 and TCP with timestamps
 INITIAL_WINDOW = 10 * SEGMENT  # RFC 6928
@@ -40,21 +39,6 @@ class Acknowledged:
     recovering: bool
 
 
-class Congestion(Protocol):
-    """One congestion control; `window` and `pacing` are looked at before every packet."""
-
-    window: int
-    pacing: float
-    """Bytes per second; 0 = as fast as the window allows."""
-
-    def acknowledged(self, ack: Acknowledged) -> None: ...
-    def recovery_begins(self, in_flight: int) -> None:
-        """The first loss of a round trip."""
-
-    def recovery_ends(self) -> None: ...
-    def timed_out(self) -> None: ...
-
-
 class Cubic:
     """CUBIC with HyStart (RFC 9438; `tcp_cubic.c`)."""
 
@@ -66,7 +50,9 @@ class Cubic:
 
     def __init__(self) -> None:
         self.window = INITIAL_WINDOW
+        """Bytes that may be under way; looked at before every packet, as `pacing` is."""
         self.pacing = 0.0
+        """Bytes per second; 0 = as fast as the window allows."""
         self._threshold = inf
         self._most = 0.0
         """Segments at the last reduction."""
@@ -345,5 +331,5 @@ class Bbr:
             self._saved_window = max(self._saved_window if self._conserving else 0, self.window)
 
 
-CONGESTION = {"bbr": Bbr, "cubic": Cubic}
+CONGESTION: dict[str, type[Cubic | Bbr]] = {"bbr": Bbr, "cubic": Cubic}
 """By the names Linux has for them."""

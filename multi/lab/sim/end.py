@@ -26,7 +26,7 @@ from multi.events import (
     StreamWritable,
 )
 from multi.lab.sim.oracles import Oracles, Unwatched
-from multi.lab.sim.trace import event_comment, event_words
+from multi.lab.sim.trace import described
 from multi.lab.sim.wire import Wire, World
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
@@ -71,11 +71,6 @@ class End:
     @property
     def now(self) -> float:
         return self.world.clock.now
-
-    @property
-    def transparent(self) -> bool:
-        """Segments travel in clear."""
-        return self.world.transparent
 
     # --- the application  ---
 
@@ -304,7 +299,8 @@ class End:
 
     def _event(self, event: Event) -> None:
         self.events.append(event)
-        self.world.clock.log(self.name, *event_words(event), comment=event_comment(event))
+        words, comment = described(event)
+        self.world.clock.log(self.name, *words, comment=comment)
         if isinstance(event, ConnectionChanged):
             self.oracles.connection_changed(event)
             if event.state in _OVER:

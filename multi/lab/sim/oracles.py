@@ -5,13 +5,9 @@ A violation raises AssertionError at the moment it happens. Where segments trave
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from typing import Protocol
-
-from multi.events import CloseConnection, ConnectionChanged, Effect, SessionClosed
+from multi.events import CloseConnection, ConnectionChanged, Effect
 from multi.lab.sim.wire import Terminal, Wire
 from multi.protocol.segment import SegmentDecoder, SegmentType
-from multi.protocol.session import SessionCore
 from multi.reasons import Cause
 from multi.types import ConnectionId, ConnectionState, StreamId
 
@@ -35,6 +31,7 @@ EXPECTED_CAUSES = frozenset(
         Cause.PEER_CLOSED,
         Cause.PEER_LOST,
         Cause.REFUSED,
+        Cause.REFUSED_UNKNOWN,
         Cause.REMOVED,
         Cause.REPLACED,
         Cause.RESUME_TIMEOUT,
@@ -45,32 +42,15 @@ EXPECTED_CAUSES = frozenset(
 """Why a connection may end in a healthy pair. Anything else is a protocol error."""
 
 
-class Watched(Terminal, Protocol):
-    """What the oracles see of an end."""
-
-    name: str
-    sent: dict[StreamId, bytearray]
-    closed: SessionClosed | None
-
-    @property
-    def now(self) -> float: ...
-    @property
-    def session(self) -> SessionCore: ...
-    @property
-    def transparent(self) -> bool: ...
-    @property
-    def other(self) -> Watched | None: ...
-    def got(self, stream: StreamId) -> int: ...
-
-
 class Oracles:
     """Watches one end."""
 
-    def __init__(self, end: Watched) -> None:
+    def __init__(self, end: Terminal) -> None:
         self._end = end
         self._granted: dict[ConnectionId, int] = {}
         self._decoders: dict[tuple[ConnectionId, int], SegmentDecoder] = {}
-        self._carried: dict[tuple[ConnectionId, StreamId], _Ranges] = {}
+        self._carried: dict[tuple[ConnectionId, StreamId], bytearray] = {}
+        """A 1 for each byte of a stream that a connection has carried."""
         self._timers = 0
         self._timers_since = 0.0
         self.segments: dict[SegmentType, int] = {}
@@ -109,7 +89,7 @@ class Oracles:
         largest = segment.segment_size if segment is not None else 128 * 1024
         if direction.backlog + len(data) > direction.spec.buffer + 2 * largest + CONTROL_ROOM:
             self._fail(f"{direction.backlog + len(data)} bytes in the send buffer of {wire.id}")
-        if not self._end.transparent:
+        if not self._end.world.transparent:
             return
         decoder = self._decoders.setdefault((wire.id, lane), SegmentDecoder())
         for item in decoder.feed(memoryview(data)):
@@ -124,17 +104,18 @@ class Oracles:
         self._granted[wire.id] -= size
         self.data_bytes[wire.id] = self.data_bytes.get(wire.id, 0) + size
         self.data_log.append((self._end.now, wire.id, stream, size))
-        carried = self._carried.setdefault((wire.id, stream), _Ranges())
-        if carried.overlaps(start, start + size):
-            others = [c.id for c in self._end.session.usable() if c.id != wire.id]
-            free = [c for c in others if not self._has_carried(c, stream, start, start + size)]
+        end = start + size
+        if self._has_carried(wire.id, stream, start, end):
+            others = [c.id for c in self._end.session.connections.for_data() if c.id != wire.id]
+            free = [c for c in others if not self._has_carried(c, stream, start, end)]
             if free:
-                self._fail(f"bytes {start}..{start + size} of stream {stream} again on {wire.id}, with {free} usable")
-        carried.add(start, start + size)
+                self._fail(f"bytes {start}..{end} of stream {stream} again on {wire.id}, with {free} usable")
+        carried = self._carried.setdefault((wire.id, stream), bytearray())
+        carried.extend(bytes(max(0, end - len(carried))))
+        carried[start:end] = b"\1" * size
 
     def _has_carried(self, connection: ConnectionId, stream: StreamId, start: int, end: int) -> bool:
-        carried = self._carried.get((connection, stream))
-        return carried is not None and carried.overlaps(start, end)
+        return 1 in self._carried.get((connection, stream), b"")[start:end]
 
     def connection_changed(self, event: ConnectionChanged) -> None:
         """A healthy pair never breaks the protocol."""
@@ -188,30 +169,3 @@ class Unwatched(Oracles):
 
     def check(self) -> None:
         pass
-
-
-class _Ranges:
-    """Disjoint half-open ranges, merged where they touch."""
-
-    __slots__ = ("_ends", "_starts")
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-
-    def overlaps(self, start: int, end: int) -> bool:
-        index = bisect_right(self._starts, start) - 1
-        if index >= 0 and self._ends[index] > start:
-            return True
-        return index + 1 < len(self._starts) and self._starts[index + 1] < end
-
-    def add(self, start: int, end: int) -> None:
-        low = bisect_right(self._starts, start) - 1
-        if low < 0 or self._ends[low] < start:
-            low += 1
-        high = low
-        while high < len(self._starts) and self._starts[high] <= end:
-            start, end = min(start, self._starts[high]), max(end, self._ends[high])
-            high += 1
-        self._starts[low:high] = [start]
-        self._ends[low:high] = [end]

@@ -13,7 +13,7 @@ from multi.lab.sim.end import End
 from multi.lab.sim.link import Direction, LinkSpec
 from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
-from multi.paths.manager import Mode
+from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
 from multi.protocol.payloads import Policy
@@ -27,10 +27,7 @@ STRANGER_REPLY = TableLimits(sessions=0, sessions_per_source=0)
 
 
 class Pair:
-    """A client and a server that hold one session; see the module.
-
-    `candidates` overrides fields of the candidate of each route by index, e.g. {1: {"role": Role.BACKUP}}.
-    """
+    """A client and a server that hold one session; `roles`, `groups` and `max_rates` are those of each route."""
 
     def __init__(
         self,
@@ -62,7 +59,6 @@ class Pair:
         """(time, route) of every dial."""
         self.wires: list[Wire] = []
         settings = client or SessionSettings()
-        self._client_settings = replace(settings, policy=policy or settings.policy)
         self._server_settings = server or replace(SessionSettings(), protect=settings.protect)
         self.transparent = settings.protect is Protect.NEVER
         """Segments travel in clear."""
@@ -70,15 +66,7 @@ class Pair:
         self.table: SessionTable[End] = SessionTable(TableLimits(), self._accept)
         self._strangers: SessionTable[End] = SessionTable(STRANGER_REPLY, self._accept)
         self.server: End | None = None
-        session = SessionCore(
-            Side.CLIENT,
-            self.session_id,
-            self._client_settings,
-            entropy=self.clock.entropy,
-            make_scheduler=create_scheduler,
-            now=0.0,
-        )
-        self.client = End(self, session, "client", watched=watched)
+        self.client = self._end(Side.CLIENT, self.session_id, replace(settings, policy=policy or settings.policy))
         self.candidates = [
             self.candidate(
                 index,
@@ -88,14 +76,9 @@ class Pair:
             )
             for index in range(len(self.routes))
         ]
-        self.client.session.open(
-            self.candidates,
-            connect=connect,
-            mode=mode,
-            open_timeout=open_timeout,
-            jitter=self.clock.random.random,
-            now=0.0,
-        )
+        session, jitter = self.client.session, self.clock.random.random
+        paths = PathManager(self.candidates, connect=connect, mode=mode, session=session, jitter=jitter, now=0.0)
+        session.open(paths, open_timeout, now=0.0)
         self.client.pump()
 
     def candidate(self, index: int, *, role: Role = Role.ACTIVE, group: str = "", max_rate: float = 0.0) -> Candidate:
@@ -124,13 +107,10 @@ class Pair:
     def ends(self) -> list[End]:
         return [self.client] if self.server is None else [self.client, self.server]
 
-    def other(self, end: End) -> End | None:
-        return self.server if end is self.client else self.client
-
     # --- time  ---
 
     def run(self, seconds: float) -> None:
-        self.clock.run(self.clock.now + seconds)
+        self.clock.run_until(lambda: False, seconds)
 
     def until(self, condition: Callable[[], bool], limit: float) -> bool:
         """Run until `condition` holds; False when `limit` seconds pass first."""
@@ -234,22 +214,21 @@ class Pair:
         else:
             wire.client.lose(wire, "")
 
-    def _accept(self, session_id: SessionId, source: str) -> End:
+    def _end(self, side: Side, session_id: SessionId, settings: SessionSettings) -> End:
+        clock = self.clock
         session = SessionCore(
-            Side.SERVER,
-            session_id,
-            self._server_settings,
-            entropy=self.clock.entropy,
-            make_scheduler=create_scheduler,
-            now=self.clock.now,
+            side, session_id, settings, entropy=clock.entropy, make_scheduler=create_scheduler, now=clock.now
         )
-        self.server = End(self, session, "server", watched=self.watched)
+        return End(self, session, side.name.lower(), watched=self.watched)
+
+    def _accept(self, session_id: SessionId, source: str) -> End:
+        self.server = self._end(Side.SERVER, session_id, self._server_settings)
         self.server.other, self.client.other = self.client, self.server
         return self.server
 
     def ended(self, end: Terminal) -> None:
         if end is self.server:
-            self.table.remove(self.session_id)
+            self.table.remove(end)
 
     # --- what happens to the network  ---
 
@@ -290,7 +269,8 @@ class Pair:
 
     def forget_session(self) -> None:
         """The server restarts: its side of the session is gone, without a word."""
-        self.table.remove(self.session_id)
+        if self.server is not None:
+            self.table.remove(self.server)
         for wire in self.wires:
             wire.up.sever()
             wire.down.sever()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from multi.lab.sim.congestion import CONGESTION, SEGMENT, Acknowledged, Congestion
+from multi.lab.sim.congestion import CONGESTION, SEGMENT, Acknowledged
 from multi.lab.sim.link import Medium
 from multi.types import TransportSample
 
@@ -70,7 +70,7 @@ class PathDirection(Medium[PathSpec]):
 
     def __post_init__(self) -> None:
         self.lost_packets = self.sent_packets = 0
-        self._congestion: Congestion = CONGESTION[self.spec.congestion]()
+        self._congestion = CONGESTION[self.spec.congestion]()
         self._chunks: deque[tuple[bytes, int]] = deque()
         """What was written and not delivered, with its lane."""
         self._taken = 0

@@ -1,25 +1,19 @@
 """Random runs: a random network, a random policy, random operations, then peace, and everything must have arrived.
 
-    python -m multi.lab.sim.random_run START COUNT [PROCESSES]
-
-runs `COUNT` seeds from `START` on all cores and prints those that failed. The same seed always gives the same trace,
-byte for byte, so a failing seed is its own bug report; `trace_digest` says in a few characters what happened in it.
+The same seed always gives the same trace, byte for byte, so a failing seed is its own bug report; `trace_digest` says
+in a few characters what happened in it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import Pool, cpu_count
 from random import Random
-from time import perf_counter
 
 from multi.errors import LocalProtocolError, SessionLost
 from multi.lab.sim.end import End
 from multi.lab.sim.link import LinkSpec
 from multi.lab.sim.pair import Pair
-from multi.lab.sim.trace import ROLE_WORDS, digest
+from multi.lab.sim.trace import digest
 from multi.lab.sim.wire import Route
 from multi.paths.manager import Mode
 from multi.paths.racing import Connect
@@ -43,40 +37,8 @@ SETTLE_STEP = 0.02  # seconds between two looks; looking at every event would co
 CLOSE = 30.0  # seconds in which both sides must have ended after both have closed
 
 
-@dataclass(slots=True)
-class _Plan:
-    """What one seed decided before it starts."""
-
-    settings: SessionSettings
-    routes: list[Route]
-    roles: list[Role]
-    operations: int
-    busy_from_start: bool
-    ends_early: bool
-    """close or abort may be among the operations."""
-
-
 def _link(dice: Random) -> LinkSpec:
     return LinkSpec(dice.choice(RATES), dice.choice(DELAYS), dice.choice(BUFFERS))
-
-
-def _plan(dice: Random) -> _Plan:
-    protect = dice.choice((Protect.NEVER, Protect.NEVER, Protect.AUTO, Protect.AUTO, Protect.ALWAYS))
-    routes = []
-    for _ in range(dice.choice((1, 2, 2, 2, 3, 4))):
-        quic = dice.random() < 0.3
-        secure = quic or dice.random() < 0.3
-        up = _link(dice)
-        down = up if dice.random() < 0.7 else _link(dice)
-        routes.append(Route(up, down, secure, False, 2 if quic else 1, 2 if secure and not quic else 1))
-    settings = SessionSettings(
-        protect=protect,
-        resume_timeout=dice.choice((60.0, 60.0, 60.0, 1.0)),
-        max_streams=dice.choice((2, 8, 128)),
-        max_session_window=dice.choice((128 * 1024, 16 * 1024 * 1024)),
-    )
-    roles = [Role.ACTIVE if index == 0 or dice.random() < 0.7 else Role.BACKUP for index in range(len(routes))]
-    return _Plan(settings, routes, roles, dice.randint(5, 45), dice.random() < 0.3, dice.random() < 0.15)
 
 
 class RandomRun:
@@ -84,16 +46,27 @@ class RandomRun:
 
     def __init__(self, seed: int) -> None:
         self._random = dice = Random(seed)
-        self.plan = plan = _plan(dice)
+        protect = dice.choice((Protect.NEVER, Protect.NEVER, Protect.AUTO, Protect.AUTO, Protect.ALWAYS))
+        routes = [self._random_route() for _ in range(dice.choice((1, 2, 2, 2, 3, 4)))]
+        self.settings = SessionSettings(
+            protect=protect,
+            resume_timeout=dice.choice((60.0, 60.0, 60.0, 1.0)),
+            max_streams=dice.choice((2, 8, 128)),
+            max_session_window=dice.choice((128 * 1024, 16 * 1024 * 1024)),
+        )
+        roles = [Role.ACTIVE if index == 0 or dice.random() < 0.7 else Role.BACKUP for index in range(len(routes))]
+        self._count = dice.randint(5, 45)
+        self._busy_from_start = dice.random() < 0.3
+        ends_early = dice.random() < 0.15
         self.pair = Pair(
-            plan.routes,
+            routes,
             seed=seed,
             policy=self._policy(),
-            client=plan.settings,
-            server=plan.settings,
+            client=self.settings,
+            server=self.settings,
             connect=dice.choice(list(Connect)),
             mode=Mode.SWITCH if dice.random() < 0.15 else Mode.AGGREGATE,
-            roles=plan.roles,
+            roles=roles,
             open_timeout=30.0,
         )
         self.given_up: set[StreamId] = set()
@@ -127,17 +100,25 @@ class RandomRun:
             (1, self._forget_tickets),
             (1, self._add_connection),
         ]
-        if plan.ends_early:
+        if ends_early:
             self._operations.append((1, self._close))
+
+    def _random_route(self) -> Route:
+        dice = self._random
+        quic = dice.random() < 0.3
+        secure = quic or dice.random() < 0.3
+        up = _link(dice)
+        down = up if dice.random() < 0.7 else _link(dice)
+        return Route(up, down, secure, False, 2 if quic else 1, 2 if secure and not quic else 1)
 
     def run(self) -> str:
         """Run to the end; return the trace. Raises AssertionError when something does not hold."""
         try:
-            if not self.plan.busy_from_start:
+            if not self._busy_from_start:
                 self.pair.until(lambda: self.pair.client.session.confirmed, 20.0)
             weights = [weight for weight, _ in self._operations]
             actions = [action for _, action in self._operations]
-            for action in self._random.choices(actions, weights, k=self.plan.operations):
+            for action in self._random.choices(actions, weights, k=self._count):
                 self._do(action)
                 self.pair.run(self._random.choice((0.0, 0.001, 0.01, 0.05, 0.2)) * self._random.random())
             self._settle()
@@ -180,7 +161,7 @@ class RandomRun:
         """What has not arrived, or is not known to have."""
         missing = []
         for end in self.pair.ends:
-            other = self.pair.other(end)
+            other = end.other
             if other is None:
                 continue
             if other.session.sender.unacked:
@@ -207,7 +188,7 @@ class RandomRun:
         in_order = not self._ended and not self.closing
         for end in pair.ends:
             end.close()
-        limit = CLOSE + self.plan.settings.resume_timeout
+        limit = CLOSE + self.settings.resume_timeout
         pair.until(lambda: all(end.closed is not None for end in pair.ends), limit)
         for end in pair.ends:
             if end.closed is None:
@@ -327,14 +308,14 @@ class RandomRun:
         self._log("client adds", index)
         candidate = self.pair.candidate(index, group=f"added {len(self.pair.candidates)}")
         self.pair.candidates.append(candidate)
-        self.pair.client.session.add_candidates([candidate], now=self.pair.clock.now)
+        self.pair.client.session.path_manager(now=self.pair.clock.now).add([candidate], self.pair.clock.now)
         self.pair.client.pump()
 
     def _set_role(self) -> None:
         end = self._end()
         if end.active:
             connection, role = self._random.choice(end.active), self._random.choice(list(Role))
-            self._log(end.name, "makes", connection, ROLE_WORDS[role])
+            self._log(end.name, "makes", connection, role.name.lower())
             end.set_role(connection, role)
 
     def _set_scheduler(self) -> None:
@@ -351,7 +332,7 @@ class RandomRun:
             self._log("handover", int(failure is not None), comment=failure or "")
 
         self._log("client hands-over", slot.candidates[0].entry)
-        client.session.hand_over([slot], handed_over, now=client.now)
+        client.session.path_manager(now=client.now).hand_over([slot], handed_over, client.now)
         client.pump()
 
     def _network_changed(self) -> None:
@@ -366,7 +347,8 @@ class RandomRun:
     def _update(self, there: list[Candidate]) -> None:
         client = self.pair.client
         self._log("networks", *[c.entry for c in there])
-        client.session.update_candidates(there, reason=lambda entry: "no carrier", expecting=False, now=client.now)
+        paths = client.session.path_manager(now=client.now)
+        paths.update(there, client.now, reason=lambda entry: "no carrier")
         client.pump()
 
     def _lose_address(self) -> None:
@@ -426,31 +408,3 @@ def run_seed(seed: int) -> str:
 def trace_digest(seed: int) -> str:
     """Run one seed; return the digest of its trace (see `multi.lab.sim.trace`)."""
     return digest(run_seed(seed))
-
-
-def outcome(seed: int) -> tuple[int, str]:
-    """(seed, empty or what failed): any exception counts, for this is a search for bugs."""
-    try:
-        run_seed(seed)
-    except Exception as error:
-        return seed, f"{type(error).__name__}: {error}"
-    return seed, ""
-
-
-def main(arguments: list[str]) -> int:
-    start, count = int(arguments[0]), int(arguments[1])
-    processes = int(arguments[2]) if len(arguments) > 2 else cpu_count()
-    began, failed = perf_counter(), 0
-    with Pool(processes) as pool:
-        for seed, failure in pool.imap_unordered(outcome, range(start, start + count), chunksize=20):
-            if failure:
-                failed += 1
-                sys.stdout.write(f"seed {seed}: {failure.splitlines()[0]}\n")
-                sys.stdout.flush()
-    seconds = perf_counter() - began
-    sys.stdout.write(f"{count} runs, {failed} failed, {seconds:.1f} s, {count / seconds:.1f} runs/s\n")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

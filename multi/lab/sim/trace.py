@@ -4,8 +4,8 @@
     0.020000 server state 1 active # authenticated
 
 A line is a time, who, what, and numbers: connections, lanes, lengths, streams, routes. What stands behind ` # ` is for
-people. The words before it are fixed here and belong to no class, field or message, so a run whose behaviour has not
-changed keeps its digest whatever is renamed or reworded.
+people. The words before it are fixed here or are what applications see of a state, so a run whose behaviour has not
+changed keeps its digest whatever class, field or message is renamed or reworded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from multi.events import (
     ConnectionChanged,
     Event,
     HandoverChanged,
-    HandoverState,
     NetworkChanged,
     RoleChanged,
     SchedulerChanged,
@@ -30,21 +29,9 @@ from multi.events import (
     SignalChanged,
     Warned,
 )
-from multi.types import ConnectionState, Role
 
 COMMENT = " # "
 DIGEST_LENGTH = 16  # hexadecimal digits
-
-STATE_WORDS = {
-    ConnectionState.AUTHENTICATING: "authenticating",
-    ConnectionState.ACTIVE: "active",
-    ConnectionState.SUSPECT: "suspect",
-    ConnectionState.DRAINING: "draining",
-    ConnectionState.CLOSED: "closed",
-    ConnectionState.LOST: "lost",
-}
-ROLE_WORDS = {Role.ACTIVE: "active", Role.BACKUP: "backup"}
-HANDOVER_WORDS = {HandoverState.STARTED: "started", HandoverState.DONE: "done", HandoverState.FAILED: "failed"}
 
 
 def line(now: float, words: Iterable[object], comment: str = "") -> str:
@@ -52,47 +39,35 @@ def line(now: float, words: Iterable[object], comment: str = "") -> str:
     return f"{text}{COMMENT}{comment}" if comment else text
 
 
-def event_words(event: Event) -> tuple[object, ...]:
-    """The fixed words and numbers of an event; texts and facts are left out."""
+def described(event: Event) -> tuple[tuple[object, ...], str]:
+    """The fixed words and numbers of an event, and its text as a comment; facts are left out."""
     match event:
         case ConnectionChanged():
-            return ("state", event.connection, STATE_WORDS[event.state])
+            return ("state", event.connection, event.state.value), event.reason
         case RoleChanged():
-            return ("role", event.connection, ROLE_WORDS[event.role], int(event.by_peer))
+            return ("role", event.connection, event.role.name.lower(), int(event.by_peer)), ""
         case SchedulerChanged():
-            return ("scheduler", event.scheduler, int(event.by_peer))
+            return ("scheduler", event.scheduler, int(event.by_peer)), event.reason
         case AttemptFailed():
-            return ("attempt-failed", event.candidate.entry)
+            return ("attempt-failed", event.candidate.entry), event.reason
         case HandoverChanged():
-            return ("handover", HANDOVER_WORDS[event.state])
+            return ("handover", event.state.value), event.reason or ""
         case NetworkChanged():
-            return ("network", event.interface or "-", int(event.usable))
+            return ("network", event.interface or "-", int(event.usable)), event.reason
         case SignalChanged():
-            return ("signal", event.interface, int(event.fading))
+            return ("signal", event.interface, int(event.fading)), ""
         case AddressesAnnounced():
-            return ("addresses", len(event.addresses))
+            return ("addresses", len(event.addresses)), ""
         case SessionConfirmed():
-            return ("confirmed",)
+            return ("confirmed",), ""
         case SessionDetached():
-            return ("detached",)
+            return ("detached",), ""
         case SessionResumed():
-            return ("resumed", f"{event.after:.6f}")
+            return ("resumed", f"{event.after:.6f}"), ""
         case SessionEnded():
-            return ("ended", int(not event.reason.orderly))
+            return ("ended", int(not event.reason.orderly)), event.reason
         case Warned():
-            return ("warned",)
-
-
-def event_comment(event: Event) -> str:
-    match event:
-        case ConnectionChanged() | AttemptFailed() | NetworkChanged() | SchedulerChanged() | SessionEnded():
-            return event.reason
-        case HandoverChanged():
-            return event.reason or ""
-        case Warned():
-            return event.message
-        case _:
-            return ""
+            return ("warned",), event.message
 
 
 def digest(trace: str) -> str:

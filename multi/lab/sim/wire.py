@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
+from multi.events import SessionClosed
 from multi.lab.sim.clock import Clock
 from multi.lab.sim.link import Direction, LinkSpec
 from multi.lab.sim.path_model import PathDirection, PathSpec
-from multi.types import Candidate, ConnectionFacts, ConnectionId
+from multi.protocol.session import SessionCore
+from multi.types import Candidate, ConnectionFacts, ConnectionId, StreamId
 
 STALL_CHECK = 0.1  # seconds between looks whether a stalled link lets a reset through
 
@@ -37,24 +39,10 @@ class Route:
         return self.up.delay + self.down.delay
 
 
-def link(rate: float = 1e6, delay: float = 0.010, buffer: int = 64 * 1024) -> LinkSpec:
-    return LinkSpec(rate, delay, buffer)
-
-
-def route(
-    rate: float = 1e6,
-    delay: float = 0.010,
-    *,
-    secure: bool = False,
-    lanes: int = 1,
-    error: str = "",
-    black_hole: bool = False,
-    mute: bool = False,
-    stranger: bool = False,
-) -> Route:
-    """A route with the same link in both directions: bytes per second, seconds one way."""
+def route(rate: float = 1e6, delay: float = 0.010, **options: Any) -> Route:
+    """A route with the same link in both directions: bytes per second, seconds one way; the options are of `Route`."""
     both = LinkSpec(rate, delay)
-    return Route(both, both, secure, False, lanes, 1, error, black_hole, mute, stranger)
+    return Route(both, both, **options)
 
 
 class World(Protocol):
@@ -70,10 +58,20 @@ class World(Protocol):
 
 
 class Terminal(Protocol):
-    """An end, as its wires and the world see it."""
+    """An end, as its wires, the world and the oracles see it."""
+
+    name: str
+    session: SessionCore
+    sent: dict[StreamId, bytearray]
+    closed: SessionClosed | None
 
     @property
     def world(self) -> World: ...
+    @property
+    def other(self) -> Terminal | None: ...
+    @property
+    def now(self) -> float: ...
+    def got(self, stream: StreamId) -> int: ...
     def attempt_failed(self, connection: ConnectionId, reason: str) -> None: ...
     def connected(self, wire: Wire, facts: ConnectionFacts) -> None: ...
     def take(self, wire: Wire, data: bytes, lane: int) -> None: ...

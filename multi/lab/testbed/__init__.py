@@ -2,10 +2,9 @@
 
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
 from multi.lab.testbed.hosts import Host, Link, Testbed
-from multi.lab.testbed.interception import Interceptor
-from multi.lab.testbed.messages import WayStatistics
 from multi.lab.testbed.namespaces import enter_user_namespace
 from multi.lab.testbed.pipe import PipeStatistics
+from multi.lab.testbed.relay import Interceptor, WayStatistics
 from multi.lab.testbed.specs import Direction, LinkSpec, builtin_profiles, load_profile, paper_links
 
 __all__ = [

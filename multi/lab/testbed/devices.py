@@ -12,7 +12,6 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Protocol
 
 from multi.lab.testbed.namespaces import inside
 from multi.linux.route_netlink import RouteNetlink
@@ -23,7 +22,7 @@ TUNSETOFFLOAD = 0x400454D0
 TUNSETVNETHDRSZ = 0x400454D8
 TUNSETCARRIER = 0x400454E2
 IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
-TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6, TUN_F_USO4, TUN_F_USO6 = 0x1, 0x2, 0x4, 0x20, 0x40
+TUN_F_TCP, TUN_F_UDP = 0x1 | 0x2 | 0x4, 0x20 | 0x40  # TUN_F_CSUM and TUN_F_TSO4, 6; TUN_F_USO4, 6
 TUN = "/dev/net/tun"
 
 # include/uapi/linux/if_packet.h, if_ether.h
@@ -59,17 +58,8 @@ class Namespace:
 
     descriptor: int
     netlink: RouteNetlink
-
-
-class Device(Protocol):
-    """One interface of a host. `descriptor` is read from and written to, a frame at a time, without blocking."""
-
-    index: int
-    descriptor: int
-
-    def carrier(self, on: bool) -> None: ...
-    def close(self) -> None:
-        """The interface is gone after this."""
+    congestion: str = ""
+    """Congestion control to be set on routes; empty where the namespace as a whole has it."""
 
 
 def tap_allowed() -> str:
@@ -82,7 +72,7 @@ def tap_allowed() -> str:
 
 
 class TapDevice:
-    """The interface goes away with the descriptor, whatever happens to this process."""
+    """The interface goes away with the descriptor, which is read from and written to, a frame at a time, unblocked."""
 
     def __init__(self, host: Namespace, name: str) -> None:
         with inside(host.descriptor):
@@ -91,7 +81,10 @@ class TapDevice:
                 flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR
                 fcntl.ioctl(self.descriptor, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
                 fcntl.ioctl(self.descriptor, TUNSETVNETHDRSZ, struct.pack("i", VNET_HEADER))
-                _take_uncut(self.descriptor)
+                # Segments are handed over before the kernel cuts them: those of TCP, and of UDP from Linux 6.2 on.
+                fcntl.ioctl(self.descriptor, TUNSETOFFLOAD, TUN_F_TCP)
+                with contextlib.suppress(OSError):
+                    fcntl.ioctl(self.descriptor, TUNSETOFFLOAD, TUN_F_TCP | TUN_F_UDP)
                 self.index = socket.if_nametoindex(name)
             except OSError:
                 os.close(self.descriptor)
@@ -104,15 +97,6 @@ class TapDevice:
         os.close(self.descriptor)
 
 
-def _take_uncut(descriptor: int) -> None:
-    """Have segments of TCP, and of UDP from Linux 6.2 on, handed over before the kernel cuts them."""
-    of_tcp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6
-    try:
-        fcntl.ioctl(descriptor, TUNSETOFFLOAD, of_tcp | TUN_F_USO4 | TUN_F_USO6)
-    except OSError:
-        fcntl.ioctl(descriptor, TUNSETOFFLOAD, of_tcp)
-
-
 class VethDevice:
     """A pair of which the far end is in the relay's namespace."""
 
@@ -122,12 +106,22 @@ class VethDevice:
         with inside(host.descriptor):
             self.index = socket.if_nametoindex(name)
         self._far_index = socket.if_nametoindex(far_name)
-        try:
-            self._socket = _packet_socket(relay, self._far_index, far_name)
-        except OSError:
-            host.netlink.delete_link(self.index)
-            raise
+        # Without a protocol it hears nothing until it is bound: nothing of other interfaces.
+        self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         self.descriptor = self._socket.fileno()
+        try:
+            for option in (PACKET_VNET_HDR, PACKET_QDISC_BYPASS, PACKET_IGNORE_OUTGOING):
+                self._socket.setsockopt(SOL_PACKET, option, 1)
+            try:
+                self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER)
+            except PermissionError:
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            self._socket.setblocking(False)
+            self._socket.bind((far_name, ETH_P_ALL))
+            relay.netlink.set_up(self._far_index, True)
+        except OSError:
+            self.close()
+            raise
 
     def carrier(self, on: bool) -> None:
         self._relay.netlink.set_up(self._far_index, on)
@@ -139,21 +133,4 @@ class VethDevice:
             self._host.netlink.delete_link(self.index)
 
 
-def _packet_socket(relay: Namespace, index: int, name: str) -> socket.socket:
-    # Without a protocol it hears nothing until it is bound: nothing of other interfaces.
-    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    try:
-        sock.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
-        sock.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
-        sock.setsockopt(SOL_PACKET, PACKET_IGNORE_OUTGOING, 1)
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, RECEIVE_BUFFER)
-        except PermissionError:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
-        sock.setblocking(False)
-        sock.bind((name, ETH_P_ALL))
-        relay.netlink.set_up(index, True)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+Device = TapDevice | VethDevice

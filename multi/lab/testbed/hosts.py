@@ -18,16 +18,25 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
 from multi.lab.testbed import call
-from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.lab.testbed.errors import TestbedError, TestbedNotAllowed
-from multi.lab.testbed.interception import Interceptor
-from multi.lab.testbed.messages import Backend, Build, Built, WayStatistics, receive, send
-from multi.lab.testbed.namespaces import enterer, inside
-from multi.lab.testbed.relay import Relay
-from multi.lab.testbed.specs import DIRECTIONS, LinkSpec, Way, check_links
+from multi.lab.testbed.namespaces import enter, inside
+from multi.lab.testbed.relay import Interceptor, Relay, RelayLink, WayStatistics, receive, send
+from multi.lab.testbed.specs import (
+    DIRECTIONS,
+    HOSTS,
+    SERVER_ADDRESSES,
+    HostName,
+    LinkAddresses,
+    LinkSpec,
+    Way,
+    check_links,
+    link_addresses,
+)
+from multi.lab.testbed.wiring import Backend, Build
 
 log = logging.getLogger("multi.lab.testbed")
 
@@ -66,8 +75,11 @@ class Testbed:
         by_host = dict.fromkeys(HOSTS, congestion) if isinstance(congestion, str) else dict(congestion)
         specs = check_links(links)
         self._build = Build(specs, backend, by_host, detect_duplicates, mptcp, seed, owner=0)
+        self.backend = backend
+        """`tap` or `veth`, once it is up."""
+        self.rootless = False
+        """Whether it lives in a user namespace, once it is up."""
         self._relay: _RelayProcess | None = None
-        self._built: Built | None = None
         self._namespaces: dict[HostName, int] = {}
         self._user_namespace: int | None = None
         self.client = Host(self, "client")
@@ -80,14 +92,14 @@ class Testbed:
             raise TestbedError("this testbed is up already")
         self._relay = _RelayProcess()
         try:
-            value, descriptors = self._relay.ask(Relay.build, replace(self._build, owner=os.getpid()))
-            self._built = value
+            built, descriptors = self._relay.ask(Relay.build, replace(self._build, owner=os.getpid()))
+            self.backend, self.rootless = built.backend, built.rootless
             self._namespaces = dict(zip(HOSTS, descriptors[:2], strict=True))
-            self._user_namespace = descriptors[2] if value.rootless else None
+            self._user_namespace = descriptors[2] if built.rootless else None
         except BaseException:
             self.close()
             raise
-        if not value.mptcp:
+        if not built.mptcp:
             log.warning("this kernel has no MPTCP: MPTCP connections cannot be made on this testbed")
 
     def close(self) -> None:
@@ -123,16 +135,6 @@ class Testbed:
         self.close()
 
     @property
-    def backend(self) -> Backend:
-        """`tap` or `veth`, once it is up."""
-        return self._facts().backend
-
-    @property
-    def rootless(self) -> bool:
-        """Whether it lives in a user namespace."""
-        return self._facts().rootless
-
-    @property
     def relay_process(self) -> int:
         """The id of the process that carries everything."""
         return self._running().process
@@ -166,11 +168,6 @@ class Testbed:
         if self._relay is None:
             raise TestbedError("this testbed is not up")
         return self._relay
-
-    def _facts(self) -> Built:
-        if self._built is None:
-            raise TestbedError("this testbed is not up")
-        return self._built
 
 
 class Link:
@@ -211,50 +208,53 @@ class Link:
         # All figures are checked before the first is in force.
         wanted = {way: replace(self.spec.direction(way), **changes) for way in _ways(direction)}
         for way, changed in wanted.items():
-            self._testbed.ask(Relay.shape, self.name, way, changed)
+            self._ask(RelayLink.shape, way, changed)
             self.spec = self.spec.with_direction(way, changed)
 
     def blackhole(self, on: bool, direction: Way | None = None) -> None:
         """Lose every packet, also those on their way, without a sign."""
-        self._testbed.ask(Relay.blackhole, self.name, _ways(direction), on)
+        self._ask(RelayLink.blackhole, _ways(direction), on)
 
     def carrier(self, on: bool) -> None:
         """Pull the client's cable, or put it in again."""
-        self._testbed.ask(Relay.carrier, self.name, on)
+        self._ask(RelayLink.carrier, on)
 
     def remove_address(self, version: int | None = None) -> None:
         """Take the client's addresses and the routes that need them."""
-        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), False)
+        self._ask(RelayLink.set_addresses, self._versions(version), False)
 
     def restore_address(self, version: int | None = None) -> None:
         """Give them back."""
-        self._testbed.ask(Relay.set_addresses, self.name, self._versions(version), True)
+        self._ask(RelayLink.set_addresses, self._versions(version), True)
 
     def vanish(self) -> None:
         """Take the client's interface away, as when a modem is pulled out."""
-        self._testbed.ask(Relay.set_presence, self.name, False)
+        self._ask(RelayLink.set_presence, False)
 
     def reappear(self) -> None:
         """Bring it back: the same name and addresses, another index."""
-        self._testbed.ask(Relay.set_presence, self.name, True)
+        self._ask(RelayLink.set_presence, True)
 
     def intercept(self, make: Callable[..., Interceptor] | None, *arguments: object, **keywords: object) -> None:
         """Put somebody into the path: `make(*arguments)` is called in the relay and sees every frame; None = nobody.
 
-        The function must be importable by its name, and its arguments picklable; see `multi.lab.testbed.interception`.
+        The function must be importable by its name, and its arguments picklable; see `Interceptor`.
         """
-        self._testbed.ask(Relay.intercept, self.name, None if make is None else call.pack(make, arguments, keywords))
+        self._ask(RelayLink.intercept, None if make is None else call.pack(make, arguments, keywords))
 
     def ask_interceptor(self, question: object) -> Any:
         """What the interceptor answers. Raises TestbedError with its traceback when it has failed."""
-        return pickle.loads(self._testbed.ask(Relay.ask_interceptor, self.name, pickle.dumps(question)))
+        return pickle.loads(self._ask(RelayLink.ask_interceptor, pickle.dumps(question)))
 
     def inject(self, way: Way, *frames: bytes) -> None:
         """Let frames enter the link as if a host had sent them. At most 100 KiB at a time."""
-        self._testbed.ask(Relay.inject, self.name, way, frames)
+        self._ask(RelayLink.inject, way, *frames)
 
     def statistics(self) -> WayStatistics:
         return self._testbed.statistics()[self.name]
+
+    def _ask(self, request: Callable[[RelayLink, *Arguments], Result], *arguments: *Arguments) -> Result:
+        return self._testbed.ask(Relay.of_link, self.name, request, *arguments)
 
     def _of_version(self, version: int) -> LinkAddresses:
         if version not in self._addresses:
@@ -275,13 +275,12 @@ class Host:
     def address(self, version: int = 4) -> str:
         """Where to reach this host: the server's address is the same over every link, the client's is its first."""
         if self.name == "server":
-            return SERVER_IPV6 if version == 6 else SERVER_IPV4
-        first = next(iter(self._testbed.links.values()))
-        return first.client_address(version)
+            return SERVER_ADDRESSES[version]
+        return next(iter(self._testbed.links.values())).client_address(version)
 
     def popen(self, command: Command, **options: Any) -> subprocess.Popen[Any]:
         """Start a program on this host, as subprocess.Popen does. It ends with the testbed at the latest."""
-        return subprocess.Popen(command, preexec_fn=self._enterer(), **options)
+        return subprocess.Popen(command, preexec_fn=partial(enter, *self._testbed.namespace(self.name)), **options)
 
     async def exec(
         self,
@@ -296,14 +295,12 @@ class Host:
 
         With `check`, raises TestbedError with its standard error if it fails.
         """
-        status, output, errors = await self._run(command, input.encode(), subprocess.PIPE, timeout, env)
-        done = subprocess.CompletedProcess(
-            command, status, output.decode(errors="replace"), errors.decode(errors="replace")
-        )
+        status, *outputs = await self._run(command, input.encode(), subprocess.PIPE, timeout, env)
+        output, errors = (text.decode(errors="replace") for text in outputs)
         if check and status:
             words = " ".join(os.fspath(word) for word in command)
-            raise TestbedError(f"{self.name}: {words}: ended with status {status}: {done.stderr.strip()}")
-        return done
+            raise TestbedError(f"{self.name}: {words}: ended with status {status}: {errors.strip()}")
+        return subprocess.CompletedProcess(command, status, output, errors)
 
     async def run_python(
         self, function: Callable[..., Result] | Callable[..., Awaitable[Result]], *arguments: object, **keywords: object
@@ -329,24 +326,17 @@ class Host:
         raises TestbedNotAllowed, and `socket()` is the way.
         """
         network, user = self._testbed.namespace(self.name)
-        with contextlib.ExitStack() as stack:
-            try:
-                if user is not None:
-                    raise PermissionError
-                stack.enter_context(inside(network))
-            except OSError:
-                raise TestbedNotAllowed(
-                    "a thread cannot enter a host without root; use socket(), exec() or run_python(), or call "
-                    "multi.lab.testbed.enter_user_namespace() when the program starts"
-                ) from None
+        if user is not None:
+            raise TestbedNotAllowed(
+                "a thread cannot enter a host without root; use socket(), exec() or run_python(), or call "
+                "multi.lab.testbed.enter_user_namespace() when the program starts"
+            )
+        with inside(network):
             yield
 
     def socket(self, family: int = socket.AF_INET, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
         """A socket that belongs to this host, to be used from here. Raises TestbedError. Needs no root."""
         return self._testbed.open_socket(self.name, family, kind, protocol)
-
-    def _enterer(self) -> Callable[[], None]:
-        return enterer(*self._testbed.namespace(self.name))
 
     async def _run(
         self,
@@ -363,7 +353,7 @@ class Host:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env=env,
-                preexec_fn=self._enterer(),
+                preexec_fn=partial(enter, *self._testbed.namespace(self.name)),
             )
         except OSError as error:
             raise TestbedError(f"{self.name}: cannot run {os.fspath(command[0])}: {error.strerror}") from error

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from multi.lab.testbed.errors import TestbedNotAllowed
@@ -74,15 +74,11 @@ def inside(namespace: int) -> Iterator[None]:
         os.close(home)
 
 
-def enterer(network: int, user: int | None) -> Callable[[], None]:
-    """A function that moves a process with one thread into namespaces for good, made to run between fork and exec."""
-
-    def enter() -> None:
-        if user is not None:
-            _setns(user, CLONE_NEWUSER)
-        _setns(network, CLONE_NEWNET)
-
-    return enter
+def enter(network: int, user: int | None) -> None:
+    """Move this process, which has one thread, into namespaces for good. Raises OSError."""
+    if user is not None:
+        _setns(user, CLONE_NEWUSER)
+    _setns(network, CLONE_NEWNET)
 
 
 def processes_inside(namespaces: set[int]) -> list[int]:

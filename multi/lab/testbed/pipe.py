@@ -8,23 +8,23 @@ time. Changed figures apply to the packets that still wait.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from multi.lab.testbed.specs import Direction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PipeStatistics:
     """What a direction has done so far. Packets are IP packets on the link, however large the kernel's pieces were."""
 
-    bytes: int
-    packets: int
-    queue_drops: int
-    random_losses: int
-    cut_drops: int  # because of a blackhole, a lost carrier or a vanished interface
-    queue_bytes: int  # waiting now
-    queue_ms: float  # how long the last of them will wait
+    bytes: int = 0
+    packets: int = 0
+    queue_drops: int = 0
+    random_losses: int = 0
+    cut_drops: int = 0  # because of a blackhole, a lost carrier or a vanished interface
+    queue_bytes: int = 0  # waiting now
+    queue_ms: float = 0.0  # how long the last of them will wait
 
 
 @dataclass(slots=True)
@@ -49,20 +49,20 @@ class Pipe:
         self._free = 0.0  # when the last accepted packet will have left
         self._last_arrival = 0.0
         self._cut = False
-        self._bytes = self._packets = self._queue_drops = self._random_losses = self._cut_drops = 0
+        self._done = PipeStatistics()
         self._take(figures)
 
     def accept(self, frame: bytes, size: int, packets: int, now: float) -> None:
         """A frame with `packets` IP packets of together `size` bytes has come to this end."""
         if self._cut:
-            self._cut_drops += packets
+            self._done.cut_drops += packets
             return
         if self._loss and self._random.random() < self._loss:
-            self._random_losses += packets
+            self._done.random_losses += packets
             return
         if self._free > now:
             if (self._free - now) * self._rate + size > self._limit:
-                self._queue_drops += packets
+                self._done.queue_drops += packets
                 return
             departure = self._free + size / self._rate
         else:
@@ -82,8 +82,8 @@ class Pipe:
         if not self._flights or self._flights[0].arrival > now:
             return None
         flight = self._flights.popleft()
-        self._bytes += flight.size
-        self._packets += flight.packets
+        self._done.bytes += flight.size
+        self._done.packets += flight.packets
         return flight.frame
 
     def shape(self, figures: Direction, now: float) -> None:
@@ -104,21 +104,13 @@ class Pipe:
         """Lose everything, also what is on its way, until told otherwise."""
         self._cut = on
         if on:
-            self._cut_drops += sum(flight.packets for flight in self._flights)
+            self._done.cut_drops += sum(flight.packets for flight in self._flights)
             self._flights.clear()
             self._free = self._last_arrival = 0.0
 
     def statistics(self, now: float) -> PipeStatistics:
         backlog = max(0.0, self._free - now)
-        return PipeStatistics(
-            bytes=self._bytes,
-            packets=self._packets,
-            queue_drops=self._queue_drops,
-            random_losses=self._random_losses,
-            cut_drops=self._cut_drops,
-            queue_bytes=round(backlog * self._rate),
-            queue_ms=backlog * 1e3,
-        )
+        return replace(self._done, queue_bytes=round(backlog * self._rate), queue_ms=backlog * 1e3)
 
     def _take(self, figures: Direction) -> None:
         self._rate = figures.bytes_per_second

@@ -3,31 +3,37 @@
 One thread, one `select`. It ends when its owner does, whatever way that happens: it watches the owner's process and the
 socket between them. (PR_SET_PDEATHSIG would not do: it fires when the *thread* that started the relay ends.) With it
 go the interfaces it holds, the processes left in the namespaces, and so the namespaces.
+
+Owner and relay talk over a socket pair nobody else has: one request, one reply. A request is a method of `Relay` with
+its arguments, a reply is what it returns or the TestbedError it raises. They are pickled, because both ends are the
+same program at the same version.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import math
 import os
+import pickle
 import select
 import signal
 import socket
+import traceback
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from time import monotonic
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from multi.lab.testbed import interception
-from multi.lab.testbed.addressing import HostName
+from multi.lab.testbed import call
 from multi.lab.testbed.devices import READ_SIZE, wire_size
 from multi.lab.testbed.errors import TestbedError
-from multi.lab.testbed.interception import Interception
-from multi.lab.testbed.messages import Build, Built, WayStatistics, receive, send
-from multi.lab.testbed.namespaces import exact_timers, processes_inside
-from multi.lab.testbed.pipe import Pipe
-from multi.lab.testbed.specs import DIRECTIONS, Direction, Way
-from multi.lab.testbed.wiring import Hosts, LinkEnds, open_socket
+from multi.lab.testbed.namespaces import exact_timers, inside, processes_inside
+from multi.lab.testbed.pipe import Pipe, PipeStatistics
+from multi.lab.testbed.specs import DIRECTIONS, HOSTS, Direction, HostName, LinkSpec, Way
+from multi.lab.testbed.wiring import Backend, Build, Hosts, LinkEnds
 
 BATCH = 32  # frames read from one end before the others get their turn
 PRIORITY = -10  # nice value, where allowed: lateness of the relay is jitter of the links
@@ -36,26 +42,135 @@ HOST_LATENCY = 0.080e-3  # seconds a frame takes besides, mostly waking up: part
 # not for short sleeps, which end in time and are so many under load that we would never sleep.
 LONG_SLEEP = 0.75e-3
 EARLY = 0.3e-3
+MESSAGE_SIZE = 1 << 17  # bytes
+MAX_DESCRIPTORS = 4
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
 
 
-class RelayLink:
-    """A link's ends, the two pipes between them, and what cuts it."""
+@dataclass(frozen=True, slots=True)
+class Built:
+    backend: Backend
+    rootless: bool
+    mptcp: bool
 
-    def __init__(self, ends: LinkEnds, random: Random) -> None:
-        self.ends = ends
-        self.pipes: dict[Way, Pipe] = {way: Pipe(ends.spec.direction(way), random, HOST_LATENCY) for way in DIRECTIONS}
-        self.blackholes: dict[Way, bool] = dict.fromkeys(DIRECTIONS, False)
-        self.carrier = True
-        self.interception: Interception | None = None
 
-    def cut_or_mend(self) -> None:
+@dataclass(frozen=True, slots=True)
+class WayStatistics:
+    down: PipeStatistics
+    up: PipeStatistics
+
+
+def send(sock: socket.socket, message: object, descriptors: Sequence[int] = ()) -> None:
+    socket.send_fds(sock, [pickle.dumps(message)], list(descriptors))
+
+
+def receive(sock: socket.socket) -> tuple[Any, list[int]]:
+    """The next message and what came with it. Raises EOFError when the other end has gone."""
+    data, descriptors, _flags, _address = socket.recv_fds(sock, MESSAGE_SIZE, MAX_DESCRIPTORS)
+    if not data:
+        raise EOFError
+    return pickle.loads(data), descriptors
+
+
+class Interceptor(Protocol):
+    """Somebody in the path, who sees every frame of a link and decides what goes on: what `Link.intercept` has made.
+
+    It is made by a function that the relay imports by its name, lives in the relay's process, is quick and sees frames
+    in order. Frames are as the kernels give them: a virtio-net header of ten bytes (see `multi.lab.testbed.devices`),
+    then Ethernet. With an empty header a frame is one packet with its checksums complete.
+    """
+
+    def frame(self, way: Way, frame: bytes) -> Iterable[tuple[Way, bytes]]:
+        """A frame is about to enter the link; return what enters it instead, in order, on either way.
+
+        An empty result loses the frame. What is returned is not shown to `frame` again.
+        """
+
+    def asked(self, question: object) -> object:
+        """The answer to `Link.ask_interceptor`; both travel pickled."""
+
+
+class RelayLink(LinkEnds):
+    """A link: its ends, the two pipes between them, and what cuts it. Its public methods are what the owner may ask."""
+
+    def __init__(self, hosts: Hosts, number: int, spec: LinkSpec, random: Random) -> None:
+        super().__init__(hosts, number, spec)
+        self.pipes: dict[Way, Pipe] = {way: Pipe(spec.direction(way), random, HOST_LATENCY) for way in DIRECTIONS}
+        self.interceptor: Interceptor | None = None
+        self._failure = ""
+        """Of the interceptor. One that fails loses its frames and says why when asked."""
+        self._blackholes: dict[Way, bool] = dict.fromkeys(DIRECTIONS, False)
+        self._carrier = True
+
+    def shape(self, way: Way, figures: Direction) -> None:
+        self.spec = self.spec.with_direction(way, figures)
+        self.pipes[way].shape(figures, monotonic())
+        self.limit_pieces(way)
+
+    def blackhole(self, ways: tuple[Way, ...], on: bool) -> None:
+        self._blackholes.update(dict.fromkeys(ways, on))
+        self._cut_or_mend()
+
+    def carrier(self, on: bool) -> None:
+        self._carrier = on
+        self._cut_or_mend()
+        if self.client is not None:
+            self.client.carrier(on)
+
+    def set_presence(self, on: bool) -> None:
+        """Whether the client's interface exists."""
+        if on == (self.client is not None):
+            return
+        if on:
+            self.appear()
+            if not self._carrier:
+                self.carrier(False)
+        else:
+            self.vanish()
+        self._cut_or_mend()
+
+    def _cut_or_mend(self) -> None:
         for way, pipe in self.pipes.items():
-            pipe.cut(self.blackholes[way] or not self.carrier or self.ends.client is None)
+            pipe.cut(self._blackholes[way] or not self._carrier or self.client is None)
 
-    def accept(self, way: Way, frame: bytes) -> None:
-        """A frame enters the link."""
-        size, packets = wire_size(frame)
-        self.pipes[way].accept(frame, size, packets, monotonic())
+    def intercept(self, packed: bytes | None) -> None:
+        """Show the frames to what a packed call makes; None = to nobody any more."""
+        try:
+            self.interceptor = None if packed is None else call.make(io.BytesIO(packed))
+        except Exception:
+            raise TestbedError(f"the interceptor cannot be made: {traceback.format_exc()}") from None
+        self._failure = ""
+
+    def ask_interceptor(self, question: bytes) -> bytes:
+        """Question and answer are pickled."""
+        if self.interceptor is None:
+            raise TestbedError(f"nobody intercepts {self.spec.name}")
+        if not self._failure:
+            try:
+                return pickle.dumps(self.interceptor.asked(pickle.loads(question)))
+            except Exception:
+                self._failure = traceback.format_exc()
+        raise TestbedError(f"the interceptor has failed: {self._failure}")
+
+    def inject(self, way: Way, *frames: bytes) -> None:
+        """Frames enter as if a host had sent them; no interceptor sees them."""
+        for frame in frames:
+            size, packets = wire_size(frame)
+            self.pipes[way].accept(frame, size, packets, monotonic())
+
+    def show(self, way: Way, frame: bytes) -> None:
+        """To the interceptor, and let enter what it says."""
+        if self.interceptor is None or self._failure:
+            return
+        try:
+            entering = list(self.interceptor.frame(way, frame))
+        except Exception:  # foreign code: the relay and the other links must outlive it
+            self._failure = traceback.format_exc()
+            return
+        for its_way, one in entering:
+            self.inject(its_way, one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +245,18 @@ class Relay:
                     os.write(road.sink, frame)
         return math.inf
 
-    def _take_in(self, road: Road) -> None:
-        pipe, source = road.pipe, road.source
-        if road.link.interception is not None:
-            self._show(road, road.link.interception)
-            return
-        try:
-            for _ in range(BATCH):
-                frame = os.read(source, READ_SIZE)
-                size, packets = wire_size(frame)
-                pipe.accept(frame, size, packets, monotonic())
-        except OSError:
-            return  # nothing more to read, or the interface is down
-
     @staticmethod
-    def _show(road: Road, interception: Interception) -> None:
-        """As `_take_in`, where somebody is in the path."""
+    def _take_in(road: Road) -> None:
+        pipe, source, link = road.pipe, road.source, road.link
+        # Until there is nothing more to read, or the interface is down.
         with contextlib.suppress(OSError):
             for _ in range(BATCH):
-                for way, frame in interception.frames(road.way, os.read(road.source, READ_SIZE)):
-                    road.link.accept(way, frame)
+                frame = os.read(source, READ_SIZE)
+                if link.interceptor is not None:
+                    link.show(road.way, frame)
+                else:
+                    size, packets = wire_size(frame)
+                    pipe.accept(frame, size, packets, monotonic())
 
     def _serve(self) -> bool:
         """One request. False when the owner has gone."""
@@ -180,9 +287,9 @@ class Relay:
         hosts = self._hosts = Hosts(build)
         random = Random(build.seed)
         for number, spec in enumerate(build.links, 1):
-            self._links[spec.name] = RelayLink(LinkEnds(hosts, number, spec), random)
+            self._links[spec.name] = RelayLink(hosts, number, spec, random)
         self._make_roads()
-        namespaces = [hosts.client.descriptor, hosts.server.descriptor]
+        namespaces = [hosts.of[host].descriptor for host in HOSTS]
         self._passing += map(os.dup, [*namespaces, hosts.user_namespace] if hosts.rootless else namespaces)
         return Built(hosts.backend, hosts.rootless, hosts.mptcp)
 
@@ -190,42 +297,14 @@ class Relay:
         """Passes its descriptor."""
         if self._hosts is None:
             raise TestbedError("nothing has been built yet")
-        self._passing.append(open_socket(self._hosts.namespace(host), family, kind, protocol).detach())
+        with inside(self._hosts.of[host].descriptor):
+            self._passing.append(socket.socket(family, kind, protocol).detach())
 
-    def shape(self, name: str, way: Way, figures: Direction) -> None:
-        link = self._links[name]
-        link.ends.spec = link.ends.spec.with_direction(way, figures)
-        link.pipes[way].shape(figures, monotonic())
-        link.ends.limit_pieces(way)
-
-    def blackhole(self, name: str, ways: tuple[Way, ...], on: bool) -> None:
-        self._links[name].blackholes.update(dict.fromkeys(ways, on))
-        self._links[name].cut_or_mend()
-
-    def carrier(self, name: str, on: bool) -> None:
-        link = self._links[name]
-        link.carrier = on
-        link.cut_or_mend()
-        if link.ends.client is not None:
-            link.ends.client.carrier(on)
-
-    def set_addresses(self, name: str, versions: tuple[int, ...], on: bool) -> None:
-        """Give the client's interface its addresses (and routes) of these IP versions, or take them away."""
-        self._links[name].ends.set_addresses(versions, on)
-
-    def set_presence(self, name: str, on: bool) -> None:
-        """Whether the client's interface exists."""
-        link = self._links[name]
-        if on == (link.ends.client is not None):
-            return
-        if on:
-            link.ends.appear()
-            if not link.carrier and link.ends.client is not None:
-                link.ends.client.carrier(False)
-        else:
-            link.ends.vanish()
-        link.cut_or_mend()
-        self._make_roads()
+    def of_link(self, name: str, method: Callable[[RelayLink, *Arguments], Result], *arguments: *Arguments) -> Result:
+        """What a method of a link returns."""
+        result = method(self._links[name], *arguments)
+        self._make_roads()  # its interface may have come or gone
+        return result
 
     def statistics(self) -> dict[str, WayStatistics]:
         now = monotonic()
@@ -234,27 +313,11 @@ class Relay:
             for name, link in self._links.items()
         }
 
-    def intercept(self, name: str, packed: bytes | None) -> None:
-        """Show the frames of a link to an interceptor; None = to nobody any more."""
-        self._links[name].interception = None if packed is None else interception.make(packed)
-
-    def ask_interceptor(self, name: str, question: bytes) -> bytes:
-        """Question and answer are pickled."""
-        interception = self._links[name].interception
-        if interception is None:
-            raise TestbedError(f"nobody intercepts {name}")
-        return interception.answer(question)
-
-    def inject(self, name: str, way: Way, frames: tuple[bytes, ...]) -> None:
-        """Frames that enter a link as if a host had sent them; no interceptor sees them."""
-        for frame in frames:
-            self._links[name].accept(way, frame)
-
     def sweep(self) -> None:
         """Kill what is left in the namespaces of the hosts; a process that forks meanwhile is met again."""
         if self._hosts is None:
             return
-        inodes = {os.fstat(host.descriptor).st_ino for host in (self._hosts.client, self._hosts.server)}
+        inodes = {os.fstat(host.descriptor).st_ino for host in self._hosts.of.values()}
         for _ in range(3):
             left = set(processes_inside(inodes)) - {os.getpid(), self._owner_id}
             for process in left:
@@ -266,9 +329,9 @@ class Relay:
     def _make_roads(self) -> None:
         self._roads = {}
         for link in self._links.values():
-            server = link.ends.server.descriptor
+            server = link.server.descriptor
             # Without the client's end everything is cut: what the server sends is read and lost.
-            client = link.ends.client.descriptor if link.ends.client is not None else server
+            client = link.client.descriptor if link.client is not None else server
             self._roads[server] = Road(server, link.pipes["down"], client, "down", link)
             if client != server:
                 self._roads[client] = Road(client, link.pipes["up"], server, "up", link)

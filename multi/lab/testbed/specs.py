@@ -1,35 +1,48 @@
-"""What a testbed is made of: links and their figures, checked when they are made, and profiles in files.
+"""What a testbed is made of: links, their figures and addresses, checked when they are made, and profiles in files.
 
 A profile is JSON: `{"links": {"wifi": {"interface": "wlan0", "kind": "wifi", "down": {...}, "up": {...}}}}` with the
 fields of `LinkSpec` and `Direction`. `both` stands for `down` and `up` together. Durations are milliseconds here,
 because this is where people write figures.
+
+Addresses are fixed by the number of a link, so that they can be written down. Link n (from 1) is 10.77.n.0/24 and
+fd77:n::/64; the server has .1 and ::1 there, the client .2 and ::2. The server has 10.77.0.1 and fd77::1 besides,
+reachable over every link, as a real server has one address whatever the way to it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from multi.lab.testbed.errors import TestbedError
 
 T = TypeVar("T")
+HostName = Literal["client", "server"]
+HOSTS: Final[tuple[HostName, HostName]] = ("client", "server")
 Way = Literal["down", "up"]
 DIRECTIONS: Final[tuple[Way, Way]] = ("down", "up")
 
+SERVER_ADDRESSES = {4: "10.77.0.1", 6: "fd77::1"}
+PROFILES = Path(__file__).with_name("profiles")
 KINDS = ("eth", "wifi", "cellular")
 MAX_LINKS = 100  # the number of a link is part of its addresses
-MAX_NAME = 12  # characters; the server's end is called `s-<name>` and IFNAMSIZ is 16 with the closing zero
-MIN_MTU = 1280  # RFC 8200 section 5
-MAX_MTU = 9216
-MAX_DELAY_MS = 60_000.0
-MIN_RATE_MBPS = 0.001
-MAX_RATE_MBPS = 100_000.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,11}")  # the server's end is `s-<name>`, and IFNAMSIZ is 16 with a zero
+MIN_MTU, MAX_MTU = 1280, 9216  # RFC 8200 section 5; jumbo frames
 DEFAULT_QUEUE_MS = 50.0
+MAX_MS = 60_000.0
+FIGURES = {
+    "rate_mbps": (0.001, 100_000.0),
+    "delay_ms": (0.0, MAX_MS),
+    "jitter_ms": (0.0, MAX_MS),
+    "loss": (0.0, 1.0),
+    "queue_ms": (0.0, MAX_MS),
+}
+"""What a figure may be, from and to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +62,19 @@ class Direction:
     queue_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _number("rate_mbps", self.rate_mbps, MIN_RATE_MBPS, MAX_RATE_MBPS)
-        _number("delay_ms", self.delay_ms, 0.0, MAX_DELAY_MS)
-        _number("jitter_ms", self.jitter_ms, 0.0, MAX_DELAY_MS)
-        _number("loss", self.loss, 0.0, 1.0)
-        _number("queue_ms", self.queue_ms, 0.0, MAX_DELAY_MS)
+        for name, (low, high) in FIGURES.items():
+            value = getattr(self, name)
+            # Not math.isfinite: it cannot take an integer beyond any float.
+            if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
+                raise TestbedError(f"{name}: {value!r} is no finite number")
+            if not low <= value <= high:
+                raise TestbedError(f"{name}: {value:g} is outside {low:g} to {high:g}")
         if self.jitter_ms > self.delay_ms:
             raise TestbedError(
                 f"jitter_ms: {self.jitter_ms:g} is more than delay_ms ({self.delay_ms:g}): packets would arrive "
                 "before they are sent"
             )
-        if self.queue_bytes is not None and (
-            isinstance(self.queue_bytes, bool) or not isinstance(self.queue_bytes, int) or self.queue_bytes < 0
-        ):
+        if self.queue_bytes is not None and (type(self.queue_bytes) is not int or self.queue_bytes < 0):
             raise TestbedError(f"queue_bytes: {self.queue_bytes!r} is no number of bytes")
 
     @property
@@ -92,19 +105,16 @@ class LinkSpec:
 
     def __post_init__(self) -> None:
         for field, text in (("name", self.name), ("interface", self.interface)):
-            if not isinstance(text, str) or not _is_name(text):
+            if not isinstance(text, str) or not NAME.fullmatch(text):
                 raise TestbedError(
-                    f"{field}: {text!r} is no name; 1 to {MAX_NAME} letters, digits, '-', '_' and '.' are allowed"
+                    f"{field}: {text!r} is no name; 1 to 12 letters, digits, '-', '_' and '.' are allowed"
                 )
         if self.interface == "lo":
             raise TestbedError("interface: 'lo' is the loopback interface and always there")
         if self.kind not in KINDS:
             raise TestbedError(f"{self.name}.kind: {self.kind!r} is unknown; known: {', '.join(KINDS)}")
-        if isinstance(self.mtu, bool) or not isinstance(self.mtu, int) or not MIN_MTU <= self.mtu <= MAX_MTU:
+        if type(self.mtu) is not int or not MIN_MTU <= self.mtu <= MAX_MTU:
             raise TestbedError(f"{self.name}.mtu: {self.mtu!r} is outside {MIN_MTU} to {MAX_MTU}")
-        for field, wanted in (("ipv4", self.ipv4), ("ipv6", self.ipv6)):
-            if not isinstance(wanted, bool):
-                raise TestbedError(f"{field}: {wanted!r} is neither true nor false")
         if not (self.ipv4 or self.ipv6):
             raise TestbedError(f"{self.name}: a link needs ipv4 or ipv6")
 
@@ -118,6 +128,28 @@ class LinkSpec:
 
     def with_direction(self, way: Way, figures: Direction) -> LinkSpec:
         return replace(self, down=figures) if way == "down" else replace(self, up=figures)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAddresses:
+    """The addresses of one family on one link."""
+
+    version: int
+    prefix: int
+    network: str
+    client: str
+    server: str
+
+    def of(self, host: HostName) -> str:
+        return self.client if host == "client" else self.server
+
+
+def link_addresses(number: int, spec: LinkSpec) -> tuple[LinkAddresses, ...]:
+    """The addresses of link `number`, IPv4 first; none of a family the link does not carry."""
+    v4, v6 = f"10.77.{number}", f"fd77:{number:x}:"
+    of_ipv4 = LinkAddresses(4, 24, f"{v4}.0/24", f"{v4}.2", f"{v4}.1")
+    of_ipv6 = LinkAddresses(6, 64, f"{v6}:/64", f"{v6}:2", f"{v6}:1")
+    return (of_ipv4,) * spec.ipv4 + (of_ipv6,) * spec.ipv6
 
 
 def check_links(links: Sequence[LinkSpec]) -> tuple[LinkSpec, ...]:
@@ -138,38 +170,27 @@ def paper_links() -> tuple[LinkSpec, ...]:
 
 def builtin_profiles() -> tuple[str, ...]:
     """The names `load_profile` knows besides files."""
-    folder = resources.files("multi.lab.testbed") / "profiles"
-    return tuple(sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")))
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.json")))
 
 
 def load_profile(name: str | Path) -> tuple[LinkSpec, ...]:
     """Links from a JSON file, or from one that comes with the library by its bare name. Raises TestbedError."""
-    text = _profile_text(name)
+    known = builtin_profiles()
+    path = PROFILES / f"{name}.json" if str(name) in known else Path(name)
     try:
-        raw: object = json.loads(text)
-    except ValueError as error:
-        raise TestbedError(f"{name}: not JSON: {error}") from None
-    match raw:
-        case {"links": dict(links), **rest} if not rest:
-            pass
-        case _:
-            raise TestbedError(f"{name}: a profile is an object with nothing but `links`, an object")
-    try:
-        return check_links([_link(key, value) for key, value in links.items()])
+        match json.loads(path.read_text("utf-8")):
+            case {"links": dict(links), **rest} if not rest:
+                return check_links([_link(key, value) for key, value in links.items()])
+            case _:
+                raise TestbedError("a profile is an object with nothing but `links`, an object")
     except TestbedError as error:
         raise TestbedError(f"{name}: {error}") from None
-
-
-def _profile_text(name: str | Path) -> str:
-    known = builtin_profiles()
-    if str(name) in known:
-        return (resources.files("multi.lab.testbed") / "profiles" / f"{name}.json").read_text("utf-8")
-    try:
-        return Path(name).read_text("utf-8")
     except FileNotFoundError:
         raise TestbedError(f"{name}: no such profile; a file, or one of {', '.join(known)}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise TestbedError(f"{name}: cannot be read: {error}") from None
+    except ValueError as error:
+        raise TestbedError(f"{name}: not JSON: {error}") from None
 
 
 def _link(name: str, raw: object) -> LinkSpec:
@@ -195,16 +216,3 @@ def _made(kind: type[T], fields: dict[str, Any], place: str) -> T:
         raise TestbedError(f"{place}: {error}") from None
     except TypeError as error:  # a field is missing, or unknown
         raise TestbedError(f"{place}: {str(error).partition(' ')[2]}") from None
-
-
-def _is_name(text: str) -> bool:
-    allowed = all(c.isascii() and (c.isalnum() or c in "-_.") for c in text)
-    return allowed and 1 <= len(text) <= MAX_NAME and text[0].isalnum()
-
-
-def _number(name: str, value: object, low: float, high: float) -> None:
-    # Not math.isfinite: it cannot take an integer beyond any float.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        raise TestbedError(f"{name}: {value!r} is no finite number")
-    if not low <= value <= high:
-        raise TestbedError(f"{name}: {value:g} is outside {low:g} to {high:g}")

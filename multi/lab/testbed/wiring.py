@@ -6,19 +6,21 @@ import contextlib
 import errno
 import logging
 import os
-import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
-from multi.lab.testbed.addressing import HOSTS, SERVER_IPV4, SERVER_IPV6, HostName, LinkAddresses, link_addresses
 from multi.lab.testbed.devices import Device, Namespace, TapDevice, VethDevice, tap_allowed
 from multi.lab.testbed.errors import TestbedNotAllowed
-from multi.lab.testbed.messages import Backend, Build
 from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
-from multi.lab.testbed.specs import LinkSpec, Way
-from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpLimits, MptcpPathManager
-from multi.linux.route_netlink import RT_TABLE_MAIN, RouteNetlink
+from multi.lab.testbed.specs import HOSTS, SERVER_ADDRESSES, HostName, LinkAddresses, LinkSpec, Way, link_addresses
+from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpPathManager
+from multi.linux.route_netlink import RouteNetlink
 
 log = logging.getLogger("multi.lab.testbed")
+
+Backend = Literal["auto", "tap", "veth"]
 
 SYSCTL = Path("/proc/sys/net")
 FIRST_TABLE = 1000  # of the policy routes: link n has table and rule priority 1000 + n
@@ -43,12 +45,25 @@ SETTINGS = {
 NO_DUPLICATE_DETECTION = {"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0"}
 
 
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What to make; the fields are arguments of `Testbed`, and `owner` is the process that asks for it."""
+
+    links: tuple[LinkSpec, ...]
+    backend: Backend
+    congestion: Mapping[HostName, str]
+    detect_duplicates: bool
+    mptcp: bool
+    seed: int
+    owner: int
+
+
 class Hosts:
     """The client, the server and the relay's own namespace, where the far ends of veth pairs are."""
 
     def __init__(self, build: Build) -> None:
         """Raises TestbedError; what has been made by then ends with the process."""
-        self._build = build
+        self.detect_duplicates = build.detect_duplicates
         self.user_namespace, self.rootless = -1, False
         relay = self._first_namespace()
         if self.rootless:
@@ -56,38 +71,19 @@ class Hosts:
         _write("ipv6/conf/default/disable_ipv6", "1")  # the far ends must be silent
         self._relay = Namespace(relay, RouteNetlink())
         self.backend = self._choose(build.backend)
-        self._congestion = dict.fromkeys(HOSTS, "")
-        made = {host: self._make_host(host, build.congestion.get(host, "")) for host in HOSTS}
-        self.client, self.server = made["client"], made["server"]
+        self.of: dict[HostName, Namespace] = {host: self._make_host(build.congestion.get(host, "")) for host in HOSTS}
         self.mptcp = (SYSCTL / "mptcp").exists()
-        self._subflows = self._manage_subflows() if build.mptcp else None
-        for address, prefix in ((SERVER_IPV4, 32), (SERVER_IPV6, 128)):
-            if ":" not in address or _has_ipv6():
-                self.server.netlink.add_address(LOOPBACK, address, prefix, detect_duplicates=False)
-
-    def namespace(self, host: HostName) -> Namespace:
-        return self.client if host == "client" else self.server
-
-    def congestion(self, host: HostName) -> str:
-        """Congestion control to be set on routes; empty where the host as a whole has it."""
-        return self._congestion[host]
+        self.subflows = self._manage_subflows() if build.mptcp else None
+        """Of the client's kernel, if it is to make MPTCP subflows over all links."""
+        for version, address in SERVER_ADDRESSES.items():
+            if version == 4 or _has_ipv6():
+                prefix = 32 if version == 4 else 128
+                self.of["server"].netlink.add_address(LOOPBACK, address, prefix, detect_duplicates=False)
 
     def device(self, host: HostName, name: str, far_name: str) -> Device:
-        namespace = self.namespace(host)
         if self.backend == "tap":
-            return TapDevice(namespace, name)
-        return VethDevice(namespace, self._relay, name, far_name)
-
-    def allow_subflows(self, address: str, index: int) -> None:
-        """Let the client's kernel make MPTCP subflows from an address, if that is wanted."""
-        if self._subflows is not None:
-            # It keeps what it knows of an address that has gone for a while.
-            with contextlib.suppress(FileExistsError):
-                self._subflows.add_endpoint(address, index)
-
-    @property
-    def detect_duplicates(self) -> bool:
-        return self._build.detect_duplicates
+            return TapDevice(self.of[host], name)
+        return VethDevice(self.of[host], self._relay, name, far_name)
 
     def _first_namespace(self) -> int:
         try:
@@ -108,35 +104,27 @@ class Hosts:
             raise TestbedNotAllowed(f"TAP devices cannot be opened: {reason}")
         return "veth" if wanted == "veth" or reason else "tap"
 
-    def _make_host(self, host: HostName, congestion: str) -> Namespace:
+    def _make_host(self, congestion: str) -> Namespace:
         with inside(self._relay.descriptor):  # leave the new namespace afterwards
             descriptor = new_network_namespace()
-            settings = SETTINGS | ({} if self._build.detect_duplicates else NO_DUPLICATE_DETECTION)
+            settings = SETTINGS | ({} if self.detect_duplicates else NO_DUPLICATE_DETECTION)
             for name, value in settings.items():
                 if not _write(name, value):
-                    log.debug("%s: cannot set %s", host, name)
-            if congestion:
-                self._set_congestion(host, congestion)
+                    log.debug("cannot set %s", name)
+            # Outside the first namespace only "non-restricted" ones may be made the default; routes may name any.
+            on_routes = congestion if congestion and not _set_congestion(congestion) else ""
             netlink = RouteNetlink()
         netlink.set_up(LOOPBACK, True)
-        return Namespace(descriptor, netlink)
+        return Namespace(descriptor, netlink, on_routes)
 
     def _manage_subflows(self) -> MptcpPathManager:
         if not self.mptcp:
             raise TestbedNotAllowed("this kernel has no MPTCP (CONFIG_MPTCP, Linux 5.6 or later)")
-        for host in (self.server, self.client):
-            with inside(host.descriptor):
+        for host in ("server", "client"):
+            with inside(self.of[host].descriptor):
                 manager = MptcpPathManager()
-            manager.set_limits(MptcpLimits(MAX_SUBFLOWS, MAX_SUBFLOWS))
+            manager.set_subflow_limit(MAX_SUBFLOWS)
         return manager
-
-    def _set_congestion(self, host: HostName, name: str) -> None:
-        available = (SYSCTL / "ipv4/tcp_available_congestion_control").read_text().split()
-        if name not in available:
-            raise TestbedNotAllowed(f"no congestion control {name!r} here; available: {', '.join(available)}")
-        # Outside the first namespace only "non-restricted" ones may be made the default; routes may name any.
-        if not _write("ipv4/tcp_congestion_control", name):
-            self._congestion[host] = name
 
 
 class LinkEnds:
@@ -189,10 +177,10 @@ class LinkEnds:
         host: HostName = "client" if way == "up" else "server"
         device = self.client if way == "up" else self.server
         if device is not None:
-            self._hosts.namespace(host).netlink.limit_offload(device.index, packets)
+            self._hosts.of[host].netlink.limit_offload(device.index, packets)
 
     def _configure(self, host: HostName, device: Device) -> None:
-        netlink = self._hosts.namespace(host).netlink
+        netlink = self._hosts.of[host].netlink
         netlink.configure_link(device.index, mac=self._mac(host), mtu=self.spec.mtu, queue=QUEUE_PACKETS)
         self.limit_pieces("up" if host == "client" else "down")
         netlink.set_up(device.index, True)
@@ -204,48 +192,47 @@ class LinkEnds:
         return f"02:77:00:00:{self._number:02x}:{1 if host == 'server' else 2:02x}"
 
     def _add_address(self, host: HostName, device: Device, addresses: LinkAddresses) -> None:
-        netlink, congestion = self._hosts.namespace(host).netlink, self._hosts.congestion(host)
-        own, table = addresses.of(host), FIRST_TABLE + self._number
+        netlink, congestion = self._hosts.of[host].netlink, self._hosts.of[host].congestion
+        own = addresses.of(host)
         netlink.add_address(device.index, own, addresses.prefix, detect_duplicates=self._hosts.detect_duplicates)
         if host == "server":
-            source = SERVER_IPV6 if addresses.version == 6 else SERVER_IPV4  # what it calls itself, whatever the link
+            source = SERVER_ADDRESSES[addresses.version]  # what it calls itself, whatever the link
         else:
             # IPv6 takes no source that is still being checked for duplicates.
             source = "" if addresses.version == 6 and self._hosts.detect_duplicates else own
-        netlink.add_route(device.index, addresses.network, source=source, congestion=congestion)
+        for network, options in self._routes(host, addresses):
+            netlink.add_route(device.index, network, source=source, congestion=congestion, **options)
         if host == "client":
-            anywhere, gateway = _anywhere(addresses), addresses.server
-            # In the table for sockets bound to the address; in the main one for those bound to the device, and others.
-            for where, metric in ((table, 0), (RT_TABLE_MAIN, FIRST_METRIC + self._number)):
-                netlink.add_route(
-                    device.index,
-                    anywhere,
-                    gateway=gateway,
-                    source=source,
-                    table=where,
-                    metric=metric,
-                    congestion=congestion,
-                )
-            netlink.add_route(device.index, addresses.network, source=source, table=table, congestion=congestion)
-            netlink.add_rule(own, table)
-            self._hosts.allow_subflows(own, device.index)
+            netlink.add_rule(own, FIRST_TABLE + self._number)
+            if self._hosts.subflows is not None:
+                # It keeps what it knows of an address that has gone for a while.
+                with contextlib.suppress(FileExistsError):
+                    self._hosts.subflows.add_endpoint(own, device.index)
 
     def _delete_address(self, device: Device, addresses: LinkAddresses) -> None:
-        netlink, table = self._hosts.client.netlink, FIRST_TABLE + self._number
-        anywhere, gateway = _anywhere(addresses), addresses.server
+        netlink = self._hosts.of["client"].netlink
         self._delete_rule(addresses)
-        netlink.delete_route(device.index, anywhere, gateway=gateway, table=table)
-        netlink.delete_route(device.index, anywhere, gateway=gateway, metric=FIRST_METRIC + self._number)
-        netlink.delete_route(device.index, addresses.network, table=table)
-        netlink.delete_route(device.index, addresses.network)
+        for network, options in reversed(self._routes("client", addresses)):
+            netlink.delete_route(device.index, network, **options)
         netlink.delete_address(device.index, addresses.client, addresses.prefix)
 
+    def _routes(self, host: HostName, addresses: LinkAddresses) -> list[tuple[str, dict[str, Any]]]:
+        """Networks, and the options of the routes to them, in the order in which they are made."""
+        direct: tuple[str, dict[str, Any]] = addresses.network, {}
+        if host == "server":
+            return [direct]
+        table = FIRST_TABLE + self._number
+        anywhere = "0.0.0.0/0" if addresses.version == 4 else "::/0"
+        # In the table for sockets bound to the address; in the main one for those bound to the device, and others.
+        return [
+            direct,
+            (anywhere, {"gateway": addresses.server, "table": table}),
+            (anywhere, {"gateway": addresses.server, "metric": FIRST_METRIC + self._number}),
+            (addresses.network, {"table": table}),
+        ]
+
     def _delete_rule(self, addresses: LinkAddresses) -> None:
-        self._hosts.client.netlink.delete_rule(addresses.client, FIRST_TABLE + self._number)
-
-
-def _anywhere(addresses: LinkAddresses) -> str:
-    return "0.0.0.0/0" if addresses.version == 4 else "::/0"
+        self._hosts.of["client"].netlink.delete_rule(addresses.client, FIRST_TABLE + self._number)
 
 
 def _has_ipv6() -> bool:
@@ -260,7 +247,9 @@ def _write(name: str, value: str) -> bool:
     return False
 
 
-def open_socket(namespace: Namespace, family: int, kind: int, protocol: int) -> socket.socket:
-    """A socket that belongs to a host, wherever it is used. Raises OSError."""
-    with inside(namespace.descriptor):
-        return socket.socket(family, kind, protocol)
+def _set_congestion(name: str) -> bool:
+    """Make it the default of the namespace this thread is in; False where that is not allowed."""
+    available = (SYSCTL / "ipv4/tcp_available_congestion_control").read_text().split()
+    if name not in available:
+        raise TestbedNotAllowed(f"no congestion control {name!r} here; available: {', '.join(available)}")
+    return _write("ipv4/tcp_congestion_control", name)

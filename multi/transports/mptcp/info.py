@@ -7,32 +7,25 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
-from multi.linux.mptcp_pm import SubflowName
+from multi.transports.sockets import unmapped
 from multi.transports.tcp.info import TcpInfo, parse_tcp_info
 
-IPPROTO_MPTCP = 262
 SOL_MPTCP = 284
 _MPTCP_INFO = 1
 _MPTCP_FULL_INFO = 4  # Linux >= 6.6
-_INFO_SIZE = 96
 ESTABLISHED = 1  # state of a subflow, include/net/tcp_states.h
-SYN_SENT = 2
 CARRYING = frozenset({1, 4, 5, 8, 9, 11})  # established or closing, not opening and not closed
 _FALLBACK = 1  # bit of the flags: the connection is plain TCP
 _MAX_SUBFLOWS = 8  # the kernel's own limit
 _TCP_INFO_SIZE = 232
-_SUBFLOW_INFO_SIZE = 264  # u32 id, padding, two sockaddr_storage
+_NAME_SIZE = 264  # u32 id, padding, the sockaddr_storage of either end
 
-_MAPPED = bytes(10) + b"\xff\xff"
-
-# include/uapi/linux/mptcp.h, struct mptcp_info: 6 x u8, u32 flags @8, token @12, u64 write_seq @16,
-# snd_una @24, rcv_nxt @32; u64 bytes_received @64, bytes_acked @72, u8 subflows_total @80 in kernels since 6.5 and 6.8.
-_FLAGS = struct.Struct("=I")
-_SEQUENCES = struct.Struct("=QQ")
-_RECEIVED_AND_ACKED = struct.Struct("=QQ")
-_BYTES_ACKED = struct.Struct("=Q")
+# include/uapi/linux/mptcp.h, struct mptcp_info: u8 subflows, u32 flags @8, u64 write_seq @16, snd_una @24;
+# u64 bytes_acked @72, u8 subflows_total @80 in kernels since 6.5 and 6.8.
+_INFO = struct.Struct("=B7xI4x2Q40xQB15x")
+_ACKED_END = 80
 # struct mptcp_full_info: six u32 sizes and counts, two u64 pointers, then struct mptcp_info.
 _FULL = struct.Struct("=6I2Q")
 
@@ -41,73 +34,52 @@ _FULL = struct.Struct("=6I2Q")
 class MptcpInfo:
     """One MPTCP connection: bytes, counted on the connection and not on its subflows."""
 
-    token: int
     bytes_acked: int
+    """0 until data has gone through; in older kernels counted from any beginning."""
     unacked: int
     """Written and not yet acknowledged by the peer's MPTCP."""
     subflow_count: int
     subflows: tuple[TcpInfo, ...]
     """Empty where the kernel tells only about the first one (before Linux 6.6), and when none is left."""
-    names: bytes = b""
-    """Of `subflows`, for `subflow_names`."""
-    acknowledged: bool = False
-    """Data has gone through, one way at least: from about then on there may be more subflows (RFC 8684 section 3.1)."""
+    addresses: tuple[str, ...] = ()
+    """Where each of `subflows` leaves from; IPv4 addresses mapped into IPv6 are given as IPv4."""
 
 
-def read_mptcp_info(sock: socket.socket, first_una: int = 0) -> MptcpInfo | None:
+def read_mptcp_info(sock: socket.socket) -> MptcpInfo | None:
     """None = plain TCP: the peer or a middlebox did not speak MPTCP, or this is no MPTCP socket.
 
-    `first_una` is where acknowledgements started, for kernels that do not count them. One system call, two
-    before Linux 6.6.
+    One system call, two before Linux 6.6.
     """
     if sys.platform != "linux":
         return None
     subflows: tuple[TcpInfo, ...] = ()
-    names = b""
+    addresses: tuple[str, ...] = ()
     full = _read_full(sock)
     if full is not None:
-        data, subflows, names = full
+        data, subflows, addresses = full
     else:
         try:
-            data = sock.getsockopt(SOL_MPTCP, _MPTCP_INFO, _INFO_SIZE)
+            data = sock.getsockopt(SOL_MPTCP, _MPTCP_INFO, _INFO.size)
         except OSError:
             return None
-    if len(data) < 32 or _FLAGS.unpack_from(data, 8)[0] & _FALLBACK:
+    further, flags, written, una, acked, total = _INFO.unpack(data[: _INFO.size].ljust(_INFO.size, b"\0"))
+    if len(data) < 32 or flags & _FALLBACK:
         return None
-    write_sequence, una = _SEQUENCES.unpack_from(data, 16)
-    counted = len(data) >= 80
-    total = data[80] if len(data) > 80 else 0
     return MptcpInfo(
-        token=_FLAGS.unpack_from(data, 12)[0],
-        bytes_acked=_BYTES_ACKED.unpack_from(data, 72)[0] if counted else max(0, una - first_una),
-        unacked=max(0, write_sequence - una),
-        subflow_count=(total or data[0] + 1) if full is None else sum(flow.state == ESTABLISHED for flow in subflows),
+        bytes_acked=acked if len(data) >= _ACKED_END else una,
+        unacked=max(0, written - una),
+        subflow_count=(total or further + 1) if full is None else sum(flow.state == ESTABLISHED for flow in subflows),
         subflows=subflows,
-        names=names,
-        acknowledged=not counted or any(_RECEIVED_AND_ACKED.unpack_from(data, 64)),
+        addresses=addresses,
     )
 
 
-@lru_cache(maxsize=64)
-def subflow_names(names: bytes) -> tuple[SubflowName, ...]:
-    """What `MptcpInfo.names` says, in the order of the subflows."""
-    return tuple(
-        SubflowName(*_socket_address(names, at + 8), *_socket_address(names, at + 136))
-        for at in range(0, len(names), _SUBFLOW_INFO_SIZE)
-    )
-
-
-def _socket_address(data: bytes, at: int) -> tuple[str, int]:
-    """(address, port) of a sockaddr_storage; IPv4 addresses mapped into IPv6 are given as IPv4."""
-    family, port = int.from_bytes(data[at : at + 2], sys.byteorder), int.from_bytes(data[at + 2 : at + 4], "big")
+def parse_address(data: bytes) -> str:
+    """Of a sockaddr_storage."""
+    family = int.from_bytes(data[:2], sys.byteorder)
     if family == socket.AF_INET:
-        return socket.inet_ntop(socket.AF_INET, data[at + 4 : at + 8]), port
-    if family == socket.AF_INET6:
-        address = data[at + 8 : at + 24]
-        if address.startswith(_MAPPED):
-            return socket.inet_ntop(socket.AF_INET, address[len(_MAPPED) :]), port
-        return socket.inet_ntop(socket.AF_INET6, address), port
-    return "", port
+        return socket.inet_ntop(socket.AF_INET, data[4:8])
+    return unmapped(socket.inet_ntop(socket.AF_INET6, data[8:24])) if family == socket.AF_INET6 else ""
 
 
 class _FullInfoBuffers:
@@ -115,31 +87,21 @@ class _FullInfoBuffers:
 
     def __init__(self) -> None:
         self.getsockopt = ctypes.CDLL(None, use_errno=True).getsockopt
-        self.subflow_info = ctypes.create_string_buffer(_MAX_SUBFLOWS * _SUBFLOW_INFO_SIZE)
+        self.names = ctypes.create_string_buffer(_MAX_SUBFLOWS * _NAME_SIZE)
         self.tcp_info = ctypes.create_string_buffer(_MAX_SUBFLOWS * _TCP_INFO_SIZE)
-        self.request = _FULL.pack(
-            0,
-            _TCP_INFO_SIZE,
-            0,
-            _SUBFLOW_INFO_SIZE,
-            0,
-            _MAX_SUBFLOWS,
-            ctypes.addressof(self.subflow_info),
-            ctypes.addressof(self.tcp_info),
-        ) + bytes(_INFO_SIZE)
+        places = ctypes.addressof(self.names), ctypes.addressof(self.tcp_info)
+        sizes = 0, _TCP_INFO_SIZE, 0, _NAME_SIZE, 0, _MAX_SUBFLOWS
+        self.request = _FULL.pack(*sizes, *places) + bytes(_INFO.size)
         self.full = ctypes.create_string_buffer(len(self.request))
         self.length = ctypes.c_uint32()
 
 
-_buffers: _FullInfoBuffers | None = None
+_buffers = cache(_FullInfoBuffers)
 
 
-def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...], bytes] | None:
+def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...], tuple[str, ...]] | None:
     # By ctypes because the option reads its buffer before it fills it, which socket.getsockopt cannot do.
-    global _buffers
-    if _buffers is None:
-        _buffers = _FullInfoBuffers()
-    memory = _buffers
+    memory = _buffers()
     size = len(memory.request)
     ctypes.memmove(memory.full, memory.request, size)
     memory.length.value = size
@@ -147,8 +109,7 @@ def _read_full(sock: socket.socket) -> tuple[bytes, tuple[TcpInfo, ...], bytes] 
         return None
     raw = memory.full.raw[: memory.length.value]
     count = min(_FULL.unpack_from(raw)[4], _MAX_SUBFLOWS)
-    infos = memory.tcp_info.raw
-    subflows = tuple(
-        parse_tcp_info(infos[at : at + _TCP_INFO_SIZE]) for at in range(0, count * _TCP_INFO_SIZE, _TCP_INFO_SIZE)
-    )
-    return raw[_FULL.size :], subflows, ctypes.string_at(memory.subflow_info, count * _SUBFLOW_INFO_SIZE)
+    infos, names = memory.tcp_info.raw, memory.names.raw
+    subflows = tuple(parse_tcp_info(infos[n * _TCP_INFO_SIZE : (n + 1) * _TCP_INFO_SIZE]) for n in range(count))
+    addresses = tuple(parse_address(names[n * _NAME_SIZE + 8 : n * _NAME_SIZE + 32]) for n in range(count))
+    return raw[_FULL.size :], subflows, addresses

@@ -12,65 +12,45 @@ import logging
 import socket
 import sys
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from multi.errors import TransportError
+from multi.linux.mptcp_pm import IPPROTO_MPTCP, NO_MPTCP, mptcp_available
 from multi.transports.base import AcceptCallback, Channel, ChannelInfo, Listener, Transport, TransportSettings
-from multi.transports.mptcp.info import CARRYING, IPPROTO_MPTCP, MptcpInfo, read_mptcp_info
+from multi.transports.mptcp.info import CARRYING, MptcpInfo, read_mptcp_info
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.sockets import check_congestion, listening_socket, tune_stream
-from multi.transports.tcp.accepting import MakeChannel, StreamReception
-from multi.transports.tcp.channel import StreamChannel, StreamIo
+from multi.transports.tcp.channel import StreamChannel
 from multi.transports.tcp.info import TcpInfo
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tcp.transport import dial_stream, stream_obstacle
+from multi.transports.tls import TlsStream
 from multi.types import Candidate, TransportSample
 
 if sys.platform == "linux":
     from multi.linux.mptcp_endpoints import EndpointLease
-    from multi.transports.mptcp.subflows import SubflowManager, lease_acceptance, lease_subflows, release_subflows
+    from multi.transports.mptcp.subflows import SubflowManager, lease_subflows, release_subflows, why_few_accepted
 
 logger = logging.getLogger("multi.transports")
 
 FELL_BACK = "fell back to TCP: the peer or a middlebox does not speak MPTCP"
 SCHEDULER = Path("/proc/sys/net/mptcp/scheduler")
-NO_MPTCP = "this kernel has no MPTCP (Linux 5.6 or later with net.mptcp.enabled=1 is needed)"
 
 _DEAD_RETRANSMITS = 2  # unanswered retransmissions in a row; what was measured before counts no more
-_NOT_SUPPORTED = (errno.EPROTONOSUPPORT, errno.ENOPROTOOPT, errno.EINVAL, errno.ESOCKTNOSUPPORT)
 
 
 class MptcpChannel(StreamChannel):
     """A stream channel that knows about subflows. `info` follows the last `sample`, and further subflows' comings."""
 
-    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
+    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: TlsStream | None = None) -> None:
         super().__init__(sock, info, secured)
         self._cipher = info.detail  # what TLS said; empty without it
-        self._token = 0
         self._bytes_acked = self._subflows_acked = 0
-        self._base = 0
         self._keeper: SubflowManager | None = None
-        kernel = read_mptcp_info(sock)
-        if kernel is not None:
-            self._base = kernel.bytes_acked
-            self._token = kernel.token
-        self._describe(kernel)
-
-    @property
-    def fell_back(self) -> bool:
-        """Plain TCP underneath, as of the last `sample`."""
-        return self._info.fell_back
-
-    @property
-    def subflows(self) -> int:
-        """Established subflows, as of the last `sample`; 0 after a fallback."""
-        return self._info.subflows
-
-    @property
-    def token(self) -> int:
-        """The kernel's name for this connection on this host, for its path manager; 0 after a fallback."""
-        return self._token
+        kernel = self._read()
+        self._base = kernel.bytes_acked if kernel else 0
 
     def keep_subflows(self, candidate: Candidate, lease: EndpointLease | None, reason: str) -> None:
         """Make subflows over the candidate's further interfaces and keep them; takes over the lease."""
@@ -94,17 +74,12 @@ class MptcpChannel(StreamChannel):
         kernel = self._read()
         flows = tuple(flow for flow in kernel.subflows if flow.state in CARRYING) if kernel else ()
         sample = self._sample_of(kernel, flows) if kernel and flows else super().sample()
-        if self._is_released():
-            return sample
+        acked, unacked = sample.bytes_acked, sample.unacked
         if kernel is not None:
-            sample = replace(
-                sample,
-                bytes_acked=self._acknowledged(kernel, flows),
-                unacked=kernel.unacked + self._queued,
-            )
+            acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._queued
         # A late fallback changes where the counter comes from; progress must not run backwards.
-        self._bytes_acked = max(self._bytes_acked, sample.bytes_acked)
-        return replace(sample, bytes_acked=self._bytes_acked)
+        self._bytes_acked = max(self._bytes_acked, acked)
+        return replace(sample, bytes_acked=self._bytes_acked, unacked=unacked)
 
     def _acknowledged(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> int:
         """What grows while anything gets through.
@@ -113,18 +88,16 @@ class MptcpChannel(StreamChannel):
         """
         if not flows:
             return kernel.bytes_acked - self._base
-        acked = sum(flow.bytes_acked for flow in flows)
+        before, self._subflows_acked = self._subflows_acked, sum(flow.bytes_acked for flow in flows)
         # Less: a subflow is gone, and its count with it.
-        progress = self._bytes_acked + max(0, acked - self._subflows_acked)
-        self._subflows_acked = acked
-        return progress
+        return self._bytes_acked + max(0, self._subflows_acked - before)
 
     def _sample_of(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> TransportSample:
         # What a subflow measured before its network died says nothing about the others, which go on.
         alive = tuple(flow for flow in flows if flow.retransmits < _DEAD_RETRANSMITS) or flows
         busy = [flow for flow in alive if flow.unacked]
         # Bytes in flight arrive in order only when the slowest subflow that carries some has delivered.
-        rtt_of = max(busy, key=_rtt) if busy else min(alive, key=_rtt)
+        rtt_of = max(busy, key=attrgetter("rtt")) if busy else min(alive, key=attrgetter("rtt"))
         in_flight = sum(flow.unacked for flow in flows)
         rate = sum(flow.rate for flow in alive)
         if rate:
@@ -137,26 +110,19 @@ class MptcpChannel(StreamChannel):
             app_limited=any(flow.app_limited for flow in alive),
             congestion_window=sum(flow.congestion_window for flow in alive),
             not_sent=max(0, kernel.unacked - in_flight) + self._queued,
-            retransmits=min(flow.retransmits for flow in flows),
         )
 
     def _describe(self, kernel: MptcpInfo | None) -> None:
-        if kernel is None:
-            count, detail = 0, FELL_BACK
-        else:
+        count, detail = 0, FELL_BACK
+        if kernel is not None:
             count = kernel.subflow_count
             detail = f"{count} subflow{'' if count == 1 else 's'}"
             if self._keeper is not None:
                 detail += f" ({self._keeper.describe(kernel)})"
         if self._cipher:
             detail = f"{self._cipher}; {detail}"
-        info = self._info
-        if (detail, count, kernel is None) != (info.detail, info.subflows, info.fell_back):
-            self._info = replace(info, detail=detail, subflows=count, fell_back=kernel is None)
-
-
-def _rtt(flow: TcpInfo) -> float:
-    return flow.rtt
+        if (detail, count) != (self._info.detail, self._info.subflows):
+            self._info = replace(self._info, detail=detail, subflows=count, fell_back=kernel is None)
 
 
 class Mptcp(Transport):
@@ -169,15 +135,16 @@ class Mptcp(Transport):
 
         Where they cannot be made the connection has one, and `info.detail` says why.
         """
-        lease, reason = None, ""
+        if not mptcp_available():
+            raise TransportError(errno.EPROTONOSUPPORT, NO_MPTCP)
+        mptcp, lease, reason = settings.section("mptcp", MptcpSettings), None, ""
         if candidate.more_interfaces and sys.platform == "linux":
             lease, reason = await lease_subflows(candidate)
             if reason:
                 logger.warning("%s has no further subflows: %s", candidate, reason)
         try:
-            channel = await self._connect(candidate, settings)
-            assert isinstance(channel, MptcpChannel)
-            if candidate.more_interfaces and not channel.fell_back:
+            channel = await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
+            if candidate.more_interfaces and not channel.info.fell_back:
                 channel.keep_subflows(candidate, lease, reason)
                 lease = None
         finally:
@@ -185,19 +152,10 @@ class Mptcp(Transport):
                 release_subflows(lease)
         return channel
 
-    async def _connect(self, candidate: Candidate, settings: TransportSettings) -> StreamChannel:
-        try:
-            mptcp = settings.section("mptcp", MptcpSettings)
-            return await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
-        except TransportError as error:
-            if error.errno in _NOT_SUPPORTED and not mptcp_available():
-                raise TransportError(error.errno, NO_MPTCP) from error
-            raise
-
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         tcp, mptcp = settings.section("tcp", TcpSettings), settings.section("mptcp", MptcpSettings)
 
-        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+        def prepare(sock: socket.socket) -> tuple[str, type[StreamChannel]]:
             remote = sock.getpeername()[0]
             if read_mptcp_info(sock) is None:
                 tune_stream(sock, tcp, remote)
@@ -207,8 +165,14 @@ class Mptcp(Transport):
 
         check_congestion(tcp, "tcp_config.congestion: ")
         check_congestion(mptcp, "mptcp_config.congestion: ")
-        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
-        return _MptcpListener(listening_socket(host, port, _open_listener), reception)
+        available = mptcp_available()
+        if not available:
+            logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
+        protocol = IPPROTO_MPTCP if available else 0
+        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM, protocol))
+        if available and sys.platform == "linux" and (reason := why_few_accepted()):
+            logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
+        return StreamListener(sock, settings, accept, prepare)
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         if not mptcp_available():
@@ -226,46 +190,9 @@ class Mptcp(Transport):
         ]
 
 
-class _MptcpListener(StreamListener):
-    """Sees that the host accepts further subflows while it listens, and says so where it will not."""
-
-    def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
-        super().__init__(sock, reception)
-        self._lease: EndpointLease | None = None
-        if sys.platform == "linux" and sock.proto == IPPROTO_MPTCP:
-            self._lease, reason = lease_acceptance()
-            if reason:
-                logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
-
-    def close(self) -> None:
-        super().close()
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            release_subflows(lease)
-
-
 def host_scheduler() -> str:
     """The kernel's MPTCP scheduler, which is one for the whole host (network namespace); empty where it tells none."""
     try:
         return SCHEDULER.read_text(errors="replace").strip()
     except OSError:
         return ""
-
-
-def mptcp_available() -> bool:
-    """Whether the kernel gives out MPTCP sockets."""
-    try:
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_MPTCP).close()
-    except OSError as error:
-        return error.errno not in _NOT_SUPPORTED
-    return True
-
-
-def _open_listener(family: int) -> socket.socket:
-    try:
-        return socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP)
-    except OSError as error:
-        if error.errno not in _NOT_SUPPORTED:
-            raise
-        logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
-        return socket.socket(family, socket.SOCK_STREAM)

@@ -27,7 +27,7 @@ from aioquic.tls import Alert, Group, verify_certificate
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
-from multi.transports.certificates import aioquic_cause, refused
+from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
@@ -205,7 +205,7 @@ class Engine(QuicEngine):
         try:
             verify_certificate(tls._peer_certificate, tls._peer_certificate_chain, cadata=tls._cadata)
         except (Alert, ValueError) as error:
-            raise refused("the client", aioquic_cause(str(error))) from error
+            raise refused("the client", fault_of(str(error))) from error
 
     def has_stream(self, stream_id: int) -> bool:
         return stream_id in self._connection._streams

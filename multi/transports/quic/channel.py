@@ -18,7 +18,7 @@ from aioquic.quic.packet import QuicErrorCode
 
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
-from multi.transports.certificates import aioquic_cause, refused
+from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
@@ -549,8 +549,8 @@ def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> Transpo
         if number in _CERTIFICATE_ALERTS:
             # Only a client judges certificates within the handshake: a server does it when the handshake is complete.
             if server:
-                return refused(server, aioquic_cause(said))
-            return TransportError(f"the peer did not accept our certificate: it {aioquic_cause(said)}")
+                return refused(server, fault_of(said))
+            return TransportError(f"the peer did not accept our certificate: it {fault_of(said)}")
         alert = _TLS_ALERTS.get(number, "TLS handshake failed")
         return TransportError(f"{alert}: {said}" if said and said not in alert else alert)
     if code == QuicErrorCode.APPLICATION_ERROR:

@@ -8,19 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from time import monotonic
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from multi.errors import TransportError
 from multi.transports.base import READ_TIME, Buffer, ChannelInfo, ChannelSink
-from multi.transports.sockets import NOTSENT_LOWAT, reset_on_close, set_notsent_lowat, transport_error
-from multi.transports.tcp.info import TcpInfo, read_tcp_info
+from multi.transports.sockets import (
+    NOTSENT_LOWAT,
+    family_of,
+    format_address,
+    transport_error,
+    try_option,
+)
+from multi.transports.tcp.info import read_tcp_info
+from multi.transports.tls import TlsStream
 from multi.types import TransportSample
 
 RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
@@ -35,11 +42,9 @@ LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not
 LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
 TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
-CORK_ABOVE = 64 * 1024  # bytes in TLS records that leave together; for less it is not worth two system calls
+CORK_ABOVE = 64 * 1024  # bytes in TLS records, each written on its own, that share packets; worth two system calls
 LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
 LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
-
-_TCP_CORK = getattr(socket, "TCP_CORK", None)  # Linux
 
 _receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
@@ -62,18 +67,16 @@ def receive_buffer(loop: asyncio.AbstractEventLoop) -> memoryview:
     return view
 
 
-class StreamIo(Protocol):
-    """The two calls of a non-blocking byte stream; they raise BlockingIOError where a socket would."""
-
-    def recv_into(self, buffer: memoryview, /) -> int: ...
-
-    def sendmsg(self, buffers: Sequence[Buffer], /) -> int: ...
-
-    def pending(self) -> int:
-        """Bytes that can be read although the socket is not readable."""
-
-    def finish(self) -> None:
-        """Say goodbye before our direction is shut down."""
+def channel_info(sock: socket.socket, transport: str, interface: str = "") -> ChannelInfo:
+    """What a connected stream socket says about itself. Raises OSError if the peer is already gone."""
+    remote = sock.getpeername()
+    return ChannelInfo(
+        transport=transport,
+        family=family_of(remote),
+        local=format_address(sock.getsockname()),
+        remote=format_address(remote),
+        interface=interface,
+    )
 
 
 class _State(Enum):
@@ -88,14 +91,14 @@ class _State(Enum):
 class StreamChannel:
     """One connected stream socket as a channel (see `multi.transports.base.Channel`). Lanes: 1."""
 
-    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: StreamIo | None = None) -> None:
+    def __init__(self, sock: socket.socket, info: ChannelInfo, secured: TlsStream | None = None) -> None:
         """Take over a connected non-blocking socket; `secured` replaces plain reads and writes (TLS)."""
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._fd = sock.fileno()
         self._secured = secured
         self._recv_into = secured.recv_into if secured else sock.recv_into
-        self._sendmsg = secured.sendmsg if secured else getattr(sock, "sendmsg", self._send_first)
+        self._sendmsg = secured.sendmsg if secured else sock.sendmsg
         self._buffer = receive_buffer(self._loop)
         self._sink: ChannelSink | None = None
         self._state = _State.OPEN
@@ -152,7 +155,9 @@ class StreamChannel:
     def _send(self) -> None:
         """Give the kernel what it takes; what is left waits for the socket to become writable."""
         queue = self._queue
-        corked = self._secured is not None and self._queued > CORK_ABOVE and self._cork(1)
+        corked = self._secured is not None and self._queued > CORK_ABOVE
+        if corked:
+            try_option(self._sock, "TCP_CORK", 1)
         try:
             while queue:
                 buffers = queue if len(queue) <= BUFFERS_PER_SEND else list(islice(queue, BUFFERS_PER_SEND))
@@ -176,31 +181,17 @@ class StreamChannel:
             return
         finally:
             if corked:
-                self._cork(0)
+                try_option(self._sock, "TCP_CORK", 0)
         self._blocked = bool(queue)
         if self._blocked and not self._writer_added:
             self._writer_added = True
             self._loop.add_writer(self._fd, self._on_writable)
 
-    def _cork(self, on: int) -> bool:
-        """Let the kernel put many TLS records into one packet: OpenSSL writes each on its own."""
-        if _TCP_CORK is None:
-            return False
-        try:
-            self._sock.setsockopt(socket.IPPROTO_TCP, _TCP_CORK, on)
-        except OSError:
-            return False
-        return True
-
-    def _send_first(self, buffers: Sequence[Buffer]) -> int:
-        return self._sock.send(buffers[0])  # Windows has no sendmsg
-
     def _on_writable(self) -> None:
         self._blocked = False
-        before = self._queued
         self._send()
         if self._blocked or self._failing:
-            if self._state is _State.FLUSHING and self._queued < before:
+            if self._state is _State.FLUSHING:
                 self._arm_linger()
             return
         if self._state is _State.FLUSHING:
@@ -319,7 +310,7 @@ class StreamChannel:
         if self._state is _State.CLOSED:
             return
         # A reset tells the peer at once that this was no orderly end; a plain close would look like one.
-        reset_on_close(self._sock)
+        try_option(self._sock, socket.SO_LINGER, struct.pack("ii", 1, 0), socket.SOL_SOCKET)
         self._release()
 
     def _lose(self, error: TransportError | None) -> None:
@@ -350,13 +341,11 @@ class StreamChannel:
         kernel = read_tcp_info(self._sock)
         if kernel is None:
             return TransportSample(unacked=self._queued, not_sent=self._queued)
+        acked = max(0, kernel.bytes_acked - self._acked_base)
         if self._secured:
             in_flight = kernel.unacked + kernel.not_sent  # records carry more bytes than were written
         else:
-            in_flight = max(0, self._sent - (kernel.bytes_acked - self._acked_base))
-        return self._sample(kernel, kernel.bytes_acked - self._acked_base, in_flight)
-
-    def _sample(self, kernel: TcpInfo, bytes_acked: int, in_flight: int) -> TransportSample:
+            in_flight = max(0, self._sent - acked)
         now = self._loop.time()
         if self._sampled_at:
             self._turn += TURN_WEIGHT * (min(now - self._sampled_at, LOWAT_TIME_MAX) - self._turn)
@@ -370,10 +359,9 @@ class StreamChannel:
             rate=kernel.rate,
             app_limited=kernel.app_limited,
             congestion_window=kernel.congestion_window,
-            bytes_acked=max(0, bytes_acked),
+            bytes_acked=acked,
             unacked=in_flight + self._queued,
             not_sent=kernel.not_sent + self._queued,
-            retransmits=kernel.retransmits,
         )
 
     def _adapt(self, rate: float) -> None:
@@ -381,4 +369,4 @@ class StreamChannel:
         lowat = unsent_limit(rate, self._turn)
         if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
             self._lowat = lowat
-            set_notsent_lowat(self._sock, lowat)
+            try_option(self._sock, "TCP_NOTSENT_LOWAT", lowat)

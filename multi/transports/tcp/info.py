@@ -19,7 +19,6 @@ class TcpInfo(NamedTuple):
     """Seconds, bytes, bytes per second."""
 
     retransmits: int
-    segment_size: int
     unacked: int
     """Sent and not acknowledged."""
     rtt: float
@@ -50,18 +49,16 @@ def read_tcp_info(sock: socket.socket) -> TcpInfo | None:
 
 def parse_tcp_info(data: bytes) -> TcpInfo:
     values = _LAYOUT.unpack_from(data)
-    segment_size = values[10]  # snd_mss
     bytes_acked = values[34]
     no_minimum = values[39] == 0xFFFFFFFF  # ~0 until the first measurement
     return TcpInfo(
         retransmits=values[2],
-        segment_size=segment_size,
         # The count of packets would overstate it: on loopback and with offloading, packets are up to 64 KiB.
         unacked=max(0, values[48] - values[49] - bytes_acked),
         rtt=values[23] / 1e6,
         rtt_variation=values[24] / 1e6,
         min_rtt=0.0 if no_minimum else values[39] / 1e6,
-        congestion_window=values[26] * segment_size,
+        congestion_window=values[26] * values[10],  # snd_cwnd, snd_mss
         bytes_acked=bytes_acked,
         not_sent=values[38],
         rate=float(values[42]) if bytes_acked > _GARBAGE_BELOW else 0.0,

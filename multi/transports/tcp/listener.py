@@ -1,56 +1,80 @@
-"""Accepting stream connections for the TCP and MPTCP transports.
+"""From a listening socket to channels, with TLS where the configuration asks for it; for TCP and MPTCP.
 
-Decides how many connections are taken per turn and what happens when file descriptors run out. What becomes
-of an accepted socket is decided by the reception.
+Decides how many connections are taken per turn, and what happens when file descriptors run out. A server with TLS looks
+at the first byte: a TLS handshake starts with 0x16, MULTI never does. A plain connection is handed on as not secure, so
+that the session layer can refuse it with a reason the peer understands.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from time import monotonic
 
+from multi.discovery.resources import is_exhaustion
+from multi.errors import TransportError
+from multi.transports.base import AcceptCallback, ChannelInfo, TransportSettings
+from multi.transports.certificates import first_certificate
 from multi.transports.sockets import (
     LISTEN_BACKLOG,
     format_address,
     is_loopback,
+    ready,
     send_unpaced,
     transport_error,
     unmapped,
     words,
 )
-from multi.transports.tcp.accepting import StreamReception
+from multi.transports.tcp.channel import StreamChannel, channel_info
+from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info, server_context, wrap
 
 logger = logging.getLogger("multi.transports")
 
 ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
-EXHAUSTED_LOG_INTERVAL = 10.0  # seconds
 
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+Greeting = asyncio.Task[StreamChannel | None]
+"""A connection until TLS is done, or it is known that it does not speak TLS."""
 
 
 class StreamListener:
-    """A listening socket that hands each accepted socket, non-blocking, to a reception."""
+    """A listening socket whose connections become channels."""
 
-    def __init__(self, sock: socket.socket, reception: StreamReception) -> None:
-        """Take over a bound socket and start to listen. Raises TransportError if the port is in use."""
-        if is_loopback(sock.getsockname()[0]):
-            send_unpaced(sock)  # accepted sockets inherit it; what has been paced once keeps its timer
-        try:
-            sock.listen(LISTEN_BACKLOG)
-        except OSError as error:
-            place = format_address(sock.getsockname())
-            sock.close()
-            raise transport_error(error, f"cannot listen on {place}") from error
+    def __init__(
+        self,
+        sock: socket.socket,
+        settings: TransportSettings,
+        accept: AcceptCallback,
+        prepare: Callable[[socket.socket], tuple[str, type[StreamChannel]]],
+    ) -> None:
+        """Take over a bound socket and start to listen.
+
+        `prepare(sock)` tunes an accepted socket and returns its transport's name and the channel class to use. Raises
+        TransportError if the port is in use or a certificate cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
-        self._sock = sock
-        self._reception = reception
+        self._sock, self._accept, self._prepare = sock, accept, prepare
+        self._admission, self._tls = settings.admission, settings.tls
         self._address: tuple[str, int] = sock.getsockname()[:2]
         self._pause: asyncio.TimerHandle | None = None
-        self._next_log = 0.0
+        self._greetings: set[Greeting] = set()
+        with ExitStack() as undo:
+            undo.callback(sock.close)
+            if self._tls is not None:
+                self._context = server_context(self._tls)
+                assert self._tls.cert is not None
+                self._certificate = first_certificate(self._tls.cert)
+            if is_loopback(self._address[0]):
+                send_unpaced(sock)  # accepted sockets inherit it; what has been paced once keeps its timer
+            try:
+                sock.listen(LISTEN_BACKLOG)
+            except OSError as error:
+                raise transport_error(error, f"cannot listen on {format_address(self._address)}") from error
+            undo.pop_all()
         self._resume()
 
     @property
@@ -62,13 +86,15 @@ class StreamListener:
         return self._sock.fileno() < 0
 
     def close(self) -> None:
+        """Those whose handshake is not over are dropped."""
         if self.closed:
             return
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        self._reception.close()
+        for greeting in self._greetings:
+            greeting.cancel()
 
     def _resume(self) -> None:
         self._pause = None
@@ -78,23 +104,94 @@ class StreamListener:
         until = monotonic() + ACCEPT_TIME
         while not self.closed and monotonic() < until:
             try:
-                sock, _address = self._sock.accept()
+                sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._wait(error)
                 return
             sock.setblocking(False)
-            self._reception.accepted(sock)
+            self._accepted(sock, unmapped(address[0]))
 
     def _wait(self, error: OSError) -> None:
-        now = self._loop.time()
-        if error.errno in _EXHAUSTED:
-            self._reception.admission.report("file_descriptors")
-        if error.errno not in _EXHAUSTED or now >= self._next_log:
-            self._next_log = now + EXHAUSTED_LOG_INTERVAL
-            host, port = self._address
-            place = format_address((unmapped(host), port))
-            logger.warning("cannot accept a connection on %s: %s; trying again", place, words(error))
+        if is_exhaustion(error):
+            self._admission.report("file_descriptors")
+        else:
+            logger.warning("cannot accept a connection on %s: %s", format_address(self._address), words(error))
         self._loop.remove_reader(self._sock.fileno())
         self._pause = self._loop.call_later(EXHAUSTED_PAUSE, self._resume)
+
+    def _accepted(self, sock: socket.socket, host: str) -> None:
+        try:
+            transport, make = self._prepare(sock)
+            info = channel_info(sock, transport)
+        except OSError:
+            sock.close()  # the peer is already gone
+            return
+        if self._tls is None:
+            self._accept(make(sock, info, None))
+            return
+        greeting = self._loop.create_task(self._greet(sock, info, host, make), name=f"greeting of {info.remote}")
+        self._greetings.add(greeting)
+        greeting.add_done_callback(partial(self._greeted, sock, info, host))
+        self._admission.admit(greeting, host, partial(self._give_up, greeting, info))
+
+    async def _greet(
+        self, sock: socket.socket, info: ChannelInfo, host: str, make: type[StreamChannel]
+    ) -> StreamChannel | None:
+        """None: the peer left without a word."""
+        assert self._tls is not None
+        async with asyncio.timeout(self._admission.handshake_timeout):
+            await ready(sock)
+            first = sock.recv(1, socket.MSG_PEEK)
+            if not first:
+                return None
+            if first[0] != FIRST_BYTE:
+                return make(sock, info, None)
+            with ExitStack() as undo:
+                secure = undo.enter_context(wrap(sock, self._context, None))
+                await handshake(secure, "the client", partial(self._in_turn, host))
+                info = secured_info(info, secure, self._tls, "the client", self._certificate)
+                undo.pop_all()
+            return make(secure, info, TlsStream(secure))
+
+    async def _in_turn(self, host: str, step: Callable[[], None]) -> None:
+        done = self._loop.create_future()
+
+        def take() -> None:
+            if done.done():
+                return  # cancelled meanwhile
+            try:
+                step()
+            except OSError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._admission.in_turn(asyncio.current_task(), host, take)
+        await done
+
+    def _greeted(self, sock: socket.socket, info: ChannelInfo, host: str, greeting: Greeting) -> None:
+        self._greetings.discard(greeting)
+        self._admission.settled(greeting)
+        channel = None
+        if not greeting.cancelled():
+            try:
+                channel = greeting.result()
+            except TimeoutError:
+                self._admission.report("handshake_timeout", host)
+                self._give_up(greeting, info, "timed out in the handshake")
+            except TransportError as error:
+                self._give_up(greeting, info, str(error))
+            except OSError:
+                pass  # reset before its first byte
+        if channel is None:
+            sock.close()
+        elif self.closed:
+            channel.abort()
+        else:
+            self._accept(channel)
+
+    def _give_up(self, greeting: Greeting, info: ChannelInfo, reason: str) -> None:
+        logger.info("%s connection from %s refused: %s", info.transport, info.remote, reason)
+        greeting.cancel()

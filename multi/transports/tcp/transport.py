@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
-from dataclasses import replace
+from typing import TypeVar
 
 from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, Channel, Listener, TlsSettings, Transport, TransportSettings
-from multi.transports.certificates import check_pin
 from multi.transports.sockets import (
     bound_socket,
     check_congestion,
@@ -16,12 +15,13 @@ from multi.transports.sockets import (
     listening_socket,
     tune_stream,
 )
-from multi.transports.tcp.accepting import MakeChannel, StreamReception, channel_info
-from multi.transports.tcp.channel import StreamChannel, StreamIo
+from multi.transports.tcp.channel import StreamChannel, channel_info
 from multi.transports.tcp.listener import StreamListener
 from multi.transports.tcp.settings import TcpSettings
 from multi.transports.tls import TlsStream, client_context, handshake, secured_info, server_context, wrap
 from multi.types import Candidate
+
+C = TypeVar("C", bound=StreamChannel)
 
 
 class Tcp(Transport):
@@ -35,14 +35,13 @@ class Tcp(Transport):
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         tcp = settings.section("tcp", TcpSettings)
 
-        def prepare(sock: socket.socket) -> tuple[str, MakeChannel]:
+        def prepare(sock: socket.socket) -> tuple[str, type[StreamChannel]]:
             tune_stream(sock, tcp, sock.getpeername()[0])
             return "tcp", StreamChannel
 
         check_congestion(tcp, "tcp_config.congestion: ")
-        reception = StreamReception(settings.tls, settings.admission, accept, prepare)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
-        return StreamListener(sock, reception)
+        return StreamListener(sock, settings, accept, prepare)
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         return stream_obstacle(settings.section("tcp", TcpSettings), settings.tls, listening=listening)
@@ -60,25 +59,22 @@ def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: boo
 
 
 async def dial_stream(
-    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: MakeChannel
-) -> StreamChannel:
+    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: type[C]
+) -> C:
     """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it."""
+    check_congestion(tcp)
     context = client_context(tls) if tls is not None else None
-    sock = bound_socket(candidate, socket.SOCK_STREAM, protocol)
     with ExitStack() as undo:
-        undo.callback(sock.close)
+        sock = undo.enter_context(bound_socket(candidate, socket.SOCK_STREAM, protocol))
         tune_stream(sock, tcp, candidate.remote_address)
         await connect(sock, candidate)
         info = channel_info(sock, candidate.transport, candidate.interface)
-        secured: StreamIo | None = None
+        secured: TlsStream | None = None
         if context is not None and tls is not None:
             host = tls.server_name or candidate.remote_host or candidate.remote_address
-            secure = wrap(sock, context, host)
-            undo.callback(secure.close)
+            secure = undo.enter_context(wrap(sock, context, host))
             await handshake(secure, host)
-            info = secured_info(info, secure, tls.verify)
-            pinned = check_pin(tls, info.peer_certificate, host)
-            info, secured, sock = replace(info, peer_verified=tls.verify or pinned), TlsStream(secure), secure
+            info, secured, sock = secured_info(info, secure, tls, host), TlsStream(secure), secure
         channel = make(sock, info, secured)
         undo.pop_all()
     return channel

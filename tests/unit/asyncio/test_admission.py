@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import Callable
 from functools import partial
 
-from multi.asyncio.admission import Admission, BySource, place_of, source_of
+import pytest
+
+from multi.asyncio.admission import LIMITS, Admission, BySource, LimitLog, place_of, source_of
 from multi.config.model import Limits
 
 
@@ -145,13 +148,37 @@ def test_who_has_left_has_no_turn_and_nobody_has_two() -> None:
         turns.add(member, "192.0.2.1")
     turns.discard("a")
     turns.discard("a")
-    assert [turns.next() for _ in range(3)] == ["b", "c", None]
+    assert [turns.next() for _ in range(2)] == ["b", "c"]
     assert len(turns) == 0
+
+
+def test_a_limit_that_is_hit_again_and_again_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    log = LimitLog(lambda: now)
+    with caplog.at_level(logging.WARNING, "multi.server"):
+        for _ in range(1000):
+            log.hit("max_sessions", "192.0.2.0/24")
+        assert [r.message for r in caplog.records] == [
+            "limit max_sessions reached by 192.0.2.0/24 (0 more since the last warning)"
+        ]
+        now = 10.0
+        log.hit("max_sessions", "198.51.100.0/24")
+    assert (
+        caplog.records[-1].message == "limit max_sessions reached by 198.51.100.0/24 (999 more since the last warning)"
+    )
+    assert log.counts["max_sessions"] == 1001
+    assert set(log.counts) == set(LIMITS)
+
+
+def test_every_configured_limit_is_counted_under_its_name() -> None:
+    not_counted = {"max_stream_window", "max_session_window", "max_send_buffer"}
+    assert set(Limits.model_fields) - not_counted <= set(LIMITS)
 
 
 async def test_what_strangers_want_done_is_done_by_turns() -> None:
     admission = Admission(Limits())
     done: list[int | str] = []
+    over = asyncio.Event()
 
     def flood() -> None:
         for number in range(5):
@@ -159,9 +186,9 @@ async def test_what_strangers_want_done_is_done_by_turns() -> None:
         admission.in_turn(3, "192.0.2.77", lambda: done.append("3 again"))
         admission.settled(2)
         admission.in_turn("alone", "198.51.100.7", lambda: done.append("alone"))
+        admission.in_turn("last", "192.0.2.77", over.set)
 
     admission.in_turn("first", "192.0.2.77", flood)
-    while len(done) < 5:
-        await asyncio.sleep(0)
+    await over.wait()
     assert done == [0, "alone", 1, "3 again", 4]
     admission.stop()

@@ -18,16 +18,16 @@ async def test_events_come_in_order_and_end_with_the_session() -> None:
         subscription.put(event)
     subscription.end()
     assert [event async for event in subscription] == numbered(4)
-    assert await subscription.next() is None
+    assert await anext(subscription, None) is None
 
 
 async def test_who_waits_is_woken_by_the_next_event_and_by_the_end() -> None:
     subscription = Subscription([])
-    waiting = asyncio.ensure_future(subscription.next())
+    waiting = asyncio.ensure_future(anext(subscription, None))
     await asyncio.sleep(0)
     subscription.put(Warned("now"))
     assert await waiting == Warned("now")
-    waiting = asyncio.ensure_future(subscription.next())
+    waiting = asyncio.ensure_future(anext(subscription, None))
     await asyncio.sleep(0)
     subscription.end()
     assert await waiting is None
@@ -45,17 +45,17 @@ async def test_who_is_too_slow_hears_how_much_was_missed_and_goes_on_with_the_re
 
 async def test_a_cancelled_wait_loses_no_event() -> None:
     subscription = Subscription([])
-    waiting = asyncio.ensure_future(subscription.next())
+    waiting = asyncio.ensure_future(anext(subscription, None))
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     subscription.put(Warned("kept"))
-    assert await subscription.next() == Warned("kept")
+    assert await anext(subscription, None) == Warned("kept")
 
 
 async def test_all_who_wait_on_one_subscription_hear_of_its_end() -> None:
     subscription = Subscription([])
-    waiting = [asyncio.create_task(subscription.next()) for _ in range(3)]
+    waiting = [asyncio.create_task(anext(subscription, None)) for _ in range(3)]
     await asyncio.sleep(0)
     subscription.put(Warned("one"))
     await asyncio.sleep(0)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from multi.asyncio.suspend import MIN_SLEEP, SleepWatch, sleep_watch, slept_until_now
+from multi.asyncio.suspend import MIN_SLEEP, SleepWatch, slept_until_now
 
 INTERVAL = 0.001  # seconds
 
@@ -29,47 +29,44 @@ class Machine:
                 await asyncio.sleep(INTERVAL)
 
 
-async def test_a_sleep_is_told_once_to_everybody_and_a_short_one_to_nobody() -> None:
-    machine, told, also = Machine(), list[float](), list[float]()
-    watch = SleepWatch(machine, INTERVAL)
-    unsubscribe, other = watch.subscribe(told.append), watch.subscribe(also.append)
+async def test_a_sleep_is_told_once_and_a_short_one_not_at_all() -> None:
+    machine, told = Machine(), list[float]()
+    watch = SleepWatch(told.append, clock=machine, interval=INTERVAL)
     machine.slept += MIN_SLEEP / 2
     await machine.looked_at()
     assert told == []
     machine.slept += 3600.0
     await machine.looked_at(3)
-    assert told == also == [pytest.approx(3600.0)]
-    unsubscribe()
-    other()
+    assert told == [pytest.approx(3600.0)]
+    watch.close()
 
 
 async def test_nobody_looks_when_nobody_wants_to_know() -> None:
     machine = Machine()
-    watch = SleepWatch(machine, INTERVAL)
-    unsubscribe = watch.subscribe(lambda _seconds: None)
+    watch = SleepWatch(lambda _seconds: None, clock=machine, interval=INTERVAL)
     await machine.looked_at()
-    unsubscribe()
-    unsubscribe()
+    watch.close()
+    watch.close()
     looks = machine.looks
     await asyncio.sleep(20 * INTERVAL)
     assert machine.looks == looks
 
 
-async def test_a_session_that_fails_to_hear_it_keeps_it_from_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_seconds: float) -> None:
+async def test_a_session_that_fails_to_hear_it_hears_the_next_one() -> None:
+    def broken(seconds: float) -> None:
+        told.append(seconds)
         raise RuntimeError("a bug")
 
-    machine, told = Machine(), list[float]()
-    watch = SleepWatch(machine, INTERVAL)
-    ends = [watch.subscribe(broken), watch.subscribe(told.append)]
-    machine.slept += 60.0
-    await machine.looked_at()
-    assert told == [pytest.approx(60.0)]
-    assert "could not be told" in caplog.text
-    for unsubscribe in ends:
-        unsubscribe()
+    machine, told, failures = Machine(), list[float](), list[str]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(str(context["exception"])))
+    watch = SleepWatch(broken, clock=machine, interval=INTERVAL)
+    for _ in range(2):
+        machine.slept += 60.0
+        await machine.looked_at()
+    watch.close()
+    assert told == [pytest.approx(60.0), pytest.approx(60.0)]
+    assert failures == ["a bug", "a bug"]
 
 
-async def test_all_sessions_of_an_event_loop_share_one_watch() -> None:
-    assert sleep_watch() is sleep_watch()
+def test_the_clock_counts_from_the_start_of_the_machine() -> None:
     assert slept_until_now() > -0.001, "two clocks, read one after the other"

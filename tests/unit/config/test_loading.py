@@ -98,7 +98,7 @@ def test_loading_opens_no_other_file(tmp_path: Path) -> None:
 
 
 def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
-    assert load_config(written(tmp_path, b"\xef\xbb\xbf" + json.dumps(CLIENT).encode())).is_client
+    assert not load_config(written(tmp_path, b"\xef\xbb\xbf" + json.dumps(CLIENT).encode())).is_server
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ import pytest
 
 from multi.config import json_schema, load_config
 from multi.schedulers import scheduler_names
+from multi.transports import transport_names
+from multi.transports.base import transport_type
 
 SCHEMA = json_schema()
 CONFIGS = sorted((Path(__file__).parents[3] / "configs").glob("*.json"))
 DOCUMENTATION = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+SHIPPED = [name for name in transport_names() if transport_type(name).shipped]
 SECTIONS = {
     "Top level": SCHEMA,
     "Entries: `connection_priority`": SCHEMA["$defs"]["Entry"],
     "`multi_config`": SCHEMA["$defs"]["MultiConfig"],
-    "`tcp_config`": SCHEMA["$defs"]["TcpSettings"],
-    "`mptcp_config`": SCHEMA["$defs"]["MptcpSettings"],
-    "`quic_config`": SCHEMA["$defs"]["QuicSettings"],
+    **{f"`{name}_config`": SCHEMA["$defs"][transport_type(name).settings.__name__] for name in SHIPPED},
     "`ssl_config`": SCHEMA["$defs"]["SslConfig"],
     "`wifi_config`": SCHEMA["$defs"]["WifiConfig"],
     "`interfaces`": SCHEMA["$defs"]["InterfaceKinds"],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from multi.config import load_config
+from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Role
@@ -40,7 +41,7 @@ def test_figure_2_of_the_paper_loads_with_the_meaning_it_has_there() -> None:
     ]
     assert (config.multi_config.connect, config.multi_config.scheduler.name) == ("seq", "RR")
     assert (config.remote_host, config.remote_port, config.session_id) == ("mcserver", 7788, "random")
-    assert config.mptcp_config.scheduler == "RR"
+    assert config.transport_settings().section("mptcp", MptcpSettings).scheduler == "RR"
     assert config.wifi_config.power_savings is False
     settings = config.transport_settings()
     assert settings.section("quic", QuicSettings).idle_timeout == 5

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ import pytest
 from multi.cli.interfaces import show_interfaces
 from multi.discovery import interfaces, interfaces_async, routed
 from multi.discovery import snapshot as module
+from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.networks import network_ids
 from multi.discovery.snapshot import Snapshot, snapshots
 from multi.errors import ConfigError
@@ -61,12 +61,12 @@ def test_every_interface_of_the_system_is_found_with_its_index() -> None:
 
 
 @linux_only
-def test_reading_takes_less_than_20_ms() -> None:
+def test_reading_takes_less_than_20_ms_of_processor_time() -> None:
     durations = []
     for _ in range(10):
-        start = time.perf_counter()
+        start = time.thread_time()
         interfaces()
-        durations.append(time.perf_counter() - start)
+        durations.append(time.thread_time() - start)
     assert min(durations) < 0.020
 
 
@@ -134,7 +134,7 @@ def test_asking_for_a_route_to_a_scoped_address_spoils_no_other_answer() -> None
 
 @linux_only
 def test_without_netlink_netifaces_finds_the_same_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused() -> None:
+    def refused(_kernel: NetlinkSocket) -> None:
         raise PermissionError("netlink is not allowed here")
 
     truth = interfaces()
@@ -164,7 +164,6 @@ def fake_netifaces(monkeypatch: pytest.MonkeyPatch, tables: dict[str, dict[int, 
     monkeypatch.setattr(netifaces, "interfaces", lambda: list(tables))
     monkeypatch.setattr(netifaces, "ifaddresses", addresses)
     monkeypatch.setattr(netifaces, "gateways", lambda: gateways)
-    monkeypatch.setattr("multi.discovery.portable.SYS_CLASS_NET", Path("/nowhere"))
     monkeypatch.setattr(sys, "platform", "darwin")
 
 
@@ -379,17 +378,17 @@ def fork_while_somebody_reads() -> None:
     reading, go_on = threading.Event(), threading.Event()
     real = module.snapshot
 
-    def slow() -> Snapshot:
+    def slow(kernel: NetlinkSocket) -> Snapshot:
         reading.set()
         go_on.wait(20)
-        return real()
+        return real(kernel)
 
-    module.snapshot = slow
+    setattr(module, "snapshot", slow)  # noqa: B010 - its own function of another type
     thread = threading.Thread(target=snapshots.read, kwargs={"anew": True})
     thread.start()
     reading.wait(20)
     child = os.fork()
-    module.snapshot = real
+    setattr(module, "snapshot", real)  # noqa: B010
     if not child:
         snapshots.read(anew=False)
         os._exit(0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from multi.discovery import interfaces
-from multi.discovery.networks import network_id, network_ids
+from multi.discovery.networks import network_ids
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
 NO_INDEX = 0x7FFFFFFF  # of no interface
@@ -15,6 +15,10 @@ FOUR = InterfaceAddress("192.168.1.20", Family.IPV4, 24)
 SIX = InterfaceAddress("2001:db8:1::20", Family.IPV6, 64)
 LINK_LOCAL = InterfaceAddress("fe80::1", Family.IPV6, 64, False, "link-local")
 WLAN = Interface("wlan0", NO_INDEX, Kind.WIFI, addresses=(FOUR,), gateways=((Family.IPV4, "192.168.1.1"),))
+
+
+def network_id(interface: Interface) -> str:
+    return network_ids([interface])[interface.name]
 
 
 def test_another_address_on_the_same_subnet_is_the_same_network() -> None:

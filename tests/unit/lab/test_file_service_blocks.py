@@ -78,5 +78,5 @@ async def test_hash_of_what_is_there_stops_at_its_end(tmp_path: Path) -> None:
         assert sink.sha256 == hashlib.sha256(b"abc").hexdigest()
         sink.rewind()
         await sink.hash_up_to(2)
-        sink.cut()
+        sink.resume(2)
     assert (tmp_path / "f").read_bytes() == b"ab"

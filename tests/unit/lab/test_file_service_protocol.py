@@ -12,7 +12,7 @@ from multi.errors import RemoteProtocolError
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
-    ContentEnd,
+    End,
     FileRefused,
     Get,
     Message,
@@ -20,6 +20,7 @@ from multi.lab.files.protocol import (
     Put,
     Receiving,
     Refusal,
+    Request,
     Sending,
     Stored,
     decode,
@@ -27,7 +28,6 @@ from multi.lab.files.protocol import (
     pack_length,
     read_length,
     read_message,
-    read_request,
     refusal_of,
 )
 
@@ -42,7 +42,7 @@ HASH = "ab" * 32
         Put("name", 0, 0o755, True),
         Receiving(3, HASH),
         Begin(0),
-        ContentEnd(HASH),
+        End(HASH),
         Stored(5, HASH),
         Refusal("busy", "why"),
     ],
@@ -117,11 +117,11 @@ async def test_unexpected_and_endless_messages_are_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="unexpected message 'begin'"):
         await read_message(reader_of(encode(Begin(0))), Sending)
     with pytest.raises(RemoteProtocolError, match="unexpected message 'begin'"):
-        await read_request(reader_of(encode(Begin(0))))
+        await read_message(reader_of(encode(Begin(0))), Request)
     with pytest.raises(RemoteProtocolError, match="too long"):
-        await read_request(reader_of(b"x" * (LINE_LIMIT + 1) + b"\n"))
+        await read_message(reader_of(b"x" * (LINE_LIMIT + 1) + b"\n"), Request)
     with pytest.raises(EOFError):
-        await read_request(reader_of(b'{"multi_files": 1'))
+        await read_message(reader_of(b'{"multi_files": 1'), Request)
 
 
 async def test_lengths_of_blocks_are_bounded() -> None:

@@ -23,7 +23,12 @@ def test_without_pyroute2_routes_are_left_as_they_are_and_a_warning_says_why(mon
     wifi = Interface("wlan0", 4242, Kind.WIFI, addresses=(InterfaceAddress("192.0.2.7", Family.IPV4, 24),))
     routes = PolicyRoutes()
     try:
-        warnings = routes.install([wifi])
+        warnings = routes.install([wifi], ["198.51.100.1"])
     finally:
         routes.remove()
-    assert warnings == ["manage_routes: routes cannot be changed: pyroute2 is not installed"]
+    table = 10_000 + 4242 * 256
+    assert warnings == [
+        "wlan0: no gateway known for ipv4, only its own subnet is routed",
+        f"the route to 192.0.2.0/24 in table {table} is refused: pyroute2 is not installed",
+        f"the rule from 192.0.2.7 lookup {table} is refused: pyroute2 is not installed",
+    ]

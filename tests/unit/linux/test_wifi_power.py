@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from multi.linux.wifi_power import PowerControl, PowerSaving
+from multi.linux.wifi_power import PowerSaving
 from tests.unit.linux.fake_nl80211 import FAMILY, GET_POWER_SAVE, SET_POWER_SAVE, FakeKernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nl80211 is Linux only")
@@ -21,15 +22,16 @@ INTERFACE = "lo"  # exists everywhere; the kernel of these tests calls it WiFi
 INDEX = socket.if_nametoindex(INTERFACE) if sys.platform == "linux" else 0
 
 
-def wifi(*, saving: bool = True) -> tuple[FakeKernel, PowerControl]:
+def wifi(*, saving: bool = True) -> tuple[FakeKernel, Callable[[], PowerSaving]]:
+    """With what makes sessions there."""
     kernel = FakeKernel(saving={INDEX: saving})
-    return kernel, PowerControl(kernel.open)
+    return kernel, lambda: PowerSaving(kernel.open)
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="the bytes are written down in little-endian order")
 def test_requests_are_these_bytes() -> None:
-    kernel, control = wifi()
-    assert PowerSaving(control).hold(INTERFACE, False) == ""
+    kernel, session = wifi()
+    assert session().hold(INTERFACE, False) == ""
     index = struct.pack("<I", INDEX).hex()
     assert kernel.requests == [
         bytes.fromhex(text)
@@ -44,8 +46,8 @@ def test_requests_are_these_bytes() -> None:
 
 def test_requests_are_what_pyroute2_would_send() -> None:
     nl80211 = pytest.importorskip("pyroute2.netlink.nl80211")
-    kernel, control = wifi(saving=False)
-    assert PowerSaving(control).hold(INTERFACE, True) == ""
+    kernel, session = wifi(saving=False)
+    assert session().hold(INTERFACE, True) == ""
     other = nl80211.nl80211cmd()
     other["cmd"], other["version"] = SET_POWER_SAVE, 0
     other["attrs"] = [("NL80211_ATTR_IFINDEX", INDEX), ("NL80211_ATTR_PS_STATE", struct.pack("=I", 1))]
@@ -57,42 +59,42 @@ def test_requests_are_what_pyroute2_would_send() -> None:
 @pytest.mark.parametrize("found", [True, False])
 @pytest.mark.parametrize("wanted", [True, False])
 def test_the_state_found_comes_back(found: bool, wanted: bool) -> None:
-    kernel, control = wifi(saving=found)
-    saving = PowerSaving(control)
+    kernel, session = wifi(saving=found)
+    saving = session()
     assert saving.hold(INTERFACE, wanted) == ""
     assert kernel.saving[INDEX] is wanted
-    saving.release(INTERFACE)
+    saving.release_all()
     assert kernel.saving[INDEX] is found
     assert (SET_POWER_SAVE in kernel.commands()) is (found != wanted)
 
 
 def test_the_last_of_several_sessions_puts_back() -> None:
-    kernel, control = wifi()
-    first, second = PowerSaving(control), PowerSaving(control)
+    kernel, session = wifi()
+    first, second = session(), session()
     assert [first.hold(INTERFACE, False), second.hold(INTERFACE, False), second.hold(INTERFACE, False)] == [""] * 3
-    second.release(INTERFACE)
-    second.release(INTERFACE)
+    second.release_all()
+    second.release_all()
     assert kernel.saving[INDEX] is False
     first.release_all()
     assert kernel.saving[INDEX] is True
 
 
 def test_it_is_off_while_one_session_wants_it_off() -> None:
-    kernel, control = wifi(saving=False)
-    thrifty, hasty = PowerSaving(control), PowerSaving(control)
+    kernel, session = wifi(saving=False)
+    thrifty, hasty = session(), session()
     assert thrifty.hold(INTERFACE, True) == ""
     assert kernel.saving[INDEX] is True
     assert hasty.hold(INTERFACE, False) == ""
     assert kernel.saving[INDEX] is False
-    hasty.release(INTERFACE)
+    hasty.release_all()
     assert kernel.saving[INDEX] is True
-    thrifty.release(INTERFACE)
+    thrifty.release_all()
     assert kernel.saving[INDEX] is False
 
 
 def test_holding_again_repeats_what_a_network_manager_has_undone() -> None:
-    kernel, control = wifi()
-    saving = PowerSaving(control)
+    kernel, session = wifi()
+    saving = session()
     saving.hold(INTERFACE, False)
     kernel.saving[INDEX] = True
     assert saving.hold(INTERFACE, False) == ""
@@ -100,12 +102,12 @@ def test_holding_again_repeats_what_a_network_manager_has_undone() -> None:
 
 
 def test_what_somebody_else_has_chosen_since_is_left() -> None:
-    kernel, control = wifi(saving=False)
-    saving = PowerSaving(control)
+    kernel, session = wifi(saving=False)
+    saving = session()
     saving.hold(INTERFACE, True)
     kernel.saving[INDEX] = False
     kernel.requests.clear()
-    saving.release(INTERFACE)
+    saving.release_all()
     assert kernel.commands() == [GET_POWER_SAVE]
 
 
@@ -138,23 +140,21 @@ def test_what_somebody_else_has_chosen_since_is_left() -> None:
     ],
 )
 def test_the_reason_why_not_is_exact(interface: str, kernel: FakeKernel, reason: str) -> None:
-    control = PowerControl(kernel.open)
-    saving = PowerSaving(control)
+    saving = PowerSaving(kernel.open)
     assert saving.hold(interface, False) == reason
     kernel.requests.clear()
-    saving.release(interface)
-    control.restore_all()
+    saving.release_all()
     assert kernel.requests == []
 
 
 def test_no_permission_is_needed_for_what_is_so_already() -> None:
     kernel = FakeKernel({INDEX: False}, refusals={SET_POWER_SAVE: errno.EPERM})
-    assert PowerSaving(PowerControl(kernel.open)).hold(INTERFACE, False) == ""
+    assert PowerSaving(kernel.open).hold(INTERFACE, False) == ""
 
 
 def test_a_refused_session_changes_nothing_for_the_others() -> None:
-    kernel, control = wifi(saving=False)
-    thrifty, hasty = PowerSaving(control), PowerSaving(control)
+    kernel, session = wifi(saving=False)
+    thrifty, hasty = session(), session()
     thrifty.hold(INTERFACE, True)
     kernel.refusals[SET_POWER_SAVE] = errno.EBUSY
     assert hasty.hold(INTERFACE, False) == "the driver of lo refuses: Device or resource busy"
@@ -164,24 +164,24 @@ def test_a_refused_session_changes_nothing_for_the_others() -> None:
 
 
 def test_a_silent_driver_is_given_up_within_a_second() -> None:
-    kernel, control = wifi()
+    kernel, session = wifi()
     kernel.silent = True
     before = time.monotonic()
-    assert PowerSaving(control).hold(INTERFACE, False) == "the driver of lo did not answer within 1 s"
+    assert session().hold(INTERFACE, False) == "the driver of lo did not answer within 1 s"
     assert 0.9 < time.monotonic() - before < 5.0
 
 
 def test_sessions_in_several_threads_end_where_they_began() -> None:
-    kernel, control = wifi()
+    kernel, session = wifi()
 
-    def session() -> None:
-        saving = PowerSaving(control)
+    def use() -> None:
+        saving = session()
         for _ in range(20):
             assert saving.hold(INTERFACE, False) == ""
             assert kernel.saving[INDEX] is False
-            saving.release(INTERFACE)
+            saving.release_all()
 
-    threads = [threading.Thread(target=session) for _ in range(4)]
+    threads = [threading.Thread(target=use) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -197,14 +197,18 @@ def test_this_machine_gives_an_answer() -> None:
 
 PROGRAM = """
 import atexit, os, sys
-from multi.linux.wifi_power import PowerControl, PowerSaving
 from tests.unit.linux.fake_nl80211 import FakeKernel
 kernel = FakeKernel({{1: True}})
 parent = os.getpid()
+# What is registered first runs last.
 if {forks}:
     atexit.register(lambda: print("at exit", kernel.saving[1], os.getpid() == parent, flush=True))
-    control = PowerControl(kernel.open)
-    PowerSaving(control).hold("lo", False)
+else:
+    atexit.register(lambda: print("at exit", kernel.saving[1]))
+from multi.linux.wifi_power import PowerSaving
+saving = PowerSaving(kernel.open)
+saving.hold("lo", False)
+if {forks}:
     sent = len(kernel.requests)
     child = os.fork()
     if not child:
@@ -212,8 +216,6 @@ if {forks}:
     os.waitpid(child, 0)
     print("after the child", len(kernel.requests) - sent, flush=True)
 else:
-    atexit.register(lambda: print("at exit", kernel.saving[1]))
-    PowerSaving(PowerControl(kernel.open)).hold("lo", False)
     print("held", kernel.saving[1])
 """
 

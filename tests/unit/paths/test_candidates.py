@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 import multi.paths.candidates as module
-from multi.paths.candidates import EntrySpec, Rejection, candidates
-from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role
+from multi.paths.candidates import EntrySpec, Rejection, candidates, one_per_interface
+from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
 
 HOST, PORT = "mcserver", 7788
 FOUR, SIX = "203.0.113.7", "2001:db8:7::7"
@@ -65,7 +66,7 @@ def paths(found: Sequence[Candidate]) -> list[tuple[str, str, str]]:
 
 
 def reasons(rejected: Sequence[Rejection]) -> list[str]:
-    return [str(r) for r in rejected]
+    return [r.reason for r in rejected]
 
 
 # What an element of the interface list stands for
@@ -154,7 +155,7 @@ def test_entry_fields_travel_into_the_candidate() -> None:
         weight=2.0,
         cost=0.5,
         max_rate=125e3,
-        group="home",
+        group="group home",
     )
 
 
@@ -245,14 +246,14 @@ def test_the_group_of_a_single_address_stays_when_there_are_more() -> None:
 
 def test_the_group_of_the_entry_is_kept() -> None:
     found, _ = expand(spec(ip="any", interfaces=("eth0", "wlan0"), group="home"))
-    assert {c.group for c in found} == {"home"}
+    assert {c.group for c in found} == {"group home"}
 
 
 def test_a_generated_group_never_meets_one_of_the_user() -> None:
     generated = expand(spec(ip="any", interfaces=("eth0",)))[0][0].group
     found, _ = expand(spec(ip="any", interfaces=("eth0",)), spec(interfaces=("wlan0",), group=generated))
-    assert found[0].group not in ("", generated)
-    assert found[2].group == generated
+    assert found[0].group == generated
+    assert found[2].group not in ("", generated)
 
 
 def test_ip_any_over_an_interface_with_one_family_is_no_rejection() -> None:
@@ -560,3 +561,39 @@ def test_the_module_does_no_input_or_output() -> None:
     imported = {name.split(".")[0] for name in names}
     assert "multi" in imported
     assert imported.isdisjoint({"asyncio", "socket", "time", "os", "random", "secrets"})
+
+
+# Instead of an MPTCP connection over several interfaces
+
+OVER_TWO = Candidate(
+    "mptcp",
+    Family.IPV4,
+    "server",
+    "10.0.0.1",
+    7788,
+    interface="eth0",
+    local_address="10.0.1.2",
+    more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
+    kind="eth",
+)
+
+
+def test_one_connection_for_each_interface_has_its_address_and_kind() -> None:
+    first, second = one_per_interface(replace(OVER_TWO, group="fast"))
+    assert (first.interface, first.local_address, first.kind, first.group) == ("eth0", "10.0.1.2", "eth", "fast")
+    assert (second.interface, second.local_address, second.kind) == ("wlan0", "10.0.2.2", "wifi")
+    assert second.group == "fast, wlan0"
+    assert not first.more_interfaces
+    assert not second.more_interfaces
+    assert not second.more_sources
+
+
+def test_one_connection_for_each_interface_works_from_names_alone() -> None:
+    found = one_per_interface(replace(OVER_TWO, more_sources=(Source("wlan0"), Source("wwan0"))))
+    assert [(c.interface, c.local_address) for c in found] == [("eth0", "10.0.1.2"), ("wlan0", ""), ("wwan0", "")]
+    assert [c.group for c in found] == ["", "", ""]
+
+
+def test_a_candidate_of_one_interface_stays_what_it_is() -> None:
+    alone = replace(OVER_TWO, more_sources=())
+    assert one_per_interface(alone) == [alone]

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
+from multi.paths.history import ConnectionHistory
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
@@ -32,7 +33,7 @@ class Connections:
     def give_up(self, connection: ConnectionId, reason: str) -> None:
         pass
 
-    def set_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
+    def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
         self.roles[connection] = role
 
     def ping(self, connection: ConnectionId) -> None:
@@ -47,7 +48,7 @@ class World:
         *candidates: Candidate,
         connect: Connect = Connect.STAGGERED,
         mode: Mode = Mode.AGGREGATE,
-        race_order: list[Candidate] | None = None,
+        history: ConnectionHistory | None = None,
     ) -> None:
         self.now = 0.0
         self.connections = Connections()
@@ -58,7 +59,7 @@ class World:
             session=self.connections,
             jitter=lambda: 0.5,
             now=0.0,
-            race_order=race_order,
+            history=history,
         )
         self.dials: list[tuple[ConnectionId, Candidate]] = []
         self.cancelled: list[ConnectionId] = []
@@ -123,9 +124,11 @@ def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
 
 
 def test_an_alternative_that_appears_when_the_others_were_started_is_tried_too() -> None:
-    first, gone, fresh = (candidate(0, f"192.0.2.{number}", "one") for number in (1, 2, 3))
+    first, gone, fresh = (replace(candidate(0, f"192.0.2.{n}", "one"), network="shaky") for n in (1, 2, 3))
     other = candidate(1)
-    world = World(first, gone, other, race_order=[other, first, gone])
+    history = ConnectionHistory()
+    history.failed(first, 0.0)
+    world = World(first, gone, other, history=history)
     world.run(0.3)
     assert [c for _, c in world.dials] == [other, first]
     world.state(0, ACTIVE)
@@ -201,7 +204,7 @@ def test_a_handover_that_is_cancelled_has_an_end() -> None:
     world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
     world.paths.cancel_handover()
     world.turn()
-    assert done == []
+    assert [reason and reason.cause for reason in done] == [Cause.ABORTED]
     states = [event.state for event in world.events if isinstance(event, HandoverChanged)]
     assert states == [HandoverState.STARTED, HandoverState.FAILED]
 

@@ -48,7 +48,7 @@ def test_sequential_waits_longer_than_a_lost_packet_takes_to_be_repeated() -> No
 def test_after_a_failure_the_next_starts_at_once(mode: Connect) -> None:
     race = Race(ALL, mode, 0.0)
     assert race.due(0.0) == [FIRST]
-    race.failed(0.05)
+    race.ended(0.05)
     assert race.next_timer() == 0.05
     assert race.due(0.05) == [SECOND]
 
@@ -56,20 +56,15 @@ def test_after_a_failure_the_next_starts_at_once(mode: Connect) -> None:
 def test_once_somebody_has_answered_staggered_starts_all_the_others() -> None:
     race = Race(ALL, Connect.STAGGERED, 0.0)
     race.due(0.0)
-    race.succeeded(0.04)
+    race.ended(0.04, won=True)
     assert race.due(0.04) == [SECOND, THIRD]
 
 
 def test_sequential_goes_on_one_by_one_after_a_success() -> None:
     race = Race(ALL, Connect.SEQUENTIAL, 0.0)
     race.due(0.0)
-    race.succeeded(0.04)
+    race.ended(0.04, won=True)
     assert race.due(0.04) == [SECOND]
-
-
-def test_what_was_slow_to_open_before_has_longer_before_the_next_is_tried() -> None:
-    race = Race(ALL, Connect.STAGGERED, 0.0, lambda candidate, default, now: 1.0 if candidate is FIRST else default)
-    assert [at for at, _ in starts(race)] == [0.0, pytest.approx(1.0), pytest.approx(1.0 + ATTEMPT_DELAY)]
 
 
 def test_an_alternative_of_a_winner_is_never_started() -> None:
@@ -77,7 +72,7 @@ def test_an_alternative_of_a_winner_is_never_started() -> None:
     race.due(0.0)
     race.skip(SECOND)
     race.skip(SECOND)
-    race.succeeded(0.04)
+    race.ended(0.04, won=True)
     assert race.due(0.04) == [THIRD]
     assert not race.holds(SECOND)
 
@@ -85,7 +80,7 @@ def test_an_alternative_of_a_winner_is_never_started() -> None:
 def test_what_becomes_known_later_has_its_turn_after_the_others_and_only_once() -> None:
     race = Race([FIRST], Connect.STAGGERED, 0.0)
     race.due(0.0)
-    race.failed(0.1)
+    race.ended(0.1)
     assert race.finished
     race.add([SECOND, THIRD], 5.0)
     race.add([SECOND], 5.0)
@@ -97,8 +92,8 @@ def test_a_race_is_over_when_all_have_succeeded_or_failed() -> None:
     race = Race(ALL, Connect.PARALLEL, 0.0)
     assert not race.finished
     race.due(0.0)
-    race.succeeded(0.1)
-    race.failed(0.2)
+    race.ended(0.1, won=True)
+    race.ended(0.2)
     assert not race.finished
-    race.failed(0.3)
+    race.ended(0.3)
     assert race.finished

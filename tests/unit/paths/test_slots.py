@@ -17,6 +17,7 @@ from multi.paths.slots import (
     RETRY_JITTER,
     SHORT_LIFE,
     STABLE_AFTER,
+    Attempt,
     Slot,
     slot_key,
     slots_of,
@@ -37,9 +38,13 @@ def slot(*candidates: Candidate) -> Slot:
     return made
 
 
+def attempt(tried: Candidate) -> Attempt:
+    return Attempt(tried, 0.0, Role.ACTIVE)
+
+
 def lived(made: Slot, seconds: float, *, at: float = 0.0) -> float:
     """A connection fills the slot and is lost; return when."""
-    made.filled(ID, made.candidates[0], at)
+    made.filled(ID, attempt(made.candidates[0]), at)
     made.trouble(at + seconds)
     made.emptied(at + seconds)
     return at + seconds
@@ -63,7 +68,7 @@ def test_a_slot_stays_the_same_while_its_local_address_changes() -> None:
 def test_a_slot_is_dialled_while_it_is_empty_or_its_connection_may_be_dead() -> None:
     made = slot()
     assert made.wants_dial
-    made.filled(ID, made.candidates[0], 0.0)
+    made.filled(ID, attempt(made.candidates[0]), 0.0)
     assert not made.wants_dial
     made.suspect = True
     assert made.wants_dial
@@ -91,7 +96,7 @@ def test_alternatives_take_turns_until_one_works_and_that_one_is_first_then() ->
         tried.append(made.next_to_dial())
         made.rotate(tried[-1])
     assert tried == [one, other, one]
-    made.filled(ID, other, 0.0)
+    made.filled(ID, attempt(other), 0.0)
     assert made.next_to_dial() is other
     made.rotate(candidate(9))
     assert made.next_to_dial() is other, "what is no candidate any more moves nothing"
@@ -139,7 +144,7 @@ def test_a_connection_that_ends_at_once_counts_as_a_refusal_and_a_longer_life_fo
 def test_an_attempt_that_nobody_answers_gets_another_beside_it_ever_more_rarely() -> None:
     made, beside, now = slot(), [], 0.0
     made.been_up = True
-    made.attempts[ID] = made.candidates[0]
+    made.attempts[ID] = attempt(made.candidates[0])
     made.unanswered_since = made.dialled_at = now
     while now < 3600.0:
         at = made.dial_again_at(detached=False)
@@ -157,7 +162,7 @@ def test_a_sign_that_it_may_work_again_is_followed_at_once_and_not_too_often() -
     made.dial_soon(50.0)
     assert (made.retry_at, made.refusals) == (50.0, 0)
     made.dialled_at = 50.0
-    made.attempts[ID] = made.candidates[0]
+    made.attempts[ID] = attempt(made.candidates[0])
     made.dial_soon(50.0 + DIAL_APART / 2)
     assert made.retry_at == 50.0, "one is on its way"
     made.dial_soon(50.0 + 2 * DIAL_APART)

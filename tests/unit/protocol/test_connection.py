@@ -270,11 +270,11 @@ def test_bytes_given_to_a_suspect_connection_are_not_expected_to_arrive() -> Non
 @pytest.mark.parametrize("payload", [b"", b"a payload"])
 def test_what_one_end_seals_only_the_other_opens_and_only_once(payload: bytes) -> None:
     ours, theirs = connection(lanes=2), connection(lanes=2)
-    ours.protect(b"o" * 32, b"t" * 32, Cipher.AES_128_GCM)
-    theirs.protect(b"t" * 32, b"o" * 32, Cipher.AES_128_GCM)
+    ours.protect(Cipher.AES_128_GCM, outgoing=b"o" * 32, incoming=b"t" * 32)
+    theirs.protect(Cipher.AES_128_GCM, outgoing=b"t" * 32, incoming=b"o" * 32)
     assert theirs.openers is not None
     for lane, opener in enumerate(theirs.openers):
-        ours.send(SegmentType.DATA, (payload,) if payload else (), len(payload), stream=StreamId(2), lane=lane)
+        ours.send(SegmentType.DATA, payload, 0.0, stream=StreamId(2), lane=lane)
         raw = b"".join(ours.output[lane])
         assert not payload or payload not in raw
         (segment,) = theirs.decoders[lane].feed(memoryview(raw))
@@ -286,8 +286,8 @@ def test_what_one_end_seals_only_the_other_opens_and_only_once(payload: bytes) -
 
 def test_unprotected_segments_are_sent_as_they_are() -> None:
     made = connection()
-    made.protect_outgoing(b"o" * 32, Cipher.CHACHA20_POLY1305)
+    made.protect(Cipher.CHACHA20_POLY1305, outgoing=b"o" * 32)
     made.unprotect()
-    assert not made.opens
-    made.send(SegmentType.DATA, (b"in clear",), 8)
+    assert made.openers is None
+    made.send(SegmentType.DATA, b"in clear", 0.0)
     assert b"in clear" in b"".join(made.output[0])

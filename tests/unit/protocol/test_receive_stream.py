@@ -24,6 +24,11 @@ def new_stream(size: int = BIG) -> ReceiveStream:
     return ReceiveStream(StreamId(0), Window(size, max(size, BIG), 0.0))
 
 
+def reassembling(stream: ReceiveStream) -> int:
+    """Bytes kept out of order."""
+    return sum(island.end - island.start for island in stream.islands)
+
+
 def put(stream: ReceiveStream, start: int, end: int, *, owned: bool = False) -> int:
     """Deliver [start, end) of CONTENT the way a connection does; borrowed memory is overwritten afterwards."""
     segment = bytearray(b"header" + CONTENT[start:end])
@@ -80,7 +85,7 @@ class ReceiveStreamModel(RuleBasedStateMachine):
             position = len(CONTENT) if end < 0 else end
             islands.append((start, position))
         assert self.stream.ranges() == tuple(islands[:MAX_RANGES])
-        assert self.stream.reassembling == sum(end - start for start, end in islands)
+        assert reassembling(self.stream) == sum(end - start for start, end in islands)
 
     @invariant()
     def the_session_is_charged_for_the_highest_offset(self) -> None:
@@ -122,7 +127,7 @@ def test_a_hundred_thousand_segments_of_one_byte_take_little_memory(
         stream.insert(start, memoryview(bytearray(b"hx"))[1:], owned)
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert stream.readable + stream.reassembling >= 99_999
+    assert stream.readable + reassembling(stream) >= 99_999
     assert kept < 2_000_000
 
 

@@ -212,7 +212,7 @@ def test_the_session_window_grows_only_as_far_as_the_server_has_memory() -> None
         return False
 
     end = End()
-    end.receiver.ask_to_grow(refuse)
+    end.receiver.window.may_grow = refuse
     offset = 0
     for _ in range(20):
         end.arrive(offset, offset + WINDOW // 2)
@@ -221,7 +221,7 @@ def test_the_session_window_grows_only_as_far_as_the_server_has_memory() -> None
         end.ack()
     assert end.receiver.window.size == WINDOW
     assert asked
-    end.receiver.ask_to_grow(lambda _size: True)
+    end.receiver.window.may_grow = None
     for _ in range(20):
         end.arrive(offset, offset + WINDOW // 2)
         offset += WINDOW // 2

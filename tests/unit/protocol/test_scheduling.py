@@ -34,9 +34,9 @@ def server() -> tuple[SessionCore, list[str]]:
 
 def test_the_scheduler_made_with_the_session_serves_a_client_that_asks_for_the_same() -> None:
     session, made = server()
-    session.peer_policy(Policy("adaptive", (), switch=True, reinject="rescue"))
+    session.scheduling.peer_wants(Policy("adaptive", (), switch=True, reinject="rescue"))
     assert made == ["adaptive"]
-    assert session.policy.switch
+    assert session.scheduling.policy.switch
     assert session.sender.reinject == "rescue"
 
 
@@ -47,7 +47,7 @@ def test_other_parameters_and_a_return_make_a_new_one() -> None:
         Policy("top_throughput", (("n", 1.0),)),
         Policy("adaptive"),
     ):
-        session.peer_policy(policy)
+        session.scheduling.peer_wants(policy)
     assert made == ["adaptive", "top_throughput", "top_throughput", "adaptive"]
 
 
@@ -55,7 +55,7 @@ def test_an_object_the_application_set_is_not_taken_for_what_a_client_asks_for()
     session, made = server()
     own = create_scheduler("RR", {})
     session.set_scheduler(Policy("adaptive"), own, now=0.0)
-    session.peer_policy(Policy("adaptive"))
+    session.scheduling.peer_wants(Policy("adaptive"))
     assert made == ["adaptive", "adaptive"]
     assert session.sender.scheduler is not own
 
@@ -79,7 +79,7 @@ def test_what_a_client_asks_for_is_made_by_another_maker_than_the_servers_own() 
         make_peer_scheduler=maker("peer"),
         now=0.0,
     )
-    session.peer_policy(Policy("RR"))
+    session.scheduling.peer_wants(Policy("RR"))
     session.set_scheduler(Policy("BLEST"), now=0.0)
     assert asked == [("own", "adaptive"), ("peer", "RR"), ("own", "BLEST")]
 
@@ -108,7 +108,7 @@ def test_what_no_server_could_be_told_changes_nothing() -> None:
     many = Policy("many", tuple((f"p{n}", 1.0) for n in range(99)))
     with pytest.raises(LocalProtocolError, match="parameters"):
         client.set_scheduler(many, now=0.0)
-    assert client.policy.scheduler == "adaptive"
+    assert client.scheduling.policy.scheduler == "adaptive"
 
 
 class Broken:
@@ -127,7 +127,7 @@ def test_a_scheduler_that_fails_gives_way_to_the_default_and_the_application_hea
     node.session.set_scheduler(Policy("Broken"), Broken(), now=0.0)
     ends.write(node, b"arrives all the same")
     assert other.got() == b"arrives all the same"
-    assert node.session.policy.scheduler == DEFAULT_SCHEDULER
+    assert node.session.scheduling.policy.scheduler == DEFAULT_SCHEDULER
     (warning,) = [event.message for event in node.events if isinstance(event, Warned)]
     assert "Broken failed: KeyError" in warning
     assert __file__ in warning
@@ -155,5 +155,5 @@ def test_a_server_with_a_scheduler_of_its_own_does_not_follow() -> None:
         make_scheduler=create_scheduler,
         now=0.0,
     )
-    session.peer_policy(Policy("BLEST"))
-    assert session.policy.scheduler == "RR"
+    session.scheduling.peer_wants(Policy("BLEST"))
+    assert session.scheduling.policy.scheduler == "RR"

@@ -145,7 +145,7 @@ class SendStreamModel(RuleBasedStateMachine):
 
     @invariant()
     def lost_ranges_are_in_order_and_unacknowledged(self) -> None:
-        rescues = self.stream.rescues()
+        rescues = [item for item in self.stream.lost if not item.acked]
         assert [r.start for r in rescues] == sorted(r.start for r in rescues)
         assert all(r.lost for r in rescues)
         assert {id(r) for r in rescues} == {id(i) for i in self.stream.outstanding() if i.lost}

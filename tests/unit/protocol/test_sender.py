@@ -59,7 +59,7 @@ class Bench:
         self.sender = Sender(
             self.connections, scheduler or create_scheduler("lowest_latency", {}), reinject, window, self.replace
         )
-        self.sender.early_limit = None
+        self.sender.window_known = True
         for rate, rtt in rates_and_delays or ((MBYTE, 0.020),):
             self.connect(rate, rtt)
         self.stream()
@@ -166,11 +166,11 @@ def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
 
 
 def test_before_the_peer_has_answered_only_so_much_is_sent() -> None:
-    bench = Bench()
-    bench.sender.early_limit = 4_000
+    bench = Bench(window=4_000)
+    bench.sender.window_known = False
     bench.write(50_000)
     assert covered(bench.fill()[0]) == 4_000
-    bench.sender.early_limit = None
+    bench.sender.widen(1 << 20, bench.now)
     assert covered(bench.fill()[0]) == 46_000
 
 

@@ -11,6 +11,7 @@ from multi.events import (
     CloseConnection,
     ConnectionChanged,
     NetworkChanged,
+    RoleChanged,
     SendBytes,
     SessionClosed,
     SessionConfirmed,
@@ -19,7 +20,7 @@ from multi.events import (
     SessionResumed,
 )
 from multi.protocol.segment import SegmentType
-from multi.protocol.session import REFUSALS, SessionCore
+from multi.protocol.session import UNKNOWN_SAID, SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
 from multi.reasons import Cause, Reason
@@ -131,14 +132,15 @@ def test_a_session_that_closes_while_it_has_no_connection_cannot_know_that_all_h
     assert cause(ends.client) is Cause.RESUME_TIMEOUT
 
 
-@pytest.mark.parametrize(("facts", "refusals"), [(TLS, 1), (PLAIN, REFUSALS)])
+@pytest.mark.parametrize("facts", [TLS, PLAIN], ids=["tls", "sealed"])
+@pytest.mark.parametrize(("key", "said"), [(b"k" * 32, 1), (b"another" * 5, UNKNOWN_SAID)], ids=["proved", "said"])
 def test_a_server_that_has_forgotten_the_session_ends_it_sooner_when_it_is_known_to_be_the_server(
-    facts: ConnectionFacts, refusals: int
+    facts: ConnectionFacts, key: bytes, said: int
 ) -> None:
-    ends, line = joined(SessionSettings(), facts)
+    ends, line = joined(SessionSettings(reset_key=b"k" * 32), facts)
     ends.lose(line)
-    ends.table = ends.new_table()
-    for _ in range(refusals - 1):
+    ends.table = ends.new_table(reset_key=key)
+    for _ in range(said - 1):
         ends.connect(facts)
         ends.pump()
         assert cause(ends.client) is None
@@ -186,18 +188,29 @@ def test_a_peer_that_hangs_up_is_told_apart_from_one_that_never_spoke(proved: bo
     assert ("during the handshake" in reason) == (not proved)
 
 
-@pytest.mark.parametrize("name", ["drain", "give_up", "ping", "set_role"])
+@pytest.mark.parametrize("name", ["remove", "set_role"])
 def test_wishes_about_a_connection_that_does_not_exist_are_refused(name: str) -> None:
     ends, _ = joined()
     session = ends.client.session
     wishes = {
-        "drain": lambda: session.drain(NOBODY, now=0.0),
-        "give_up": lambda: session.give_up(NOBODY, GONE, now=0.0),
-        "ping": lambda: session.ping(NOBODY, now=0.0),
+        "remove": lambda: session.remove_connection(NOBODY, now=0.0),
         "set_role": lambda: session.set_role(NOBODY, Role.BACKUP, now=0.0),
     }
     with pytest.raises(LocalProtocolError, match="there is no connection 99"):
         wishes[name]()
+
+
+def test_what_the_path_manager_wants_of_a_connection_that_has_ended_is_ignored() -> None:
+    ends, _ = joined()
+    session = ends.client.session
+    before = ends.client.states()
+    session.drain(NOBODY)
+    session.give_up(NOBODY, GONE)
+    session.ping(NOBODY)
+    session.give_role(NOBODY, Role.BACKUP, "it carries nothing")
+    ends.pump()
+    assert ends.client.states() == before
+    assert not [event for event in ends.client.events if isinstance(event, RoleChanged)]
 
 
 def test_the_last_usable_connection_cannot_be_removed_and_another_can() -> None:
@@ -270,7 +283,7 @@ def test_after_sleep_nothing_is_known_of_any_connection() -> None:
 def test_only_a_client_decides_which_connections_exist() -> None:
     ends, _ = joined()
     with pytest.raises(LocalProtocolError, match="only the client"):
-        ends.server.session.add_candidates([], now=0.0)
+        ends.server.session.path_manager(now=0.0)
 
 
 # --- closing  ---
@@ -358,7 +371,6 @@ def test_the_last_effect_of_a_session_says_that_it_is_over_and_nothing_follows()
     session.network_changed("", True, now=2.0)
     session.signal_changed("wlan0", True, -80.0, now=2.0)
     session.slept(5.0, now=2.0)
-    session.update_candidates([], reason=lambda _entry: "", expecting=False, now=2.0)
     session.connection_lost(line.id, GONE, now=2.0)
     assert session.effects() == []
     session.connection_opened(ConnectionId(7), PLAIN, now=3.0)

@@ -125,7 +125,7 @@ facts = st.builds(
     not_sent=st.sampled_from([0, 1, 64_000, 1 << 40]),
     congestion_window=st.sampled_from([0, 1, 14_600, 1 << 40]),
     rtt_variation=st.sampled_from([0.0, 0.01, 100.0]),
-    weight=st.sampled_from([0.0, 1e-9, 1.0, 1e9]),
+    weight=st.sampled_from([1e-9, 1.0, 1e9]),
     cost=st.sampled_from([0.0, 1.0, 5.0]),
 )
 situations = st.lists(facts, min_size=1, max_size=5).map(
@@ -238,13 +238,6 @@ def test_weighted_round_robin_catches_up_no_more_than_its_bound_after_a_block() 
     while chosen(scheduler, views, request()) == [2]:
         run += 1
     assert run * SEGMENT <= 256 * 1024 + 2 * SEGMENT
-
-
-def test_weight_zero_is_used_only_when_nothing_else_can_send() -> None:
-    scheduler = create_scheduler("WRR", {})
-    standby, other = view(1, weight=0.0), view(2)
-    assert [chosen(scheduler, [standby, other], request()) for _ in range(3)] == [[2]] * 3
-    assert chosen(scheduler, [standby, replace(other, credit=0)], request()) == [1]
 
 
 # Latency and throughput ranks
@@ -506,7 +499,7 @@ def test_adaptive_tests_a_bad_estimate_again_after_five_seconds(rtt: float, prob
         ("cost", {"seconds": -1.0}, "seconds", "0 to 3600"),
         ("cost", {"second": 1.0}, "second", "did you mean 'seconds'"),
         ("cost", {"seconds": 10**400}, "seconds", "a finite number"),
-        ("cost", {1: 2.0}, "", "found 1 as a parameter"),
+        ("cost", {1: 2.0}, "1", "no such parameter"),
     ],
 )
 def test_a_wrong_name_or_parameter_is_explained(

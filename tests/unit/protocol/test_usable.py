@@ -16,7 +16,7 @@ GONE = Reason(Cause.NETWORK_GONE, "carrier lost")
 
 
 def usable(node: Node) -> list[int]:
-    return [connection.id for connection in node.session.usable()]
+    return [connection.id for connection in node.session.connections.for_data()]
 
 
 def sample(ends: Ends, node: Node, line: Line, rtt: float, rate: float = 1e6) -> None:

@@ -1,0 +1,142 @@
+"""Which commands `multi` has, with which arguments, and the function each of them calls: `module:function`.
+
+An argument has the name of the function's parameter. Modules are imported when their command runs, so that `multi
+--help` does not wait for cryptography and QUIC.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TypeAlias
+
+from multi import __version__
+
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
+CLIENT, SERVER, EITHER = (
+    "the client's configuration",
+    "the server's configuration",
+    "a client's or server's configuration",
+)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="multi", description="One session over all the networks of this device.", allow_abbrev=False
+    )
+    parser.add_argument("--version", action="version", version=f"multi {__version__}", help="show the version and exit")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_bench(_add(commands, "bench", "", "measure a session, like iperf3"))
+
+    cert = _add(commands, "cert", "multi.lab.cert:run_cert", "make certificates for development")
+    cert.add_argument("directory", metavar="DIR", type=Path, help="where to write them")
+    names = "a name or address of the server; may be repeated"
+    cert.add_argument("--name", metavar="NAME", dest="names", action="append", default=[], help=names)
+
+    explain = "validate a configuration and explain it for this machine"
+    _add(commands, "check", "multi.cli.check:run_check", explain, EITHER)
+
+    demo = _add(commands, "demo", "multi.cli.demo:run_demo", "run the roaming demo")
+    demo.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
+    demo.add_argument("--loopback", action="store_true", help="over loopback connections, without network namespaces")
+    demo.add_argument("--speed", metavar="N", type=_positive, default=1.0, help=argparse.SUPPRESS)
+
+    get = _add(commands, "get", "multi.cli.copy:run_get", "fetch a file over all connections", CLIENT)
+    get.add_argument("name", metavar="NAME", help="the file's name on the server")
+    get.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to put it (default: here, same name)")
+
+    show = "show the interfaces of this machine and what a session can do with them"
+    _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", show)
+
+    put = _add(commands, "put", "multi.cli.copy:run_put", "store a file on the server over all connections", CLIENT)
+    put.add_argument("file", metavar="FILE", type=Path, help="the file")
+    put.add_argument("--as", metavar="NAME", dest="name", help="its name on the server (default: the same)")
+    put.add_argument("--force", action="store_true", help="replace a file of that name")
+
+    _add(commands, "schema", "multi.cli.check:print_schema", "print the JSON Schema of configurations")
+
+    serve = _add(commands, "serve", "multi.cli.serve:run_serve", "serve the files of a directory", SERVER)
+    directory = "the directory; nothing outside of it"
+    serve.add_argument("--dir", metavar="DIR", dest="directory", required=True, type=Path, help=directory)
+    serve.add_argument("--allow-put", action="store_true", help="let clients store files")
+
+    _add_testbed(_add(commands, "testbed", "", "two hosts with emulated networks on this machine"))
+    return parser
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    roles = parser.add_subparsers(title="roles", metavar="serve|run", required=True)
+    _add(roles, "serve", "multi.lab.bench.run:run_bench_server", "answer measurements", SERVER)
+    run = _add(roles, "run", "multi.lab.bench.run:run_bench", "measure once", CLIENT)
+    amount = run.add_mutually_exclusive_group()
+    amount.add_argument("-t", metavar="S", dest="seconds", type=_positive, help="for S seconds (default 10)")
+    amount.add_argument("-n", metavar="BYTES", dest="size", type=_byte_count, help="exactly BYTES, checked on arrival")
+    run.add_argument("-R", dest="reverse", action="store_true", help="the server sends")
+    run.add_argument("--json", dest="as_json", action="store_true", help="print the result as JSON")
+
+
+def _add_testbed(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    up = _add(actions, "up", "multi.cli.testbed:up", "start a testbed in the background")
+    links = "its links: a JSON file, or paper (default) or wifi_and_5g"
+    up.add_argument("--profile", metavar="FILE", default="paper", help=links)
+    up.add_argument("--name", metavar="NAME", default="default", help="its name (default: default)")
+    up.add_argument("--backend", choices=("auto", "tap", "veth"), default="auto", help="how frames are got at")
+    up.add_argument("--congestion", metavar="NAME", default="", help="TCP congestion control, such as bbr or cubic")
+    up.add_argument("--detect-duplicates", action="store_true", help="let new IPv6 addresses be tentative for a while")
+    up.add_argument("--mptcp", action="store_true", help="let MPTCP make subflows over all links")
+
+    execute = _add(actions, "exec", "multi.cli.testbed:execute", "run a program on a host")
+    execute.add_argument("name", metavar="NAME", help="the testbed")
+    execute.add_argument("host", choices=("client", "server"), help="the host")
+    execute.add_argument("command", metavar="CMD", nargs=argparse.REMAINDER, help="the program, after --")
+
+    change = _add(actions, "set", "multi.cli.testbed:change", "change a link")
+    change.add_argument("name", metavar="NAME", help="the testbed")
+    change.add_argument("link", metavar="LINK", help="the link's name")
+    keys = (
+        "rate_mbps, delay_ms, jitter_ms, loss, queue_ms, queue_bytes; direction=down|up (default: both); "
+        "blackhole, carrier, address, present = on|off"
+    )
+    change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=keys)
+
+    down = _add(actions, "down", "multi.cli.testbed:down", "end a testbed and everything in it")
+    down.add_argument("name", metavar="NAME", nargs="?", default="default", help="default: default")
+
+    _add(actions, "list", "multi.cli.testbed:show_all", "show the testbeds that are running")
+
+
+def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -> argparse.ArgumentParser:
+    """A command that calls `run`, if that is given, or has further words; `config` says whose CONFIG it takes."""
+    added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+    if run:
+        added.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help=VERBOSE)
+        added.set_defaults(run=run)
+    if config:
+        added.add_argument("config", metavar="CONFIG", help=config)
+    return added
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 86400")
+    return value
+
+
+def _byte_count(text: str) -> int:
+    """A number of bytes, `K`, `M` and `G` as powers of 1024."""
+    factor = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:].upper(), 1)
+    try:
+        value = int(text[:-1] if factor > 1 else text) * factor
+    except ValueError:
+        value = 0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of bytes")
+    return value

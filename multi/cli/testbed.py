@@ -1,0 +1,75 @@
+"""`multi testbed`: two hosts with emulated links, for trying things by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+
+from multi.lab.testbed import TestbedError, daemon, load_profile
+from multi.lab.testbed.daemon import Status
+from multi.lab.testbed.specs import HostName
+
+
+def up(*, name: str, profile: str, **options: object) -> int:
+    """The options are those of `Testbed`."""
+    _show(daemon.up(name, load_profile(profile), **options))
+    return 0
+
+
+def execute(*, name: str, host: HostName, command: list[str]) -> int:
+    program = command[1:] if command[:1] == ["--"] else command
+    if not program:
+        raise TestbedError("no program given: multi testbed exec NAME client|server -- CMD...")
+    daemon.enter(name, host)
+    sys.stdout.flush()
+    try:
+        os.execvp(program[0], program)
+    except OSError as error:
+        raise TestbedError(f"{program[0]}: {(error.strerror or str(error)).lower()}") from None
+
+
+def change(*, name: str, link: str, changes: Sequence[str]) -> int:
+    pairs = {}
+    for text in changes:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise TestbedError(f"{text!r}: KEY=VALUE is wanted")
+        pairs[key] = value
+    _show_link(daemon.change(name, link, pairs), link)
+    return 0
+
+
+def down(*, name: str) -> int:
+    daemon.take_down(name)
+    return 0
+
+
+def show_all() -> int:
+    for name in daemon.names():
+        # It may have ended since we looked.
+        with contextlib.suppress(TestbedError):
+            _show(daemon.status(name))
+    return 0
+
+
+def _show(status: Status) -> None:
+    how = f"{status['backend']}{', without root' if status['rootless'] else ''}"
+    print(f"{status['name']}: server {' '.join(status['server'])} ({how}, process {status['process']})")
+    for link in status["links"]:
+        _show_link(status, link)
+
+
+def _show_link(status: Status, name: str) -> None:
+    link = status["links"][name]
+    print(f"  {name}: {link['interface']} {' '.join(link['client'])}")
+    for way in ("down", "up"):
+        figures, done = link[way], link["statistics"][way]
+        queue = f"{figures['queue_ms']:g} ms" if figures["queue_bytes"] is None else f"{figures['queue_bytes']} bytes"
+        print(
+            f"    {way:4} {figures['rate_mbps']:g} Mbit/s, delay {figures['delay_ms']:g} ms"
+            f" +- {figures['jitter_ms']:g}, loss {figures['loss']:g}, queue {queue};"
+            f" {done['packets']} packets, {done['bytes']} bytes, lost: {done['queue_drops']} queue full,"
+            f" {done['random_losses']} random, {done['cut_drops']} cut; waiting {done['queue_ms']:.1f} ms"
+        )

@@ -1,0 +1,106 @@
+"""What the parts of a session know of it: what it is, how far it is, its connections, and what leaves it.
+
+`session.SessionCore` is the only session. Its parts get it as a `SessionBase`: state that all may look at, effects that
+all may add to, and what they may make happen to the session as a whole.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from multi.errors import LocalProtocolError
+from multi.events import Effect, Event, Notify
+from multi.protocol.connection import Connection, Connections
+from multi.protocol.control import Outbox
+from multi.protocol.handshake import Refuse
+from multi.protocol.payloads import Close, Policy
+from multi.protocol.receiver import Receiver
+from multi.protocol.sender import Sender
+from multi.protocol.settings import SessionSettings
+from multi.protocol.state import SESSION_TRANSITIONS, SessionState
+from multi.reasons import Reason
+from multi.types import ConnectionState, SessionId, Side
+
+
+class SessionBase(ABC):
+    """`entropy(n)` gives n random bytes."""
+
+    sender: Sender
+
+    def __init__(
+        self, side: Side, session_id: SessionId, settings: SessionSettings, entropy: Callable[[int], bytes], now: float
+    ) -> None:
+        self.side = side
+        self.session_id = session_id
+        self.settings = settings
+        self.entropy = entropy
+        self.now = now
+        """The time of the last input."""
+        self.state = SessionState.OPENING
+        self.confirmed = False
+        """The peer has proved itself."""
+        self.lingering_since: float | None = None
+        """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
+        self.connections = Connections()
+        self.outbox = Outbox(self.connections)
+        self.receiver = Receiver(settings, now)
+        self.pending: list[Effect] = []
+        """The effects since they were taken last."""
+        self.needs_flush = True
+        """Something has happened since the last effects that may call for more than acknowledgements."""
+
+    def move(self, state: SessionState) -> None:
+        if state not in SESSION_TRANSITIONS[self.state]:
+            raise LocalProtocolError(f"a session cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def emit(self, effect: Effect) -> None:
+        self.pending.append(effect)
+
+    def notify(self, event: Event) -> None:
+        """Let subscribers hear of it."""
+        self.needs_flush = True
+        self.pending.append(Notify(event))
+
+    # --- handshakes  ---
+
+    @abstractmethod
+    def may_send(self, connection: Connection, *, receives: bool = False) -> None:
+        """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
+
+    @abstractmethod
+    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+        """The peer's HELLO or ACCEPT has come; it will wait or try `resume_timeout` seconds for the session."""
+
+    @abstractmethod
+    def admitted(self, connection: Connection) -> None:
+        """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
+
+    @abstractmethod
+    def authenticated(self, connection: Connection) -> None:
+        """The peer has proved itself: the connection becomes ACTIVE."""
+
+    @abstractmethod
+    def start_over(self, connection: Connection) -> None:
+        """The peer cannot read what was sent on `connection` so far: all of it is said again."""
+
+    @abstractmethod
+    def refused(self, connection: Connection, refuse: Refuse) -> None:
+        """The server refused HELLO or JOIN on this connection."""
+
+    # --- ends  ---
+
+    @abstractmethod
+    def disconnect(
+        self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
+    ) -> None:
+        """Give up one connection; what it carried is rescued."""
+
+    @abstractmethod
+    def peer_lost(self, connection: Connection) -> None:
+        """On the peer's side it is over: nothing need be said about it any more."""
+
+    @abstractmethod
+    def peer_closed(self, close: Close) -> None:
+        """CLOSE has come."""

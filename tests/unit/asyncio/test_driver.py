@@ -1,0 +1,102 @@
+"""The driver: who waits, who is woken, and that a bug ends its session instead of hanging it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable
+
+import pytest
+
+import multi
+from multi.asyncio.driver import SessionDriver
+from multi.asyncio.settings import local_scheduler
+from multi.protocol.session import SessionCore
+from multi.protocol.settings import SessionSettings
+from multi.reasons import Cause
+from multi.types import STREAM_ZERO, SessionId, Side
+
+
+def new_driver() -> SessionDriver:
+    core = SessionCore(
+        Side.SERVER,
+        SessionId(bytes(16)),
+        SessionSettings(),
+        entropy=os.urandom,
+        make_scheduler=local_scheduler,
+        now=asyncio.get_running_loop().time(),
+    )
+    return SessionDriver(core, multi.TransportSettings(), send_buffer=1024)
+
+
+async def begun(awaitable: Awaitable[None]) -> asyncio.Future[None]:
+    task = asyncio.ensure_future(awaitable)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_two_may_not_wait_for_the_same_bytes() -> None:
+    driver = new_driver()
+    first = await begun(driver.wait_readable(STREAM_ZERO, "read"))
+    with pytest.raises(RuntimeError, match=r"readline\(\) called while another coroutine is already waiting"):
+        await driver.wait_readable(STREAM_ZERO, "readline")
+    first.cancel()
+    await asyncio.wait([first])
+    second = await begun(driver.wait_readable(STREAM_ZERO, "read"))
+    assert not second.done()
+    driver.fail(RuntimeError("enough"))
+    await second
+
+
+async def test_all_who_wait_are_woken_when_the_session_ends() -> None:
+    driver = new_driver()
+    ended: list[SessionDriver] = []
+    driver.on_closed = ended.append
+    waiting = [
+        await begun(driver.wait_readable(STREAM_ZERO, "read")),
+        await begun(driver.wait_writable(STREAM_ZERO)),
+        await begun(driver.wait_writable(STREAM_ZERO)),
+    ]
+    next_stream = asyncio.ensure_future(driver.next_peer_stream())
+    await asyncio.sleep(0)
+    driver.core.abort(now=driver.now())
+    driver.pump()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waiting)
+        assert await next_stream is None
+        await driver.settle()
+    assert ended == [driver]
+    with pytest.raises(multi.SessionLost):
+        await driver.confirmed
+
+
+async def test_a_bug_ends_the_session_once_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = new_driver()
+    times: list[SessionDriver] = []
+    driver.on_closed = times.append
+
+    def broken(**_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(driver.core, "effects", broken)
+    with caplog.at_level(logging.ERROR, "multi.session"):
+        driver.pump()
+        driver.pump()
+    assert isinstance(driver.closed_error, multi.SessionLost)
+    assert driver.closed_error.reason.cause is Cause.INTERNAL
+    assert times == [driver]
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+async def test_what_ends_in_a_thread_is_waited_for() -> None:
+    driver = new_driver()
+    work = driver.loop.create_future()
+    driver.settle_after(work)
+    settled = await begun(driver.settle())
+    assert not settled.done()
+    work.set_result(None)
+    async with asyncio.timeout(5):
+        await settled

@@ -1,0 +1,131 @@
+"""What a client can dial: which addresses of a server count, which entries are wanted, and what the system lacks."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import Any
+
+import pytest
+
+import multi
+from multi.asyncio import resolution as module
+from multi.config import load_entry
+from multi.types import Family, Interface, InterfaceAddress, Kind
+
+CONFIG = multi.load_config({"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "198.51.100.1"})
+
+
+def machine(*names: str) -> tuple[Interface, ...]:
+    """Interfaces of a machine, each in a network with a router."""
+    return tuple(
+        Interface(
+            name,
+            index,
+            Kind.ETH,
+            True,
+            True,
+            (InterfaceAddress(f"192.0.{index}.9", Family.IPV4, 24, True, ""),),
+            ((Family.IPV4, f"192.0.{index}.1"),),
+        )
+        for index, name in enumerate(names, 2)
+    )
+
+
+@pytest.fixture(autouse=True)
+def two_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    interfaces_are(monkeypatch, machine("eth0", "eth1"))
+
+
+def interfaces_are(monkeypatch: pytest.MonkeyPatch, found: Sequence[Interface] | OSError) -> None:
+    async def read(*_: Any, **__: Any) -> Sequence[Interface]:
+        if isinstance(found, OSError):
+            raise found
+        return found
+
+    monkeypatch.setattr(module, "interfaces_async", read)
+
+
+async def test_an_entry_that_is_withdrawn_leads_nowhere_any_more() -> None:
+    resolver = module.Resolver(CONFIG, lambda: None, print)
+    index = resolver.add(load_entry(["tcp", "ipv4", "eth1"]))
+    found = await resolver.find(entry=index)
+    assert {(c.entry, c.interface) for c in found.candidates} == {(0, "eth0"), (0, "eth1"), (1, "eth1")}
+    resolver.withdraw(index)
+    assert {c.entry for c in (await resolver.find()).candidates} == {0}
+    assert resolver.add(load_entry(["tcp", "ipv4", "eth0"])) != index, "what is left of the other is not taken for it"
+
+
+async def test_a_system_that_cannot_be_asked_is_no_system_without_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolver = module.Resolver(CONFIG, lambda: None, print)
+    interfaces_are(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
+    with pytest.raises(multi.NoUsableConnection, match="cannot look at the networks: Too many open files"):
+        await resolver.find()
+    assert resolver.last is None
+
+
+async def test_mptcp_without_subflows_becomes_a_connection_for_each_interface_and_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "why_no_subflows", lambda _candidate: "no such thing here")
+    config = multi.load_config(
+        {"connection_priority": [["mptcp", "ipv4", ["eth0", "eth1"]]], "remote_host": "198.51.100.1"}
+    )
+    told: list[str] = []
+    resolver = module.Resolver(config, lambda: None, told.append)
+    for _ in range(2):
+        found = await resolver.find()
+        assert [(c.interface, c.more_interfaces) for c in found.candidates] == [("eth0", ()), ("eth1", ())]
+    assert [text for text in told if "no such thing here" in text] == told != []
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("literal", "why"),
+    [
+        ("127.0.0.1", "loopback"),
+        ("::1", "loopback"),
+        ("224.0.0.1", "multicast"),
+        ("ff02::1", "multicast"),
+        ("169.254.1.1", "link-local"),
+        ("fe80::1", "link-local"),
+        ("::ffff:127.0.0.1", "IPv4-mapped"),
+        ("::ffff:192.0.2.1", "IPv4-mapped"),
+        ("::127.0.0.1", "IPv4-compatible"),
+        ("64:ff9b::7f00:1", "loopback behind NAT64"),
+        ("2002:7f00:1::", "loopback behind 6to4"),
+        ("255.255.255.255", "broadcast"),
+        ("240.0.0.1", "reserved"),
+        ("0.0.0.0", "unspecified"),
+        ("0.1.2.3", "this network"),
+        ("::", "unspecified"),
+        ("192.0.2.99", "the client's own"),
+    ],
+)
+async def test_an_announced_address_that_no_server_elsewhere_can_have_is_not_dialled(literal: str, why: str) -> None:
+    config = multi.load_config({"connection_priority": [["tcp", "any", "any"]], "remote_host": "198.51.100.1"})
+    found = await announced(config, [(literal, 7788), ("198.51.100.2", 7788), ("198.51.100.3", 0)])
+    assert str(ip_address(literal)) not in found, why
+    assert "198.51.100.2" in found
+    assert "198.51.100.3" not in found
+
+
+async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> set[str]:
+    """The remote addresses a client with one interface would dial."""
+    own = InterfaceAddress("192.0.2.99", Family.IPV4, 24, True, "")
+    six = InterfaceAddress("2001:db8::99", Family.IPV6, 64, True, "")
+    gateways = ((Family.IPV4, "192.0.2.1"), (Family.IPV6, "2001:db8::1"))
+    machine = (Interface("eth9", 9, Kind.ETH, True, True, (own, six), gateways),)
+    resolver = module.Resolver(config, lambda: None, print)
+
+    async def read(*_: Any, **__: Any) -> tuple[Interface, ...]:
+        return machine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "interfaces_async", read)
+        await resolver.find()
+        resolver.announced(addresses)
+        found = await resolver.find()
+    resolver.close()
+    return {candidate.remote_address for candidate in found.candidates}

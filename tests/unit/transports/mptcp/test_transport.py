@@ -1,0 +1,37 @@
+"""What stands in the way of MPTCP, before anything is dialled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multi.errors import TransportError
+from multi.linux import mptcp_pm
+from multi.linux.mptcp_pm import NO_MPTCP
+from multi.transports.base import TransportSettings
+from multi.transports.mptcp import transport as module
+from multi.transports.mptcp.settings import MptcpSettings
+from multi.transports.mptcp.transport import Mptcp, host_scheduler
+from multi.types import Candidate, Family
+
+NO_SUCH_PROTOCOL = 261
+
+
+async def test_a_kernel_without_mptcp_is_an_obstacle_and_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mptcp_pm, "IPPROTO_MPTCP", NO_SUCH_PROTOCOL)
+    assert Mptcp().obstacle(TransportSettings(), listening=False) == NO_MPTCP
+    with pytest.raises(TransportError, match="this kernel has no MPTCP"):
+        await Mptcp().dial(Candidate("mptcp", Family.IPV4, "localhost", "127.0.0.1", 9), TransportSettings())
+
+
+def test_a_scheduler_that_is_not_in_force_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCHEDULER", tmp_path / "scheduler")
+    assert host_scheduler() == ""
+    (tmp_path / "scheduler").write_text("default\n")
+    wanted = {
+        name: TransportSettings({"mptcp": MptcpSettings(scheduler=name)}) for name in ("", "default", "redundant")
+    }
+    assert Mptcp().warnings(wanted[""]) == Mptcp().warnings(wanted["default"]) == []
+    (warning,) = Mptcp().warnings(wanted["redundant"])
+    assert warning.startswith("mptcp_config.scheduler 'redundant' is not in force")
