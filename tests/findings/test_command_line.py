@@ -138,9 +138,6 @@ def test_checking_a_configuration_calls_no_function_it_names(
     assert foreign("os:abort").returncode in (0, 1, 2)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="nobody looks who else may read or change the private key of a server"
-)
 def test_a_private_key_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
     files = Files(tmp_path)
     config = files.server_config()
