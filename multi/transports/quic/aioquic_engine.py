@@ -15,7 +15,7 @@ from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicProtocolVersion
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
 from aioquic.quic.stream import QuicStreamSender
-from aioquic.tls import Alert, Group, verify_certificate
+from aioquic.tls import Alert, Direction, Epoch, Group
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
@@ -23,6 +23,7 @@ from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.verification import verify
 
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
@@ -30,7 +31,7 @@ PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer an
 
 
 class _Connection(QuicConnection):
-    """QuicConnection that can ask the client for a certificate, which aioquic does only in its own tests.
+    """QuicConnection that judges certificates as TLS does, and can ask clients for one as only aioquic's tests do.
 
     A client makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than
     the rest of its first flight.
@@ -39,10 +40,20 @@ class _Connection(QuicConnection):
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
         if self._is_client:
+            self.tls.update_traffic_key_cb = self._install
             known = self.tls._supported_groups
             self.tls._supported_groups = [group for group in OFFERED_GROUPS if group in known]
         elif self._configuration.cadata:
             self.tls._request_client_certificate = True
+
+    def _install(self, direction: Direction, epoch: Epoch, cipher_suite: Any, secret: bytes) -> None:
+        # The first secret of the application's keys: the server has proved that it holds the key of its certificate,
+        # and our Finished is not made yet.
+        issuers, tls = self._configuration.cadata, self.tls
+        if epoch is Epoch.ONE_RTT and direction is Direction.DECRYPT and issuers:
+            assert tls._peer_certificate is not None  # a server without one does not come so far
+            verify(tls._peer_certificate, tls._peer_certificate_chain, issuers, self._configuration.server_name)
+        self._update_traffic_key(direction, epoch, cipher_suite, secret)
 
 
 class _Pacer(QuicPacketPacer):
@@ -73,8 +84,8 @@ class Engine(QuicEngine):
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
-        verify_mode = None if common["cadata"] else ssl.CERT_NONE
-        return QuicConfiguration(congestion_control_algorithm=quic.congestion, verify_mode=verify_mode, **common)
+        # `_Connection` verifies
+        return QuicConfiguration(congestion_control_algorithm=quic.congestion, verify_mode=ssl.CERT_NONE, **common)
 
     def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
         take = self._connection.receive_datagram
@@ -92,8 +103,8 @@ class Engine(QuicEngine):
         if tls._peer_certificate is None:
             raise TransportError("the client showed no certificate")
         try:
-            verify_certificate(tls._peer_certificate, tls._peer_certificate_chain, cadata=tls._cadata)
-        except (Alert, ValueError) as error:
+            verify(tls._peer_certificate, tls._peer_certificate_chain, tls._cadata)
+        except Alert as error:
             raise refused("the client", fault_of(str(error))) from error
 
     def has_stream(self, stream_id: int) -> bool:
