@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from rich.console import Console
 
 from multi.config import load_config
-from multi.errors import ConfigError, MultiError
+from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
 from multi.lab.files.progress import Progress, summary
-from multi.lab.files.protocol import FileRefused, Problem, printable
+from multi.lab.files.protocol import FileRefused, Problem
 
 GO_ON = "the same command goes on from there"
 USELESS = (Problem.NOT_FOUND, Problem.FORBIDDEN, Problem.EXISTS, Problem.BAD_REQUEST, Problem.DAMAGED)

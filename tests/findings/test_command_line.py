@@ -65,7 +65,6 @@ def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
 # --- messages ---
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a line of the QUIC engine stands before the error")
 def test_an_error_comes_without_lines_of_the_quic_engine(files: Files, port: int) -> None:
     other = run("cert", files.root / "other-certs")
     given(other.returncode == 0, other.stderr)

@@ -241,11 +241,6 @@ def first_words() -> bytes:
     return b"".join(bytes(b) for e in core.effects() if isinstance(e, SendBytes) for b in e.buffers)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the reason with which a stranger closes a QUIC connection is logged with its newlines and escapes",
-)
 @pytest.mark.parametrize("greets", [False, True], ids=["in the handshake", "after HELLO"])
 def test_a_stranger_cannot_forge_lines_in_the_log(
     greets: bool, certificates: Path, caplog: pytest.LogCaptureFixture

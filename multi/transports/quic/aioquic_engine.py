@@ -6,6 +6,7 @@ connection only after its draining period. Those facts are read here.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Iterator
 from typing import Any
@@ -28,6 +29,10 @@ from multi.transports.quic.verification import verify
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
+
+
+_SILENT = logging.Logger("aioquic", logging.CRITICAL + 1)
+"""Takes what aioquic logs, with the words of strangers in it: why a connection ends is told to who holds it."""
 
 
 class _Connection(QuicConnection):
@@ -79,6 +84,7 @@ class Engine(QuicEngine):
     ) -> None:
         size = min(datagram_size, MAX_DATAGRAM)
         super().__init__(configuration, size, original_id, retry_id)
+        self._connection._logger = _SILENT
         self._loss: QuicPacketRecovery = self._connection._loss
         self._loss._pacer = _Pacer(max_datagram_size=size)
 
