@@ -228,8 +228,9 @@ class SessionDriver:
                 self._notify(effect.event)
             case Dial():
                 task = self.loop.create_task(self._open(effect.connection, effect.candidate))
-                self._dials[effect.connection] = task
-                self.settle_after(task)
+                if not task.done():  # an eager task may be
+                    self._dials[effect.connection] = task
+                    self.settle_after(task)
             case CancelDial():
                 if (dial := self._dials.pop(effect.connection, None)) is not None:
                     dial.cancel()
