@@ -211,10 +211,11 @@ class Server:
             self._maybe_stop()
 
     async def wait_closed(self) -> None:
-        """Return when the server is closed and its last session has ended."""
+        """Return when the server is closed and its last session has ended: `abort` makes that now.
+
+        Handlers may still wait for something else, as asyncio's may.
+        """
         await self._empty.wait()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
         for driver in list(self._leaving):
             await driver.settle()
 

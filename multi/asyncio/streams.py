@@ -317,9 +317,9 @@ class SessionWriter(asyncio.WriteTransport):
             raise error
 
     def reset(self, code: int = 0) -> None:
-        """Give the stream up at once: the peer's reader raises `StreamReset`."""
-        self._closing = self._ended = True
+        """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
         self._core.reset(self._stream, code, now=self._driver.loop.time())
+        self._closing = self._ended = True
         self._driver.pump_soon()
 
     def abort(self) -> None:
