@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -36,10 +36,10 @@ LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
-MAX_KNOWN_SOURCES = 8  # per session, from which its client has proved itself: strangers cannot use up their JOINs
+MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 MIN_PROGRESS = 1024  # bytes per second within a segment
 
-NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer", "max_join_burst"}
+NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer"}
 LIMITS = (
     *(name for name in Limits.model_fields if name not in NOT_COUNTED),
     *("max_streams", "flow_control", "segment_size", "file_descriptors", "quic_retry"),
@@ -163,25 +163,6 @@ class BySource(Generic[T]):
         return member
 
 
-class TokenBucket:
-    """`rate` per second in the long run, `burst` at once."""
-
-    __slots__ = ("_at", "_burst", "_rate", "_tokens")
-
-    def __init__(self, rate: float, burst: float, now: float) -> None:
-        self._rate = rate
-        self._burst = self._tokens = float(burst)
-        self._at = now
-
-    def take(self, now: float) -> bool:
-        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
-
-
 class LimitLog:
     """Counts how often each limit was hit, and says so without flooding the log."""
 
@@ -206,13 +187,11 @@ class _Account:
 
     source: str
     """Where its first HELLO came from."""
-    strangers: TokenBucket
-    """For the JOINs of those it is not known from."""
-    known: dict[str, TokenBucket] = field(default_factory=dict)
-    """Sources from which its client has proved itself, the latest last: each for its own JOINs."""
+    host: str = ""
+    """The address it was last active from."""
     hosts: dict[ConnectionId, str] = field(default_factory=dict)
-    pending: dict[ConnectionId, None] = field(default_factory=dict)
-    """Connections that have not proved themselves, the oldest first."""
+    pending: dict[ConnectionId, tuple[bytes, str]] = field(default_factory=dict)
+    """Connections that have not proved themselves, the oldest first: (nonce of the JOIN or empty, source)."""
 
 
 class Admission(AdmissionControl):
@@ -227,7 +206,8 @@ class Admission(AdmissionControl):
         self._drops: dict[Hashable, Callable[[str], None]] = {}
         self._accounts: dict[SessionDriver, _Account] = {}
         self._unconfirmed: BySource[SessionDriver] = BySource()
-        self._detached: dict[SessionDriver, None] = {}
+        self._detached: BySource[SessionDriver] = BySource()
+        self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
         self._windows = 0
         """What all living sessions' windows allow their peers to send."""
         self._kept = 0
@@ -295,7 +275,7 @@ class Admission(AdmissionControl):
 
     def session_opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
-        self._accounts[driver] = _Account(source, self._join_bucket())
+        self._accounts[driver] = _Account(source)
         receiver = driver.core.receiver
         self._windows += receiver.window.size
         receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
@@ -311,37 +291,48 @@ class Admission(AdmissionControl):
         self._windows -= receiver.window.size
         receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
-        self._detached.pop(driver, None)
+        self._detached.discard(driver)
         for connection in account.pending:
             self.settled((driver, connection))
 
     # --- connections of sessions ---
 
-    def _join_bucket(self) -> TokenBucket:
-        return TokenBucket(self._limits.max_joins_per_second, self._limits.max_join_burst, self._loop.time())
+    def may_try(self, driver: SessionDriver, source: str, nonce: bytes) -> bool:
+        """Whether one more connection may try to prove itself for a session; another may have to go for it.
 
-    def may_join(self, driver: SessionDriver, source: str) -> bool:
-        """Whether the session's share of JOINs allows one more; sources it is known from have a share of their own."""
-        account = self._accounts[driver]
-        if account.known.get(source, account.strangers).take(self._loop.time()):
-            return True
-        self._log.hit("max_joins_per_second", source)
-        return False
+        `nonce` is that of a JOIN whose proof is right: a fresh one can only come from the client, or from who has heard
+        it and was faster. Without a nonce it is the HELLO of a session that nobody has confirmed, which anybody in the
+        air can repeat: sources take equal shares, and in a source who came first stays.
+        """
+        pending = self._accounts[driver].pending
+        repeats = sum(other == nonce for other, _ in pending.values())
+        victim: ConnectionId | None = None
+        allowed = not nonce or repeats < MAX_REPEATS
+        if allowed and len(pending) >= self._limits.max_pending_joins:
+            if nonce and not repeats:
+                victim = next(iter(pending))
+            else:
+                counts = Counter(place for _, place in pending.values())
+                busiest, most = counts.most_common(1)[0]
+                allowed = most > counts[source] + 1
+                victim = next(c for c, (_, place) in reversed(pending.items()) if place == busiest)
+        if not allowed or victim is not None:
+            self._log.hit("max_pending_joins", source)
+        if allowed and victim is not None:
+            self._drop(driver, [victim], "too many connections of this session have not proved themselves")
+        return allowed
 
-    def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str) -> None:
-        """A session has got a connection that has not proved itself; others may have to go for it."""
+    def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str, nonce: bytes) -> None:
+        """A session has got a connection that has not proved itself; see `may_try`."""
         account = self._accounts.get(driver)
         if account is None:
             return
         if not account.hosts and not driver.core.confirmed:
             self._unconfirmed.add(driver, host)
         account.hosts[connection] = host
-        if len(account.pending) >= self._limits.max_pending_joins:
-            self.report("max_pending_joins", host)
-            oldest = next(iter(account.pending))
-            self._drop(driver, [oldest], "too many connections of this session have not proved themselves")
-        account.pending[connection] = None
-        self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
+        account.pending[connection] = (nonce, source_of(host))
+        if not nonce:  # a JOIN is in no crowd of strangers
+            self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
 
     def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
         """Give up connections, and with the last one a session that nobody has confirmed."""
@@ -365,17 +356,19 @@ class Admission(AdmissionControl):
                 self._connection_changed(driver, account, event)
             case SessionConfirmed():
                 self._unconfirmed.discard(driver)
+                self.on_confirmed(driver)
             case SessionDetached():
-                self._detached[driver] = None
+                self._detached.add(driver, account.host)
                 if len(self._detached) > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
-                    oldest = next(iter(self._detached))
-                    del self._detached[oldest]
+                    oldest = self._detached.oldest()
+                    assert oldest is not None
+                    self._detached.discard(oldest)
                     reason = Reason(Cause.RESOURCE_LIMIT, "too many sessions wait for their clients")
                     oldest.core.fail(reason, now=oldest.now())
                     oldest.pump_soon()
             case SessionResumed():
-                self._detached.pop(driver, None)
+                self._detached.discard(driver)
 
     def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
         host = account.hosts.get(event.connection)
@@ -388,10 +381,7 @@ class Admission(AdmissionControl):
             if limit := LIMIT_OF.get(event.reason.cause):
                 self.report(limit, host)
         elif event.state is ConnectionState.ACTIVE:
-            source = source_of(host)
-            account.known[source] = account.known.pop(source, self._join_bucket())
-            if len(account.known) > MAX_KNOWN_SOURCES:
-                del account.known[next(iter(account.known))]
+            account.host = host
 
     # --- memory ---
 

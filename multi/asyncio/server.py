@@ -19,12 +19,12 @@ from multi.asyncio.session import Session, split_address
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
-from multi.config.keys import check_certificate_files, load_keys
+from multi.config.keys import check_certificate_files, load_keys, load_reset_key
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.acceptor import Refused, SessionTable, TableLimits, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
-from multi.protocol.handshake import REFUSED, REFUSED_PROTECTION, Refuse
-from multi.protocol.segment import SegmentType, encode, peek
+from multi.protocol.handshake import Join, Refuse, RefuseCode
+from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, Listener, transport, transport_type
@@ -121,7 +121,8 @@ class Server:
         self._config = config
         self._limit = limit
         self._loop = asyncio.get_running_loop()
-        self._settings = session_settings(config)
+        reset_key = load_reset_key(config) or os.urandom(32)
+        self._settings = replace(session_settings(config), reset_key=reset_key)
         wanted = config.multi_config.scheduler
         local_scheduler(wanted.name, wanted.parameters)  # what it cannot be is told now, not to the first client
         self._keys = load_keys(config) if config.auth is not None else None
@@ -130,8 +131,12 @@ class Server:
         limits = config.limits
         self.admission = Admission(limits)
         self._table: SessionTable[SessionDriver] = SessionTable(
-            TableLimits(limits.max_sessions, limits.max_sessions_per_source), self._create, self.admission.full
+            TableLimits(limits.max_sessions, limits.max_sessions_per_source),
+            self._create,
+            self.admission.full,
+            reset_key,
         )
+        self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}
         self.waiting: BySource[_PendingConnection] = BySource()
         """Those whose first bytes have not been looked at yet."""
@@ -324,7 +329,7 @@ class Server:
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
         link = found.adopt(connection, arrival.channel, arrival.channel.info)
-        self.admission.connection_came(found, connection, arrival.host)
+        self.admission.connection_came(found, connection, arrival.host, join_nonce(arrival.first))
         for lane, data in ((0, arrival.first), *arrival.lanes):
             link.data_received(memoryview(bytes(data)), lane)
         found.pump()
@@ -336,15 +341,18 @@ class Server:
             peeked = peek(first)
             if peeked is None:
                 return None
-            return _refused(peeked[1], REFUSED_PROTECTION, "a plain connection, but ssl_config asks for TLS")
+            return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
         found = self._table.route(first, source)
         if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, source):
             found = self._table.route(first, source)
         if isinstance(found, SessionDriver):
-            peeked = peek(first)
-            if peeked is not None and peeked[0] == SegmentType.JOIN and not self.admission.may_join(found, source):
-                # The very bytes of every refused JOIN: whoever guesses learns nothing.
-                return _refused(peeked[1], REFUSED, "too many JOINs in this session")
+            session_id, nonce = found.core.session_id, join_nonce(first)
+            payload = first_payload(first)
+            assert payload is not None
+            if nonce and not found.core.may_join(payload, arrival.channel.info.channel_binding):
+                return refusal(session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
+            if not self.admission.may_try(found, source, nonce):
+                return refusal(session_id, Refuse(RefuseCode.BUSY, limit="max_pending_joins"), "too many try to join")
         return found
 
     # --- sessions ---
@@ -366,6 +374,12 @@ class Server:
         driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)
         return driver
+
+    def _confirmed(self, driver: SessionDriver) -> None:
+        """The client of a session has proved itself: the Session ID is its own."""
+        for other in self._table.confirmed(driver):
+            other.core.fail(Reason(Cause.NEVER_CONFIRMED, "another client has confirmed first"), now=other.now())
+            other.pump_soon()
 
     def _session_opened(self, driver: SessionDriver) -> None:
         listen = self._config.listen
@@ -402,14 +416,16 @@ class Server:
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)
-        self._table.remove(driver.core.session_id)
+        self._table.remove(driver)
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()
 
 
-def _refused(session_id: SessionId, code: int, reason: str) -> Refused:
-    return Refused(encode(SegmentType.REFUSE, session_id, Refuse(code).encode()), reason)
+def join_nonce(first: bytearray) -> bytes:
+    """What tells one JOIN from another, and from what somebody repeats; empty = it is no JOIN."""
+    payload = first_payload(first)
+    return Join.decode(payload).nonce if payload is not None and first[1] == SegmentType.JOIN else b""
 
 
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:

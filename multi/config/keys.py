@@ -14,6 +14,7 @@ from multi.config.model import ConfigModel
 from multi.errors import ConfigError
 
 MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
+MIN_RESET_KEY = 32  # bytes
 MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
 _HEX = re.compile(rf"\s*([0-9a-fA-F]{{2}}\s*){{{MIN_KEY},}}")
 
@@ -36,6 +37,22 @@ def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"cannot read {path}: {reason}", "auth.psk_file") from None
     return _parse(text.splitlines(), f"{path} line", str(path), "auth.psk_file")
+
+
+def load_reset_key(config: ConfigModel) -> bytes:
+    """A server's key for reset tokens, empty without `listen.reset_key_file`. Raises ConfigError."""
+    name = config.listen.reset_key_file if config.listen is not None else None
+    if name is None:
+        return b""
+    path = config.resolve(name)
+    try:
+        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not hexadecimal"
+        raise ConfigError(f"cannot read {path}: {reason}", "listen.reset_key_file") from None
+    if len(key) < MIN_RESET_KEY:
+        raise ConfigError(f"{path} is not a key of at least {MIN_RESET_KEY} bytes in hex", "listen.reset_key_file")
+    return key
 
 
 def key_of(config: ConfigModel) -> tuple[bytes, bytes]:
@@ -79,12 +96,21 @@ def _needed_files(config: ConfigModel) -> dict[str, Path]:
 
 def key_warnings(config: ConfigModel) -> tuple[str, ...]:
     """What is doubtful about where the keys are kept."""
-    path = config.psk_path
+    named = {"auth.psk_file": config.psk_path}
+    if config.listen is not None and config.listen.reset_key_file is not None:
+        named["listen.reset_key_file"] = config.resolve(config.listen.reset_key_file)
+    return tuple(
+        f"{key}: {path} can be read by others; use mode 0600"
+        for key, path in named.items()
+        if path is not None and _others_can_read(path)
+    )
+
+
+def _others_can_read(path: Path) -> bool:
     try:
-        open_to_others = path is not None and os.name == "posix" and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH)
+        return os.name == "posix" and bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
     except OSError:
-        return ()  # reading it says why
-    return (f"auth.psk_file: {path} can be read by others; use mode 0600",) if open_to_others else ()
+        return False  # reading it says why
 
 
 def _parse(entries: list[str], entry: str, source: str, key_path: str) -> dict[bytes, bytes]:

@@ -375,6 +375,9 @@ class Listen(Section):
     port: Annotated[int, Range(0, 65_535)] = 7788
     """Port, the same for all transports: TCP and MPTCP take the TCP port, QUIC the UDP port; 0 = a free one,
     chosen by the system. Default 7788: the default of the client's `remote_port`."""
+    reset_key_file: KeyFileName | None = None
+    """File with a secret of at least 32 bytes in hex, from which the server proves to clients that it no longer holds
+    their sessions: after a restart with the same key they hear so at once. Default null: a new one for each start."""
     transports: Annotated[
         tuple[TransportName, ...],
         Field(strict=False, min_length=1, max_length=16),
@@ -409,14 +412,9 @@ class Limits(Section):
     Default 30: longer than a network that is worth having stalls."""
     max_connections_per_session: Annotated[int, Range(1, 256), Side.SERVER] = 8
     """Connections of one session. Default 8: three networks, two transports, and room for a handover."""
-    max_joins_per_second: Annotated[float, Range(0.1, 10_000.0), Side.SERVER] = 10.0
-    """JOINs one session may make per second in the long run; more are refused. Default 10: all networks at once and
-    again a second later."""
-    max_join_burst: Annotated[int, Range(1, 10_000), Side.SERVER] = 20
-    """JOINs one session may make at once. Default 20: every connection of a session comes back twice."""
-    max_pending_joins: Annotated[int, Range(1, 256), Side.SERVER] = 8
-    """Connections of one session that have not proved themselves yet; when there are more, the oldest goes.
-    Default 8: all connections of a session may come at once."""
+    max_pending_joins: Annotated[int, Range(1, 256), Side.SERVER] = 16
+    """Connections of one session that have not proved themselves yet; when there are more, the oldest JOIN goes for a
+    fresh one, and a repeated HELLO is refused. Default 16: all connections of a session may come at once, twice."""
     max_detached_sessions: Annotated[Count, Side.SERVER] = 1000
     """Sessions of a server that wait for their client to come back; when there are more, the longest waiting ends.
     Default 1000: a tenth of the sessions."""

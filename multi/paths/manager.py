@@ -435,6 +435,10 @@ class PathManager:
         effects, self.pending = self.pending, []
         return effects
 
+    def networks(self) -> set[str]:
+        """Interfaces over which the server can be asked now."""
+        return {c.interface for slot in self.slots if not slot.absent for c in slot.candidates}
+
     @property
     def hopeless(self) -> bool:
         """Every candidate has failed, nothing is under way: the session cannot open."""
@@ -442,7 +446,7 @@ class PathManager:
             not self._established
             and not self._expecting
             and self._race.finished
-            and not any(s.attempts or s.connection is not None for s in self.slots)
+            and not any(s.attempts or s.connection is not None or s.retry_at is not None for s in self.slots)
         )
 
     # --- attempts  ---
@@ -525,13 +529,16 @@ class PathManager:
             slot.attempted = True
         self._announce_all()
         if slot.wants_dial and not slot.attempts and slot.retry_at is None:
-            self._plan_next(slot, now, answered=answered, raced=attempt.raced)
+            busy = reason.cause is Cause.REFUSED_BUSY
+            self._plan_next(slot, now, answered=answered, raced=attempt.raced, busy=busy)
         wanted = self._handover.slots if self._handover is not None else []
         if slot in wanted and slot.attempted and not any(s.attempts or s.healthy or s.retry_at == now for s in wanted):
             self._fail_handover(reason)
 
-    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool) -> None:
-        if slot.failures % len(slot.candidates):
+    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, busy: bool) -> None:
+        if busy and not self._established:
+            slot.schedule_retry(now, self._jitter(), detached=True)  # soon there may be room
+        elif slot.failures % len(slot.candidates):
             if not raced or not self._in_race(slot):
                 slot.retry_at = now  # the next alternative at once; the race starts those of its own itself
         elif not self._established:

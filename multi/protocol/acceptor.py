@@ -6,17 +6,16 @@ to a new one, or nowhere. What the segment proves is decided by that session's a
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.handshake import REFUSED, REFUSED_BUSY, REFUSED_VERSION, Refuse
+from multi.protocol.handshake import ORIGIN_LENGTH, Refuse, RefuseCode, origin_of, reset_token
 from multi.protocol.segment import HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentType, encode, peek
 from multi.types import SessionId
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,30 @@ class Refused:
 
 
 class SessionTable(Generic[T]):
-    """Maps Session IDs to whatever the server keeps per session."""
+    """Maps sessions to whatever the server keeps per session.
+
+    A session is named by its Session ID and the HELLO it began with: until one of them is confirmed, several may want
+    the same ID. Whoever confirms first owns it; what was never confirmed is in nobody's way.
+    """
 
     def __init__(
-        self, limits: TableLimits, create: Callable[[SessionId, str], T], full: Callable[[], str] = lambda: ""
+        self,
+        limits: TableLimits,
+        create: Callable[[SessionId, str], T],
+        full: Callable[[], str] = lambda: "",
+        reset_key: bytes = b"",
     ) -> None:
         """`full()` says why there is no room for a new session, or returns an empty text."""
         self._limits = limits
         self._create = create
         self._full = full
-        self._sessions: dict[SessionId, T] = {}
-        self._sources: dict[SessionId, str] = {}
-        self._per_source: Counter[str] = Counter()
+        self._reset_key = reset_key
+        self._sessions: dict[_Name, T] = {}
+        self._names: dict[T, _Name] = {}
+        self._owned: dict[SessionId, T] = {}
+        """By the ID of every confirmed session."""
+        self._sources: dict[T, str] = {}
+        self._per_source: dict[str, int] = {}
         self._closed_to_new = False
 
     def __len__(self) -> int:
@@ -70,43 +81,84 @@ class SessionTable(Generic[T]):
         if len(first) >= 1 and 0 < first[0] < 16 and first[0] not in SUPPORTED_VERSIONS:
             if len(first) < HEADER_LENGTH:
                 return None
-            return self._refusal(SessionId(bytes(first[8:24])), REFUSED_VERSION, f"version {first[0]}")
+            session_id = SessionId(bytes(first[8:24]))
+            return refusal(session_id, Refuse(RefuseCode.VERSION), f"version {first[0]}")
         peeked = peek(first)
         if peeked is None:
             return None
         type_, session_id = peeked
         if type_ not in (SegmentType.HELLO, SegmentType.JOIN):
-            raise RemoteProtocolError(f"a connection that starts with {SegmentType(type_).name}")
-        if (known := self._sessions.get(session_id)) is not None:
-            return known
-        if type_ == SegmentType.JOIN:
-            return self._refusal(session_id, REFUSED, "JOIN for an unknown session")
-        if self._closed_to_new:
-            return self._refusal(session_id, REFUSED_BUSY, "the server is closing")
-        if len(self._sessions) >= self._limits.sessions:
-            return self._refusal(session_id, REFUSED_BUSY, f"{self._limits.sessions} sessions", "max_sessions")
-        if self._per_source[source] >= self._limits.sessions_per_source:
-            reason = f"{self._limits.sessions_per_source} sessions from {source}"
-            return self._refusal(session_id, REFUSED_BUSY, reason, "max_sessions_per_source")
-        if reason := self._full():
-            return self._refusal(session_id, REFUSED_BUSY, reason, "max_memory")
-        if len(first) < int.from_bytes(first[4:8], "big"):
+            name = SegmentType(type_).name if type_ in SegmentType.__members__.values() else f"type {type_}"
+            raise RemoteProtocolError(f"a connection that starts with {name}")
+        if (payload := first_payload(first)) is None:
             return None  # half a HELLO costs a stranger nothing, so it shall not cost us a session
+        if type_ == SegmentType.JOIN:
+            origin = bytes(payload[:ORIGIN_LENGTH])
+            found = self._sessions.get((session_id, origin))
+            if found is not None:
+                return found
+            token = reset_token(self._reset_key, session_id, origin) if self._reset_key else b""
+            return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
+        part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])
+        return self._greeted((session_id, origin_of(part)), source)
+
+    def _greeted(self, name: _Name, source: str) -> T | Refused:
+        session_id = name[0]
+        known = self._sessions.get(name)
+        if known is not None:
+            return known
+        if session_id in self._owned:
+            return refusal(session_id, Refuse(RefuseCode.REFUSED), "HELLO for the Session ID of another")
+        if self._closed_to_new:
+            return refusal(session_id, Refuse(RefuseCode.BUSY), "the server is closing")
+        if len(self._sessions) >= self._limits.sessions:
+            return _busy(session_id, "max_sessions", f"{self._limits.sessions} sessions")
+        if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
+            reason = f"{self._limits.sessions_per_source} sessions from {source}"
+            return _busy(session_id, "max_sessions_per_source", reason)
+        if reason := self._full():
+            return _busy(session_id, "max_memory", reason)
         session = self._create(session_id, source)
-        self._sessions[session_id] = session
-        self._sources[session_id] = source
-        self._per_source[source] += 1
+        self._sessions[name] = session
+        self._names[session] = name
+        self._sources[session] = source
+        self._per_source[source] = self._per_source.get(source, 0) + 1
         return session
 
-    def remove(self, session_id: SessionId) -> None:
-        """The session has ended."""
-        if self._sessions.pop(session_id, None) is None:
+    def confirmed(self, session: T) -> list[T]:
+        """The client of `session` has proved itself: the ID is its own. Return those that wanted it, too."""
+        session_id = self._names[session][0]
+        self._owned[session_id] = session
+        return [other for other, name in self._names.items() if name[0] == session_id and other is not session]
+
+    def remove(self, session: T) -> None:
+        """It has ended."""
+        name = self._names.pop(session, None)
+        if name is None:
             return
-        source = self._sources.pop(session_id)
+        del self._sessions[name]
+        if self._owned.get(name[0]) is session:
+            del self._owned[name[0]]
+        source = self._sources.pop(session)
         self._per_source[source] -= 1
         if not self._per_source[source]:
             del self._per_source[source]
 
-    @staticmethod
-    def _refusal(session_id: SessionId, code: int, reason: str, limit: str = "") -> Refused:
-        return Refused(encode(SegmentType.REFUSE, session_id, Refuse(code).encode()), reason, limit)
+
+_Name = tuple[SessionId, bytes]
+"""(Session ID, origin)."""
+
+
+def first_payload(first: bytes | bytearray | memoryview) -> memoryview | None:
+    """The payload of the segment that `first` begins with; None = it is not all there. `peek` has taken its header."""
+    header, length = int.from_bytes(first[2:4], "big"), int.from_bytes(first[4:8], "big")
+    return memoryview(first)[header:length] if len(first) >= length else None
+
+
+def refusal(session_id: SessionId, refuse: Refuse, reason: str) -> Refused:
+    """Say no in clear; `reason` is for the log."""
+    return Refused(encode(SegmentType.REFUSE, session_id, refuse.encode()), reason, refuse.limit)
+
+
+def _busy(session_id: SessionId, limit: str, reason: str) -> Refused:
+    return refusal(session_id, Refuse(RefuseCode.BUSY, limit=limit), reason)

@@ -17,23 +17,26 @@ from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
 from multi.protocol.handshake import (
     MAX_TICKETS,
-    REFUSED,
-    REFUSED_PROTECTION,
-    REFUSED_VERSION,
+    PROOF_LENGTH,
     Accept,
+    Admit,
     Challenge,
     ConnectionTerms,
     Hello,
     Join,
     KeyPair,
     Refuse,
+    RefuseCode,
     SessionKeys,
     Ticket,
     choice_part,
     common_version,
     decode_proof,
     encode_tickets,
+    origin_of,
     psk_binder,
+    reset_commitment,
+    reset_token,
     same,
 )
 from multi.protocol.sealing import Cipher
@@ -71,8 +74,16 @@ class Authenticator(ABC):
         """TICKETS has come."""
         raise RemoteProtocolError("only a server hands out tickets")
 
-    def hand_out_tickets(self) -> None:  # noqa: B027 - only a server has any
-        """The peer has proved itself on a connection."""
+    def hand_out_tickets(self, connection: Connection) -> None:  # noqa: B027 - only a server has any
+        """The peer has proved itself on `connection`."""
+
+    def knows_reset(self, token: bytes) -> bool:
+        """`token` proves that the server that accepted the session no longer holds it."""
+        return False
+
+    def may_join(self, join: Join, binding: bytes) -> bool:
+        """Whoever says this JOIN holds the session's keys, or has heard it from somebody who does."""
+        return False
 
     def next_timer(self) -> float | None:
         return None
@@ -107,13 +118,17 @@ class ClientAuthenticator(Authenticator):
             policy=settings.peer_policy or settings.policy,
             terms=ConnectionTerms(sealed=True),
             psk_id=settings.psk_id,
+            resume_timeout=_milliseconds(settings.resume_timeout),
         )
+        self._origin = origin_of(self._hello.session_part())
+        self._reset = b""
+        """The server's commitment to its reset token."""
         self.psk_id = settings.psk_id
         self._greeted: dict[ConnectionId, tuple[ConnectionTerms, float]] = {}
         """Connections on which HELLO was sent and ACCEPT is awaited, with what was asked for and the time."""
         self._joins: dict[ConnectionId, Join] = {}
-        self._admissions: dict[ConnectionId, bytes] = {}
-        """Connections that joined with a ticket: the proof ADMIT has to bring."""
+        self._admissions: dict[ConnectionId, tuple[bytes, bytes, bytes, bytes]] = {}
+        """Connections that joined with a ticket: what the proof of ADMIT has to cover, besides its nonce."""
         self._tickets: list[Ticket] = []
         self._cipher: Cipher | None = None
         """The server's choice, which it will make again."""
@@ -168,7 +183,8 @@ class ClientAuthenticator(Authenticator):
             hello = replace(hello, binder=binder)
         self._greeted[connection.id] = terms, now
         connection.send(SegmentType.HELLO, hello.encode(), now)
-        if not terms.sealed:
+        # Where somebody else may end TLS, a key of our own shall keep him out: nothing before the server has proved it.
+        if not terms.sealed and (not psk or connection.facts.peer_verified):
             self.session.may_send(connection)
 
     def take_tickets(self, tickets: Sequence[Ticket]) -> None:
@@ -177,24 +193,24 @@ class ClientAuthenticator(Authenticator):
 
     def _join(self, connection: Connection, now: float) -> None:
         terms = self._terms_for(connection)
-        join = Join(self.session.entropy(32), terms)
-        if self._tickets and self._cipher in terms.ciphers:
-            self._join_with_ticket(connection, join, self._tickets.pop(0), now)
-        else:
-            self._joins[connection.id] = join
-            connection.send(SegmentType.JOIN, join.encode(), now)
-
-    def _join_with_ticket(self, connection: Connection, join: Join, ticket: Ticket, now: float) -> None:
-        """Everything is known that the server would say: data may follow in the same flight."""
         assert self.keys is not None
-        assert self._cipher is not None
-        sealed, binding = join.terms.sealed, connection.facts.channel_binding
-        parts = (join.request(), choice_part(ticket.number, sealed, self._cipher), ticket.nonce, binding)
-        join = replace(join, ticket=ticket.nonce, proof=self.keys.join_proof(b"T", *parts))
+        # In clear, whoever hears a ticket could be first to use it.
+        with_ticket = self._tickets and self._cipher in terms.ciphers and (terms.sealed or connection.facts.secure)
+        ticket = self._tickets.pop(0) if with_ticket else None
+        join = Join(self._origin, self.session.entropy(32), terms, ticket.nonce if ticket is not None else b"")
+        join = replace(join, proof=self.keys.join_request_proof(join, connection.facts.channel_binding))
         self._joins[connection.id] = join
-        self._admissions[connection.id] = self.keys.join_proof(b"A", *parts)
-        connection.number = ticket.number
         connection.send(SegmentType.JOIN, join.encode(), now)
+        if ticket is not None:
+            self._expect_admission(connection, join, ticket)
+
+    def _expect_admission(self, connection: Connection, join: Join, ticket: Ticket) -> None:
+        """Everything is known that the server would say: data may follow in the same flight."""
+        assert self._cipher is not None
+        sealed = join.terms.sealed
+        choice = choice_part(ticket.number, sealed, self._cipher)
+        self._admissions[connection.id] = (join.request(), choice, ticket.nonce, connection.facts.channel_binding)
+        connection.number = ticket.number
         if sealed:
             outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
             connection.protect(self._cipher, outgoing=outgoing, incoming=incoming)
@@ -208,9 +224,7 @@ class ClientAuthenticator(Authenticator):
             case SegmentType.CHALLENGE if connection.id in self._joins:
                 self._challenge(connection, Challenge.decode(segment.payload), now)
             case SegmentType.ADMIT if connection.id in self._admissions:
-                _check_proof(self._admissions.pop(connection.id), decode_proof(segment.payload))
-                del self._joins[connection.id]
-                self.session.authenticated(connection)
+                self._admitted(connection, Admit.decode(segment.payload), now)
             case SegmentType.REFUSE if not connection.authenticated:
                 self.session.refused(connection, Refuse.decode(segment.payload))
             case _:
@@ -232,14 +246,28 @@ class ClientAuthenticator(Authenticator):
         _check_proof(keys.hello_proof(b"S", *parts), accept.proof)
         first, self.keys = self.keys is None, keys
         self._accepted_part, self._cipher = accept.session_part(), accept.cipher
+        self._reset = accept.reset
         del self._greeted[connection.id]
         self._prove(connection, SegmentType.CONFIRM, keys.hello_proof(b"C", *parts), accept, self._hello.nonce, now)
         if first:
-            self.session.peer_known(accept.window, accept.max_streams, None)
+            self.session.peer_known(accept.window, accept.max_streams, accept.resume_timeout / 1000, None)
         self.session.authenticated(connection)
         for waiting in self._waiting:
             self._join(waiting, now)
         self._waiting.clear()
+
+    def _admitted(self, connection: Connection, admit: Admit, now: float) -> None:
+        assert self.keys is not None
+        request, part, ticket, binding = self._admissions.pop(connection.id)
+        _check_proof(self.keys.join_proof(b"A", request, part, ticket + admit.nonce, binding), admit.proof)
+        del self._joins[connection.id]
+        if not connection.facts.secure:
+            proof = self.keys.join_proof(b"C", request, part, ticket + admit.nonce, binding)
+            connection.send(SegmentType.PROVE, proof, now)
+        self.session.authenticated(connection)
+
+    def knows_reset(self, token: bytes) -> bool:
+        return bool(token) and same(reset_commitment(token), self._reset)
 
     def _challenge(self, connection: Connection, challenge: Challenge, now: float) -> None:
         assert self.keys is not None
@@ -276,6 +304,10 @@ class ClientAuthenticator(Authenticator):
             raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
 
 
+def _milliseconds(seconds: float) -> int:
+    return min(round(seconds * 1000), (1 << 32) - 1)
+
+
 def _check_proof(expected: bytes, found: bytes) -> None:
     if not same(expected, found):
         raise RemoteProtocolError("the server's proof is wrong", Cause.BAD_PROOF)
@@ -285,7 +317,7 @@ def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
     """Whether data may follow a ticket before the server has proved itself on this connection."""
     if sealed:
         return facts.lanes == 1  # what another lane brings too early could not be told from the rest
-    return facts.peer_verified or not facts.secure  # TLS may end at somebody else's; in clear nothing is kept secret
+    return facts.peer_verified  # TLS may end at somebody else's
 
 
 # --- server  ---
@@ -307,6 +339,7 @@ class ServerAuthenticator(Authenticator):
         super().__init__(session)
         self._psk = psk
         self._hello_part: bytes | None = None
+        self._origin = b""
         self._accept: Accept | None = None
         self._confirmed = False
         self._numbers = count()
@@ -328,7 +361,7 @@ class ServerAuthenticator(Authenticator):
                 self._join(connection, Join.decode(segment.payload), now)
             case SegmentType.CONFIRM | SegmentType.PROVE if expected is not None:
                 if expected.type != segment.type or not same(expected.proof, decode_proof(segment.payload)):
-                    self._refuse(connection, REFUSED)
+                    self._refuse(connection, RefuseCode.REFUSED)
                     return
                 del self._expected[connection.id]
                 self._confirmed = True
@@ -355,15 +388,15 @@ class ServerAuthenticator(Authenticator):
         part = hello.session_part()
         repeat = self._hello_part is not None
         if repeat and (self._confirmed or part != self._hello_part):
-            self._refuse(connection, REFUSED)
+            self._refuse(connection, RefuseCode.REFUSED)
             return
         version = common_version(hello.versions)
         if version is None:
-            self._refuse(connection, REFUSED_VERSION)
+            self._refuse(connection, RefuseCode.VERSION)
             return
         cipher = self._cipher_for(connection, hello.terms)
         if cipher is None:
-            self._refuse(connection, REFUSED_PROTECTION)
+            self._refuse(connection, RefuseCode.PROTECTION)
             return
         psk = self._psk(hello.psk_id) if self._psk is not None else b""
         binding = connection.facts.channel_binding
@@ -371,7 +404,7 @@ class ServerAuthenticator(Authenticator):
         # An empty key proves nothing: where keys are required it counts as an unknown one.
         unknown = self._psk is not None and not psk
         if psk is None or unknown or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
-            self._refuse(connection, REFUSED)
+            self._refuse(connection, RefuseCode.REFUSED)
             return
         if not repeat:
             self._agree(hello, part, version, psk)
@@ -384,7 +417,7 @@ class ServerAuthenticator(Authenticator):
         proof = self.keys.hello_proof(b"C", *parts)
         self._answer(connection, hello, accept, proof, now)
         if not repeat:
-            self.session.peer_known(hello.window, hello.max_streams, hello.policy)
+            self.session.peer_known(hello.window, hello.max_streams, hello.resume_timeout / 1000, hello.policy)
         # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
         if not repeat and (not psk or proved_by_binder):
             self.session.may_send(connection, receives=not hello.terms.sealed)
@@ -392,17 +425,37 @@ class ServerAuthenticator(Authenticator):
     def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
         session, settings = self.session, self.session.settings
         pair = KeyPair(session.entropy(32))
-        shared, nonce = pair.agree(hello.key), session.entropy(32)
-        window, streams = settings.initial_window, settings.max_streams
-        self._accept = Accept(version, nonce, pair.public, window, streams, 0, False, Cipher.AES_128_GCM)
+        self._origin = origin_of(part)
+        self._accept = Accept(
+            version,
+            nonce=session.entropy(32),
+            key=pair.public,
+            window=settings.initial_window,
+            max_streams=settings.max_streams,
+            number=0,
+            sealed=False,
+            cipher=Cipher.AES_128_GCM,
+            resume_timeout=_milliseconds(settings.resume_timeout),
+            reset=self._reset_commitment(),
+        )
+        shared = pair.agree(hello.key)
         self._hello_part = part
         self.psk_id = hello.psk_id if psk else b""
         self.keys = SessionKeys(session.session_id, part, self._accept.session_part(), shared, psk)
 
+    def _reset_commitment(self) -> bytes:
+        key = self.session.settings.reset_key
+        return reset_commitment(reset_token(key, self.session.session_id, self._origin)) if key else bytes(PROOF_LENGTH)
+
+    def may_join(self, join: Join, binding: bytes) -> bool:
+        if self.keys is None or join.origin != self._origin:
+            return False
+        return same(self.keys.join_request_proof(join, binding), join.proof)
+
     def _join(self, connection: Connection, join: Join, now: float) -> None:
         cipher = self._cipher_for(connection, join.terms)
-        if self.keys is None or cipher is None:
-            self._refuse(connection, REFUSED)
+        if self.keys is None or cipher is None or not self.may_join(join, connection.facts.channel_binding):
+            self._refuse(connection, RefuseCode.REFUSED)
             return
         if join.ticket:
             if self._admit(connection, join, cipher, now):
@@ -431,27 +484,35 @@ class ServerAuthenticator(Authenticator):
         self._expected[connection.id] = _Expected(expected, proof, incoming, answer.cipher)
 
     def _admit(self, connection: Connection, join: Join, cipher: Cipher, now: float) -> bool:
-        """Take a JOIN with a ticket; False where ticket or proof is not good, and the client has to be asked."""
+        """Take a JOIN with a ticket; False where the ticket is not good any more, and the client has to be asked."""
         assert self.keys is not None
-        number = self._tickets.get(join.ticket)
+        sealed, binding = join.terms.sealed, connection.facts.channel_binding
+        if not sealed and not connection.facts.secure:
+            return False  # whoever hears a ticket could be first to use it
+        number = self._tickets.pop(join.ticket, None)
         if number is None:
             return False
-        sealed, binding = join.terms.sealed, connection.facts.channel_binding
-        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket, binding)
-        if not same(self.keys.join_proof(b"T", *parts), join.proof):
-            return False  # the ticket stays good: others may have seen it
-        del self._tickets[join.ticket]
         connection.number = number
         self._apply(connection, join.terms)
-        connection.send(SegmentType.ADMIT, self.keys.join_proof(b"A", *parts), now)
+        nonce = self.session.entropy(32)
+        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket + nonce, binding)
+        connection.send(SegmentType.ADMIT, Admit(nonce, self.keys.join_proof(b"A", *parts)).encode(), now)
         if sealed:
             incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
             connection.protect(cipher, outgoing=outgoing, incoming=incoming)
-        self.session.authenticated(connection)
+        if connection.facts.secure:
+            self.session.authenticated(connection)
+            return True
+        # Somebody may have heard it and been faster: what was said is the client's, who said it is still to be seen.
+        proof = self.keys.join_proof(b"C", *parts)
+        self._expected[connection.id] = _Expected(SegmentType.PROVE, proof, None, cipher)
+        self.session.admitted(connection)
         return True
 
-    def hand_out_tickets(self) -> None:
+    def hand_out_tickets(self, connection: Connection) -> None:
         """See that the client has as many tickets as it may have."""
+        if not connection.facts.secure and connection.openers is None:
+            return
         fresh = [Ticket(next(self._numbers), self.session.entropy(32)) for _ in range(MAX_TICKETS - len(self._tickets))]
         if fresh:
             self._tickets |= {ticket.nonce: ticket.number for ticket in fresh}

@@ -70,8 +70,12 @@ class SessionBase(ABC):
         """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
 
     @abstractmethod
-    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
-        """The peer's HELLO or ACCEPT has come."""
+    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+        """The peer's HELLO or ACCEPT has come; it will wait or try `resume_timeout` seconds for the session."""
+
+    @abstractmethod
+    def admitted(self, connection: Connection) -> None:
+        """What comes on `connection` is the peer's, but perhaps said before: nothing is sent until it has answered."""
 
     @abstractmethod
     def authenticated(self, connection: Connection) -> None:

@@ -29,7 +29,7 @@ from multi.protocol.payloads import (
     encode_keepalive,
 )
 from multi.protocol.scheduling import Scheduling
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentDecoder, SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
@@ -86,7 +86,7 @@ class Incoming:
                 return
             if segment.session_id != self._session.session_id:
                 raise RemoteProtocolError("a segment of another session")
-            if connection.openers is not None and (segment.type not in HANDSHAKE_TYPES or connection.authenticated):
+            if connection.openers is not None and (segment.type not in HANDSHAKE_TYPES or connection.receives):
                 segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
                 segment.owned = True
             if segment.type == SegmentType.DATA and connection.receives:
@@ -157,7 +157,8 @@ class Incoming:
             # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
             self._session.receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
             if self._session.receiver.control.take(segment.sequence):
-                self._control(connection, segment, now)
+                if segment.type < UNKNOWN_CONTROL:
+                    self._control(connection, segment, now)
             else:
                 connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:

@@ -1,18 +1,22 @@
 """The handshake: messages, key agreement and proofs. Pure: random bytes are injected.
 
-    HELLO      client -> server   versions, nonce, X25519 key, window, policy; what this connection is for
-    ACCEPT     server -> client   version, nonce, X25519 key, window; number of this connection; proof
+    HELLO      client -> server   versions, nonce, X25519 key, window, policy, how long it will try to come back,
+                                  extensions; what this connection is for
+    ACCEPT     server -> client   version, nonce, X25519 key, window, how long it will wait for the client, reset
+                                  commitment, extensions; number of this connection; proof
     CONFIRM    client -> server   proof
 
-    JOIN       client -> server   nonce; what this connection is for; a ticket and a proof, if there is one
+    JOIN       client -> server   origin of the session, nonce; what this connection is for; a ticket if there is one;
+                                  proof
     CHALLENGE  server -> client   number of this connection, nonce, proof
     PROVE      client -> server   proof
 
-    ADMIT      server -> client   proof; instead of CHALLENGE and PROVE, where the ticket was good
+    ADMIT      server -> client   nonce, proof; instead of CHALLENGE, where the ticket was good; answered by PROVE on
+                                  plain connections
 
     TICKETS    server -> client   on an authenticated connection: numbers and nonces for connections to come
 
-    REFUSE     server -> client   one constant code for every failed JOIN
+    REFUSE     server -> client   why not; a reset token where the server holds no such session
 
 HELLO and ACCEPT have a session part, which the keys cover and which is the same when a HELLO is repeated on another
 connection, and a connection part, which the proofs cover. Proofs also cover the channel binding of the connection, so
@@ -26,6 +30,7 @@ import hmac
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
@@ -42,6 +47,30 @@ PROOF_LENGTH = 32
 MAX_TICKETS = 4  # a client holds at a time; each is good for one JOIN
 MAX_PSK_ID = 64  # bytes of a pre-shared key's name
 MAX_WINDOW = 1 << 30
+ORIGIN_LENGTH = 16
+MAX_EXTENSIONS = 512  # bytes of all extensions in a HELLO or ACCEPT
+
+Extensions = tuple[tuple[int, bytes], ...]
+"""(kind, value), kinds rising. What a side can do beyond this document; unknown kinds mean nothing."""
+
+
+def _encode_extensions(extensions: Extensions) -> bytes:
+    values = b"".join(struct.pack("!HH", kind, len(value)) + value for kind, value in extensions)
+    return len(values).to_bytes(2, "big") + values
+
+
+def _decode_extensions(fields: Fields) -> Extensions:
+    length = fields.unsigned(2)
+    if length > MAX_EXTENSIONS:
+        raise RemoteProtocolError(f"{length} bytes of extensions")
+    inner = Fields(fields.take(length))
+    found: list[tuple[int, bytes]] = []
+    while inner.remaining:
+        kind = inner.unsigned(2)
+        if found and kind <= found[-1][0]:
+            raise RemoteProtocolError("extensions out of order")
+        found.append((kind, inner.take(inner.unsigned(2))))
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,16 +120,20 @@ class Hello:
     psk_id: bytes = b""
     binder: bytes = b""
     """Proof of the pre-shared key, sent where the transport itself encrypts; empty otherwise."""
+    resume_timeout: int = 0
+    """Milliseconds the client will try to come back for."""
+    extensions: Extensions = ()
 
     def session_part(self) -> bytes:
         return (
             bytes([len(self.versions), *self.versions])
             + self.nonce
             + self.key
-            + struct.pack("!II", self.window, self.max_streams)
+            + struct.pack("!III", self.window, self.max_streams, self.resume_timeout)
             + bytes([len(self.psk_id)])
             + self.psk_id
             + encode_policy(self.policy)
+            + _encode_extensions(self.extensions)
         )
 
     def encode(self) -> bytes:
@@ -113,17 +146,20 @@ class Hello:
         fields = Fields(outer.take(outer.unsigned(2)))
         versions = tuple(fields.take(fields.unsigned(1)))
         nonce, key = fields.take(NONCE_LENGTH), fields.take(KEY_LENGTH)
-        window, max_streams = _window(fields), fields.unsigned(4)
+        window, max_streams, resume_timeout = _window(fields), fields.unsigned(4), fields.unsigned(4)
         length = fields.unsigned(1)
         if length > MAX_PSK_ID:
             raise RemoteProtocolError(f"a key name of {length} bytes")
         psk_id = fields.take(length)
         policy = decode_policy(fields)
+        extensions = _decode_extensions(fields)
         fields.end()
         terms = ConnectionTerms.decode(outer)
         binder = outer.take(outer.unsigned(1))
         outer.end()
-        return Hello(nonce, key, window, max_streams, policy, terms, versions, psk_id, binder)
+        return Hello(
+            nonce, key, window, max_streams, policy, terms, versions, psk_id, binder, resume_timeout, extensions
+        )
 
 
 def _window(fields: Fields) -> int:
@@ -145,9 +181,21 @@ class Accept:
     sealed: bool
     cipher: Cipher
     proof: bytes = b""
+    resume_timeout: int = 0
+    """Milliseconds the server will wait for a client that has no connection left."""
+    reset: bytes = bytes(PROOF_LENGTH)
+    """Commitment: the SHA-256 of the token with which this server would say that it no longer holds the session."""
+    extensions: Extensions = ()
 
     def session_part(self) -> bytes:
-        return bytes([self.version]) + self.nonce + self.key + struct.pack("!II", self.window, self.max_streams)
+        return (
+            bytes([self.version])
+            + self.nonce
+            + self.key
+            + struct.pack("!III", self.window, self.max_streams, self.resume_timeout)
+            + self.reset
+            + _encode_extensions(self.extensions)
+        )
 
     def connection_part(self) -> bytes:
         return choice_part(self.number, self.sealed, self.cipher)
@@ -160,11 +208,25 @@ class Accept:
         fields = Fields(payload)
         version = fields.unsigned(1)
         nonce, key = fields.take(NONCE_LENGTH), fields.take(KEY_LENGTH)
-        window, max_streams = _window(fields), fields.unsigned(4)
+        window, max_streams, resume_timeout = _window(fields), fields.unsigned(4), fields.unsigned(4)
+        reset, extensions = fields.take(PROOF_LENGTH), _decode_extensions(fields)
         number, sealed, cipher = _number_sealed_cipher(fields)
         proof = fields.take(PROOF_LENGTH)
         fields.end()
-        return Accept(version, nonce, key, window, max_streams, number, sealed, cipher, proof)
+        return Accept(
+            version,
+            nonce,
+            key,
+            window,
+            max_streams,
+            number,
+            sealed,
+            cipher,
+            proof,
+            resume_timeout,
+            reset,
+            extensions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +261,18 @@ def choice_part(number: int, sealed: bool, cipher: Cipher) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Join:
+    origin: bytes
+    """Which HELLO the session began with: `origin_of` its session part."""
     nonce: bytes
     terms: ConnectionTerms
     ticket: bytes = b""
     """Nonce of a ticket; empty = none, the server will ask."""
-    proof: bytes = b""
-    """With a ticket: that the client holds the session's keys."""
+    proof: bytes = bytes(PROOF_LENGTH)
+    """That the client holds the session's keys. Without a ticket somebody else may repeat it, and gets no further."""
 
     def request(self) -> bytes:
         """The part that the proof covers."""
-        return self.nonce + self.terms.encode()
+        return self.origin + self.nonce + self.terms.encode()
 
     def encode(self) -> bytes:
         return self.request() + bytes([len(self.ticket)]) + self.ticket + self.proof
@@ -216,14 +280,29 @@ class Join:
     @staticmethod
     def decode(payload: bytes | memoryview) -> Join:
         fields = Fields(payload)
-        nonce, terms = fields.take(NONCE_LENGTH), ConnectionTerms.decode(fields)
+        origin, nonce = fields.take(ORIGIN_LENGTH), fields.take(NONCE_LENGTH)
+        terms = ConnectionTerms.decode(fields)
         length = fields.unsigned(1)
         if length not in (0, NONCE_LENGTH):
             raise RemoteProtocolError(f"a ticket of {length} bytes")
-        ticket = fields.take(length)
-        join = Join(nonce, terms, ticket, fields.take(PROOF_LENGTH) if ticket else b"")
+        join = Join(origin, nonce, terms, fields.take(length), fields.take(PROOF_LENGTH))
         fields.end()
         return join
+
+
+def origin_of(hello_part: bytes) -> bytes:
+    """What tells two sessions of one Session ID apart: a short hash of the session part of HELLO."""
+    return hashlib.sha256(hello_part).digest()[:ORIGIN_LENGTH]
+
+
+def reset_token(key: bytes, session_id: SessionId, origin: bytes) -> bytes:
+    """What only a server with `key` can say of a session: that it holds it no longer (compare RFC 9000 10.3)."""
+    return hmac.digest(key, b"multi1 reset" + session_id + origin, "sha256")
+
+
+def reset_commitment(token: bytes) -> bytes:
+    """What ACCEPT says in advance, so that the token itself stays unknown until it is used."""
+    return hashlib.sha256(token).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +328,23 @@ class Challenge:
         return challenge
 
 
+@dataclass(frozen=True, slots=True)
+class Admit:
+    nonce: bytes
+    """What a client on a plain connection has to answer with a PROVE over it: others may have heard its JOIN."""
+    proof: bytes
+
+    def encode(self) -> bytes:
+        return self.nonce + self.proof
+
+    @staticmethod
+    def decode(payload: bytes | memoryview) -> Admit:
+        fields = Fields(payload)
+        admit = Admit(fields.take(NONCE_LENGTH), fields.take(PROOF_LENGTH))
+        fields.end()
+        return admit
+
+
 def _number_sealed_cipher(fields: Fields) -> tuple[int, bool, Cipher]:
     number, sealed, cipher = fields.unsigned(4), fields.unsigned(1), fields.unsigned(1)
     if sealed > 1 or cipher not in set(Cipher):
@@ -256,42 +352,81 @@ def _number_sealed_cipher(fields: Fields) -> tuple[int, bool, Cipher]:
     return number, bool(sealed), Cipher(cipher)
 
 
-REFUSED = 1
-REFUSED_VERSION = 2
-REFUSED_PROTECTION = 3
-REFUSED_BUSY = 4
+class RefuseCode(IntEnum):
+    """Why a server says no. The high four bits are the class: what an unknown code of it means, too."""
+
+    REFUSED = 0x10
+    """It does not fit, or a proof is wrong."""
+    VERSION = 0x11
+    PROTECTION = 0x12
+    BUSY = 0x20
+    """A limit is reached; later it may be different."""
+    UNKNOWN = 0x30
+    """This server holds no such session."""
+    ELSEWHERE = 0x40
+    """Another server holds it."""
+
+
 _REFUSALS = {
-    REFUSED: (Cause.REFUSED, "the server refused the session or the proof"),
-    REFUSED_VERSION: (Cause.REFUSED_VERSION, "the server speaks other versions of MULTI"),
-    REFUSED_PROTECTION: (
+    RefuseCode.REFUSED: (Cause.REFUSED, "the server refused the session or the proof"),
+    RefuseCode.VERSION: (Cause.REFUSED_VERSION, "the server speaks other versions of MULTI"),
+    RefuseCode.PROTECTION: (
         Cause.REFUSED_PROTECTION,
         "client and server disagree on protection (see the `protect` setting of both)",
     ),
-    REFUSED_BUSY: (Cause.REFUSED_BUSY, "the server has reached a limit; try again later"),
+    RefuseCode.BUSY: (Cause.REFUSED_BUSY, "the server has reached a limit; try again later"),
+    RefuseCode.UNKNOWN: (Cause.REFUSED_UNKNOWN, "the server says that it does not know this session"),
+    RefuseCode.ELSEWHERE: (Cause.REFUSED_ELSEWHERE, "another server holds this session"),
 }
+MAX_LIMIT_NAME = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
     code: int
     versions: tuple[int, ...] = SUPPORTED_VERSIONS
+    limit: str = ""
+    """Name of the limit that was reached (`limits` of a configuration), or empty."""
+    token: bytes = b""
+    """With UNKNOWN: the proof that the server ACCEPT came from has said this; see `reset_token`."""
 
     def encode(self) -> bytes:
-        return bytes([self.code, len(self.versions), *self.versions])
+        limit = self.limit.encode()
+        return (
+            bytes([self.code, len(self.versions), *self.versions, len(limit)])
+            + limit
+            + bytes([len(self.token)])
+            + self.token
+        )
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Refuse:
         fields = Fields(payload)
         code = fields.unsigned(1)
         versions = tuple(fields.take(fields.unsigned(1)))
-        fields.end()
-        return Refuse(code, versions)
+        length = fields.unsigned(1)
+        if length > MAX_LIMIT_NAME:
+            raise RemoteProtocolError(f"a limit's name of {length} bytes")
+        limit = fields.text(length)
+        length = fields.unsigned(1)
+        if length not in (0, PROOF_LENGTH):
+            raise RemoteProtocolError(f"a reset token of {length} bytes")
+        token = fields.take(length)
+        return Refuse(code, versions, limit, token)  # a later version may say more
+
+    @property
+    def meaning(self) -> RefuseCode:
+        """The code, or where it is not known its class."""
+        known = (code for code in (self.code, self.code & 0xF0) if code in set(RefuseCode))
+        return RefuseCode(next(known, RefuseCode.REFUSED))
 
     @property
     def reason(self) -> Reason:
-        cause, text = _REFUSALS.get(self.code, (Cause.REFUSED, f"refused with code {self.code}"))
-        if self.code == REFUSED_VERSION:
+        cause, text = _REFUSALS[self.meaning]
+        if self.code == RefuseCode.VERSION:
             text += f" ({', '.join(map(str, self.versions))})"
+        if self.limit:
+            text += f" ({self.limit})"
         return Reason(cause, text)
 
 
@@ -332,8 +467,12 @@ class SessionKeys:
         return self._mac(self._confirm, side, self._transcript, terms, accept, binding)
 
     def join_proof(self, side: bytes, join: bytes, challenge: bytes, nonce: bytes, binding: bytes) -> bytes:
-        """Proof in CHALLENGE (`side` b"S") and PROVE (b"C"); with a ticket in JOIN (b"T") and ADMIT (b"A")."""
+        """Proof in CHALLENGE (`side` b"S"), ADMIT (b"A") and PROVE (b"C")."""
         return self._mac(self._join, side, self._session_id, join, challenge, nonce, binding)
+
+    def join_request_proof(self, join: Join, binding: bytes) -> bytes:
+        """Proof in JOIN."""
+        return self._mac(self._join, b"J", self._session_id, join.request(), join.ticket, binding)
 
     def traffic_secret(self, direction: bytes, number: int, client_nonce: bytes, server_nonce: bytes) -> bytes:
         """Secret of one connection in one direction (b"C" = client to server)."""

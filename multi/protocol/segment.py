@@ -69,8 +69,11 @@ class SegmentType(IntEnum):
 
 
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
-CONTROL_TYPES = frozenset(range(SegmentType.FIN, SegmentType.TICKETS + 1))
-_KNOWN_TYPES = frozenset(int(t) for t in SegmentType)
+UNKNOWN_CONTROL = 192  # from here on unknown types are control: acknowledged, and otherwise skipped
+CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.TICKETS + 1), *range(UNKNOWN_CONTROL, 256)))
+OPTIONAL_TYPES = range(128, 256)
+"""Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
+_KNOWN_TYPES = frozenset((*SegmentType, *OPTIONAL_TYPES))
 
 
 @dataclass(slots=True, eq=False)
@@ -127,7 +130,8 @@ def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
         raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
-    limit = (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
+    large = type_ == SegmentType.DATA or 128 <= type_ < UNKNOWN_CONTROL
+    limit = (MAX_DATA_PAYLOAD if large else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
     if not header_length <= segment_length <= header_length + limit:
         allowed = f"{header_length}..{header_length + limit}"
         raise RemoteProtocolError(f"segment length {segment_length} is not in {allowed}", Cause.SEGMENT_SIZE)

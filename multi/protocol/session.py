@@ -36,7 +36,7 @@ from multi.protocol.authenticator import Authenticator, ClientAuthenticator, Ser
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
 from multi.protocol.dispatch import Incoming
-from multi.protocol.handshake import REFUSED, Refuse
+from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
@@ -74,8 +74,7 @@ MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a 
 MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
-REFUSALS_WITHIN = 5.0  # seconds; REFUSALS of them within this time end a session that has no connection left
-REFUSALS = 3  # whose server has not proved itself, for anybody in the path can make those
+UNKNOWN_SAID = 3  # times on every network that is there: then a session without a connection believes it is forgotten
 
 ABORTED = Reason(Cause.ABORTED, "aborted")
 AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
@@ -132,7 +131,10 @@ class SessionCore(SessionBase):
         """The connection the peer has just said to be over."""
         self._detached_at: float | None = None
         self._created_at = now
-        self._refusals: list[float] = []
+        self.resume_timeout = settings.resume_timeout
+        """Seconds without a connection after which it ends: the smaller of what the two sides want."""
+        self._said_unknown: dict[str, int] = {}
+        """How often a server that has proved nothing said so since the last connection, by interface."""
         self.streams.create(STREAM_ZERO, DEFAULT_PRIORITY)
 
     def _act(self, now: float) -> None:
@@ -153,13 +155,13 @@ class SessionCore(SessionBase):
             return
         created = Connection(connection, self.session_id, facts, now)
         self.connections[connection] = created
-        alive = self.connections.alive()
-        if self.side is Side.SERVER and len(alive) > self.settings.max_connections:
-            # Whoever knows the Session ID gets this far: strangers must not keep the client out.
-            oldest = next(c for c in alive if not c.authenticated)
-            self.disconnect(oldest, TOO_MANY_CONNECTIONS, abort=True)
-            if not created.alive:
-                return
+        if self.side is Side.SERVER:
+            # They have a limit of their own: strangers must not keep the client out, nor its dead connections itself.
+            unproved = [c for c in self.connections.alive() if not c.authenticated]
+            if len(unproved) > self.settings.max_unproved:
+                self.disconnect(unproved[0], TOO_MANY_CONNECTIONS, abort=True)
+                if not created.alive:
+                    return
         self.notify(created.changed())
         self._auth.opened(created, now)
 
@@ -434,9 +436,9 @@ class SessionCore(SessionBase):
         for connection in self.connections.alive():
             self._liveness.check(connection, now)
         self._auth.handle_timer(now)
-        if self._detached_at is not None and now >= self._detached_at + self.settings.resume_timeout:
+        if self._detached_at is not None and now >= self._detached_at + self.resume_timeout:
             everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            text = f"no connection for {self.settings.resume_timeout:g} s"
+            text = f"no connection for {self.resume_timeout:g} s"
             self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
         if self.lingering_since is not None and now >= self.lingering_since + self._linger:
             self._end(IN_ORDER)
@@ -472,7 +474,7 @@ class SessionCore(SessionBase):
         if self.paths is not None:
             due.append(self.paths.next_timer())
         if self._detached_at is not None:
-            due.append(self._detached_at + self.settings.resume_timeout)
+            due.append(self._detached_at + self.resume_timeout)
         if self.lingering_since is not None:
             due.append(self.lingering_since + self._linger)
         alive = self.connections.alive()
@@ -652,12 +654,26 @@ class SessionCore(SessionBase):
             self._opened = True
             self.emit(SessionOpened())
 
-    def peer_known(self, window: int, max_streams: int, policy: Policy | None) -> None:
+    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+        self.resume_timeout = min(self.resume_timeout, resume_timeout)
         self.sender.window_known = True
         self.sender.window = max(self.sender.window, window)
         self.streams.peer_known(window, max_streams)
         if policy is not None:
             self.scheduling.peer_wants(policy)
+
+    def admitted(self, connection: Connection) -> None:
+        connection.step(Step.MAY_RECEIVE)
+
+    def may_join(self, payload: bytes | memoryview, binding: bytes) -> bool:
+        """Server: the JOIN with this payload comes from the client, or from somebody who has heard it."""
+        return self._auth.may_join(Join.decode(payload), binding)
+
+    def _bound_connections(self, newest: Connection) -> None:
+        """The peer has proved itself on one more: beyond the limit the one heard least recently goes."""
+        proved = [c for c in self.connections.authenticated() if c is not newest]
+        if self.side is Side.SERVER and len(proved) >= self.settings.max_connections:
+            self.disconnect(min(proved, key=lambda c: c.heard_at), TOO_MANY_CONNECTIONS, abort=True)
 
     def authenticated(self, connection: Connection) -> None:
         connection.step(Step.PROVED, AUTHENTICATED)
@@ -668,11 +684,12 @@ class SessionCore(SessionBase):
             self.confirmed = True
             self.move(SessionState.OPEN)
             self.notify(SessionConfirmed())
-        self._refusals.clear()
+        self._said_unknown.clear()
         if self._detached_at is not None:
             after, self._detached_at = self.now - self._detached_at, None
             self.move(SessionState.OPEN)
             self.notify(SessionResumed(after))
+        self._bound_connections(connection)
         if connection.role_pending:
             self._say_role(connection)
         self._liveness.relieve_suspects()
@@ -684,7 +701,7 @@ class SessionCore(SessionBase):
         connection.ack_wanted = True
         if self.side is Side.SERVER:
             connection.allowance = None
-        self._auth.hand_out_tickets()
+        self._auth.hand_out_tickets(connection)
         self._incoming.release_held(connection, self.now)
 
     def start_over(self, connection: Connection) -> None:
@@ -697,16 +714,17 @@ class SessionCore(SessionBase):
         joining = self.confirmed
         self._retire(connection, ConnectionState.LOST, refuse.reason)
         self.emit(CloseConnection(connection.id, True, refuse.reason))
-        if not joining or refuse.code != REFUSED or self.connections.authenticated():
+        if not joining or refuse.meaning is not RefuseCode.UNKNOWN or self.connections.authenticated():
             return
-        if self.lingering_since is not None:
-            self._end(IN_ORDER)  # it has heard our CLOSE and is gone; all we sent had been acknowledged before
-            return
-        # No connection is left and the server does not know us: it restarted or forgot.
-        self._refusals = [t for t in self._refusals if self.now - t <= REFUSALS_WITHIN]
-        self._refusals.append(self.now)
-        if connection.facts.peer_verified or len(self._refusals) >= REFUSALS:
-            self._end(SESSION_GONE)
+        said = self._said_unknown
+        said[connection.interface] = said.get(connection.interface, 0) + 1
+        networks = self.paths.networks() if self.paths is not None else {""}
+        everywhere = all(said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks)
+        if everywhere or self._auth.knows_reset(refuse.token):
+            # Where all we wrote was acknowledged, the server has heard so and ended: nothing is lost.
+            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
+            lingers = self.lingering_since is not None
+            self._end(IN_ORDER if lingers or everything_said else SESSION_GONE)
 
     def disconnect(
         self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST

@@ -47,6 +47,11 @@ class SessionSettings:
     linger: float = 1.0
     """How long a closing session waits for the peer's CLOSE; longer where a few round trips are longer."""
     max_connections: int = 16
+    """On which the peer has proved itself."""
+    max_unproved: int = 16
+    """Connections on which it has not, yet."""
+    reset_key: bytes = field(default=b"", repr=False)
+    """Servers: from it come the tokens that say that a session is not held any more."""
     psk: bytes = field(default=b"", repr=False)
     psk_id: bytes = b""
     warnings: tuple[str, ...] = ()

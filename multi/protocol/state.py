@@ -4,6 +4,7 @@ A connection, once its transport is up:
 
     HANDSHAKE ──────────┬─> EARLY_SENDING ─┐   the peer has proved itself
       │  │              ├─> EARLY ─────────┤        │
+      │  │              ├─> ADMITTED ──────┤        │
       │  └─> DISCARDING ┴──────────────────┴──> ACTIVE <──> SUSPECT
       │                                            │            │
       │                                            └─> DRAINING <┘
@@ -37,6 +38,8 @@ class Phase(Enum):
     """Data may be sent before the peer has proved itself; what comes is held."""
     EARLY = "early"
     """Data may be sent and is taken before the peer has proved itself: an open HELLO on a server."""
+    ADMITTED = "admitted"
+    """What comes is taken, and nothing is sent: it was said with a ticket, perhaps not for the first time."""
     DISCARDING = "discarding"
     """What comes before the proof is sealed with keys this side does not have: it is not even held."""
     ACTIVE = "active"
@@ -59,6 +62,7 @@ class Step(Enum):
 
     MAY_SEND = "data may be sent"
     MAY_EXCHANGE = "data may be sent and taken"
+    MAY_RECEIVE = "data may be taken"
     IGNORE_EARLY = "what comes before the proof cannot be read"
     PROVED = "the peer has proved itself"
     SILENT = "it may be dead"
@@ -91,6 +95,7 @@ TRAITS: dict[Phase, Traits] = {
     Phase.HANDSHAKE: Traits(_S.AUTHENTICATING, sends=False, receives=False, authenticated=False, delivers=True),
     Phase.EARLY_SENDING: Traits(_S.AUTHENTICATING, sends=True, receives=False, authenticated=False, delivers=True),
     Phase.EARLY: Traits(_S.AUTHENTICATING, sends=True, receives=True, authenticated=False, delivers=True),
+    Phase.ADMITTED: Traits(_S.AUTHENTICATING, sends=False, receives=True, authenticated=False, delivers=True),
     Phase.DISCARDING: Traits(_S.AUTHENTICATING, sends=False, receives=False, authenticated=False, delivers=True),
     Phase.ACTIVE: Traits(_S.ACTIVE, sends=True, receives=True, authenticated=True, delivers=True),
     Phase.SUSPECT: Traits(_S.SUSPECT, sends=True, receives=True, authenticated=True, delivers=False),
@@ -107,12 +112,14 @@ CONNECTION_STEPS: dict[Phase, dict[Step, Phase]] = {
     Phase.HANDSHAKE: {
         Step.MAY_SEND: Phase.EARLY_SENDING,
         Step.MAY_EXCHANGE: Phase.EARLY,
+        Step.MAY_RECEIVE: Phase.ADMITTED,
         Step.IGNORE_EARLY: Phase.DISCARDING,
         Step.PROVED: Phase.ACTIVE,
         **_END,
     },
     Phase.EARLY_SENDING: {Step.PROVED: Phase.ACTIVE, **_END},
     Phase.EARLY: {Step.PROVED: Phase.ACTIVE, **_END},
+    Phase.ADMITTED: {Step.PROVED: Phase.ACTIVE, **_END},
     Phase.DISCARDING: {Step.PROVED: Phase.ACTIVE, **_END},
     Phase.ACTIVE: {Step.SILENT: Phase.SUSPECT, Step.DRAIN: Phase.DRAINING, **_END},
     Phase.SUSPECT: {Step.HEARD: Phase.ACTIVE, Step.DRAIN: Phase.DRAINING, **_END},

@@ -58,11 +58,6 @@ async def joined(way: Way, listening: bool) -> list[str]:
         return active()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a ticket is bound to no connection: who says the JOIN he has heard first is taken for the client",
-)
 @pytest.mark.parametrize("way", ["tcp-plain", "tcp-sealed"])
 def test_who_repeats_a_join_he_has_heard_joins_nothing(way: str, development_certificates: Path) -> None:
     active = run(joined(Way(development_certificates, way), listening=True))
@@ -105,11 +100,6 @@ async def say_a_secret(config: dict[str, object], heard: bytearray) -> None:
         await until(lambda: SECRET in heard, "it is read")
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="the first 64 KiB follow HELLO over unverified TLS, before the server has proved the pre-shared key",
-)
 def test_who_ends_unverified_tls_without_the_key_reads_nothing(development_certificates: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text(f"id:{'ab' * 32}\n")

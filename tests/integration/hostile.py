@@ -9,8 +9,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
+from multi.asyncio.session import Session
 from multi.asyncio.settings import peer_scheduler
 from multi.events import SendBytes
+from multi.protocol.authenticator import ClientAuthenticator
 from multi.protocol.handshake import ConnectionTerms, Join
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.session import SessionCore
@@ -84,9 +86,17 @@ def said(core: SessionCore) -> bytes:
     return b"".join(bytes(buffer) for buffer in buffers)
 
 
-def join_segment(session_id: SessionId, sealed: bool = True) -> bytes:
-    """JOIN from somebody who knows the Session ID and nothing else."""
-    return encode(SegmentType.JOIN, session_id, Join(os.urandom(32), ConnectionTerms(sealed=sealed)).encode())
+def origin_of_session(session: Session) -> bytes:
+    """What somebody knows who has heard its HELLO."""
+    authenticator = session._driver.core._auth
+    assert isinstance(authenticator, ClientAuthenticator)
+    return authenticator._origin
+
+
+def join_segment(session_id: SessionId, sealed: bool = True, origin: bytes = b"") -> bytes:
+    """JOIN from somebody who knows the Session ID, perhaps with its origin, and nothing else."""
+    join = Join(origin or os.urandom(16), os.urandom(32), ConnectionTerms(sealed=sealed))
+    return encode(SegmentType.JOIN, session_id, join.encode())
 
 
 class Stranger:

@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aioquic.quic.packet import QuicPacketType, pull_quic_header
 
 import multi
-from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, encode_header
+from multi.protocol.authenticator import ClientAuthenticator
+from multi.protocol.handshake import ConnectionTerms, Join, Refuse, RefuseCode
+from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode, encode_header
 from multi.protocol.settings import Protect
 from multi.transports.base import TlsSettings
 from multi.transports.quic.aioquic_engine import Engine
@@ -23,7 +26,7 @@ from multi.transports.quic.engine import CONNECTION_ID_LENGTH
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.types import SessionId, StreamId
-from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, said
+from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, origin_of_session, said
 from tests.integration.support import Relay, Way, pattern, run, serving, until
 
 KIB, MIB = 1024, 1024 * 1024
@@ -244,28 +247,24 @@ def test_the_session_that_waits_longest_goes_when_too_many_wait(development_cert
 # --- connections of a session  ---
 
 
-def refusal_of(session_id: SessionId) -> bytes:
-    from multi.protocol.handshake import REFUSED, Refuse
-
-    return encode(SegmentType.REFUSE, session_id, Refuse(REFUSED).encode())
+def refusal_of(session_id: SessionId, code: int) -> bytes:
+    return encode(SegmentType.REFUSE, session_id, Refuse(code).encode())
 
 
-def test_a_session_takes_so_many_joins_and_its_own_client_still_gets_in(development_certificates: Path) -> None:
+def test_joins_without_the_keys_are_refused_and_nothing_is_kept_for_them(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        async with (
-            serving(way, max_join_burst=3, max_joins_per_second=0.1) as (server, _),
-            multi.connect(way.client(server.port)) as session,
-        ):
+        async with serving(way) as (server, _), multi.connect(way.client(server.port)) as session:
             await session.confirmed()
             wanted = SessionId(session.id)
-            strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(8)]
-            await until(lambda: server.statistics["max_joins_per_second"] == 5, "three were taken")
-            for stranger in strangers[3:]:
-                assert await asyncio.wait_for(stranger.gone, 3) == refusal_of(wanted)
-            unknown = SessionId(bytes(16))
-            nobody = await Stranger.at(server.port, join_segment(unknown), ELSEWHERE)
-            assert await asyncio.wait_for(nobody.gone, 3) == refusal_of(unknown)
+            forged = join_segment(wanted, origin=origin_of_session(session))
+            strangers = [await Stranger.at(server.port, forged, ELSEWHERE) for _ in range(100)]
+            for stranger in strangers:
+                assert await asyncio.wait_for(stranger.gone, 3) == refusal_of(wanted, RefuseCode.REFUSED)
+            nobody = await Stranger.at(server.port, join_segment(wanted), ELSEWHERE)
+            (answer,) = SegmentDecoder().feed(memoryview(await asyncio.wait_for(nobody.gone, 3)))
+            assert Refuse.decode(answer.payload).meaning is RefuseCode.UNKNOWN, "of another origin"
+            assert len(server.sessions[0].connections) == 1
             async with asyncio.timeout(2):
                 await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
             for stranger in (*strangers, nobody):
@@ -274,22 +273,20 @@ def test_a_session_takes_so_many_joins_and_its_own_client_still_gets_in(developm
     run(scenario())
 
 
-def test_the_oldest_join_goes_that_has_not_proved_itself(development_certificates: Path) -> None:
+def test_a_join_that_is_heard_and_said_again_keeps_nobody_out(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        async with (
-            serving(way, max_pending_joins=2) as (server, _),
-            multi.connect(way.client(server.port)) as session,
-        ):
+        async with serving(way) as (server, _), multi.connect(way.client(server.port)) as session:
             await session.confirmed()
-            wanted = SessionId(session.id)
-            strangers = []
-            for _ in range(5):
-                strangers.append(await Stranger.at(server.port, join_segment(wanted), ELSEWHERE))
-                await asyncio.sleep(0.02)
-            await asyncio.wait_for(asyncio.gather(*(s.gone for s in strangers[:3])), 3)
-            assert server.statistics["max_pending_joins"] == 3
-            assert not strangers[3].gone.done()
+            core = session._driver.core
+            assert isinstance(core._auth, ClientAuthenticator)
+            assert core._auth.keys is not None
+            join = Join(core._auth._origin, os.urandom(32), ConnectionTerms(sealed=True))
+            join = replace(join, proof=core._auth.keys.join_request_proof(join, b""))
+            heard = encode(SegmentType.JOIN, SessionId(session.id), join.encode())
+            strangers = [await Stranger.at(server.port, heard, ELSEWHERE) for _ in range(40)]
+            await until(lambda: sum(s.gone.done() for s in strangers) == 38, "two of them may try")
+            assert server.statistics["max_pending_joins"] == 38
             async with asyncio.timeout(2):
                 await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
             for stranger in strangers:
@@ -306,13 +303,13 @@ def test_a_session_has_so_many_connections_and_strangers_take_no_place_of_them(d
             multi.connect(way.client(server.port)) as session,
         ):
             await session.confirmed()
-            wanted = SessionId(session.id)
-            strangers = [await Stranger.at(server.port, join_segment(wanted), ELSEWHERE) for _ in range(3)]
-            await until(lambda: server.statistics["max_connections_per_session"] >= 2, "one at a time")
-            async with asyncio.timeout(2):
-                await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
-            for stranger in strangers:
-                await stranger.leave()
+            for host in ("127.0.0.2", "127.0.0.3", "127.0.0.4"):
+                async with asyncio.timeout(2):
+                    await session.add_connection(["tcp", "ipv4", host])
+            (live,) = server.sessions
+            active = [c for c in live.connections if c.state is multi.ConnectionState.ACTIVE]
+            assert len(active) == 2, "the one heard least recently went"
+            assert server.statistics["max_connections_per_session"]
 
     run(scenario())
 

@@ -168,17 +168,17 @@ class Resetter(Wire):
 class Refuser(Wire):
     """Writes REFUSE over the first thing the server says on a connection."""
 
-    def __init__(self, code: int = 1, garbage: bool = False) -> None:
+    def __init__(self, code: int = 0x10, garbage: bool = False) -> None:
         """`garbage`: what is left of the answer follows."""
         super().__init__()
         self._code, self._garbage = code, garbage
 
     def change(self, way: Way, packet: Packet) -> list[tuple[Way, Packet]] | None:
         said = packet.payload
-        if way != "down" or len(said) < MULTI_HEADER + 3 or said[0] != 1 or said[1] not in (ACCEPT, CHALLENGE, ADMIT):
+        if way != "down" or len(said) < MULTI_HEADER + 5 or said[0] != 1 or said[1] not in (ACCEPT, CHALLENGE, ADMIT):
             return None
         self.counts["refused"] += 1
-        refuse = bytes([1, REFUSE, 0, 32, 0, 0, 0, 35]) + said[8:24] + bytes(8) + bytes([self._code, 1, 1])
+        refuse = bytes([1, REFUSE, 0, 32, 0, 0, 0, 37]) + said[8:24] + bytes(8) + bytes([self._code, 1, 1, 0, 0])
         rest = bytes(byte | 0x80 for byte in said[len(refuse) :]) if self._garbage else b""
         return [(way, replace(packet, payload=refuse + rest))]
 
@@ -209,7 +209,7 @@ def _set(said: bytearray, at: int, value: bytes) -> None:
     said[at : at + len(value)] = value
 
 
-ACCEPT_CHOICE = MULTI_HEADER + 1 + 32 + 32 + 4 + 4 + 4  # sealed, cipher
+ACCEPT_CHOICE = MULTI_HEADER + 1 + 32 + 32 + 4 + 4 + 4 + 32 + 2 + 4  # sealed, cipher
 REWRITES: dict[str, Callable[[bytearray], None]] = {
     "hello-version": lambda said: _set(said, MULTI_HEADER + 3, b"\x09"),
     "hello-segment-version": lambda said: _set(said, 0, b"\x09"),

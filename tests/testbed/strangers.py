@@ -60,15 +60,18 @@ def say(port: int, *parts: bytes, interface: str = "") -> tuple[bytes, bytes, fl
 
 
 async def steal(
-    port: int, session: str, ticket: str, interface: str, only: str = "", without: str = "", rounds: int = 5
+    port: int, session: str, heard: str, interface: str, only: str = "", without: str = "", rounds: int = 5
 ) -> dict[str, Any]:
-    """Whoever knows a Session ID and has seen a ticket tries everything; what the server answered to each."""
+    """Whoever has heard a JOIN with a ticket tries everything; what the server answered to each."""
     wanted = SessionId(bytes.fromhex(session))
     terms = ConnectionTerms(sealed=True)
     prove = encode(SegmentType.PROVE, wanted, bytes(32))
     nonce = b"\x55" * 32
-    plain = encode(SegmentType.JOIN, wanted, Join(nonce, terms).encode())
-    stolen = encode(SegmentType.JOIN, wanted, Join(nonce, terms, bytes.fromhex(ticket), b"\x66" * 32).encode())
+    join = Join.decode(bytes.fromhex(heard))
+    origin = join.origin
+    plain = encode(SegmentType.JOIN, wanted, bytes.fromhex(heard))
+    forged = encode(SegmentType.JOIN, wanted, Join(origin, nonce, terms).encode())
+    stolen = encode(SegmentType.JOIN, wanted, Join(origin, nonce, terms, join.ticket, b"\x66" * 32).encode())
     unknown = SessionId(b"\x77" * 16)
     tries: dict[str, tuple[bytes, ...]] = {
         "HELLO of another client": (encode(SegmentType.HELLO, wanted, hello(KeyPair(b"\x11" * 32)).encode()),),
@@ -76,14 +79,16 @@ async def steal(
         "JOIN and a PROVE that is cut short": (plain, encode(SegmentType.PROVE, wanted, bytes(31))),
         "JOIN and CONFIRM": (plain, encode(SegmentType.CONFIRM, wanted, bytes(32))),
         "JOIN and DATA": (plain, encode(SegmentType.DATA, wanted, b"x" * 64)),
-        "a stolen ticket and a wrong proof": (stolen, prove),
-        "a stolen ticket, DATA, and a wrong proof": (stolen + encode(SegmentType.DATA, wanted, b"x" * 64), prove),
-        "a JOIN of an unknown session": (encode(SegmentType.JOIN, unknown, Join(nonce, terms).encode()),),
+        "a forged JOIN": (forged,),
+        "a stolen ticket": (stolen,),
+        "a stolen ticket and DATA": (stolen + encode(SegmentType.DATA, wanted, b"x" * 64),),
+        "a JOIN of an unknown session": (encode(SegmentType.JOIN, unknown, Join(origin, nonce, terms).encode()),),
+        "a JOIN of another origin": (encode(SegmentType.JOIN, wanted, Join(bytes(16), nonce, terms).encode()),),
         "a JOIN with other protection": (
-            encode(SegmentType.JOIN, wanted, Join(nonce, ConnectionTerms(sealed=False)).encode()),
+            encode(SegmentType.JOIN, wanted, Join(origin, nonce, ConnectionTerms(sealed=False)).encode()),
         ),
         "a wrong proof and more": (plain, prove + b"\xff" * 64),
-        "a JOIN that is garbage": (encode(SegmentType.JOIN, wanted, b"\xff" * 60),),
+        "a JOIN that is garbage": (encode(SegmentType.JOIN, wanted, origin + b"\xff" * 60),),
     }
     answers: dict[str, Any] = {}
     for name, parts in tries.items():
@@ -118,7 +123,7 @@ async def replay(port: int, said: str, interface: str, *, pieces: bool) -> str:
 async def join_flood(port: int, session: str, interface: str, seconds: float) -> int:
     """JOINs of a session whose ID is all one knows, as many as go."""
     wanted, count, stop_at = SessionId(bytes.fromhex(session)), 0, time.monotonic() + seconds
-    join = encode(SegmentType.JOIN, wanted, Join(b"\x55" * 32, ConnectionTerms(sealed=True)).encode())
+    join = encode(SegmentType.JOIN, wanted, Join(bytes(16), b"\x55" * 32, ConnectionTerms(sealed=True)).encode())
     open_: list[socket.socket] = []
     while time.monotonic() < stop_at:
         with contextlib.suppress(OSError):

@@ -27,6 +27,8 @@ from aioquic.quic.connection import QuicConnection
 
 from multi.lab.testbed import Direction, Host, LinkSpec, Testbed, TestbedError, call
 from multi.lab.testbed.pytest_plugin import started
+from multi.protocol.handshake import RefuseCode
+from multi.protocol.session import UNKNOWN_SAID
 from multi.transports.certificates import pin_of
 from tests.testbed.attack_ends import NEEDLE
 from tests.testbed.attacker import (
@@ -245,32 +247,35 @@ MORE = "a wrong proof and more"
 
 
 async def stolen(stage: Stage) -> tuple[str, str]:
-    """A session that is under way: its ID and one of its tickets, read off the wire."""
+    """A session that is under way: its ID and one of its JOINs with a ticket, read off the wire."""
     for name in ("wifi", "cellular"):
         stage.testbed.links[name].intercept(Wire)
     await stage.honest(stage.config())
     said = [up for name in ("wifi", "cellular") for up, _down in recorded(stage, name)]
     join = next(up for up in said if up[1] == JOIN)
     assert next(up for up in said if up[1] == HELLO)[8:24] == join[8:24]
-    return join[8:24].hex(), join[32 + 32 + 21 + 1 :][:32].hex()
+    length = int.from_bytes(join[4:8], "big")
+    return join[8:24].hex(), join[32:length].hex()
 
 
 async def test_a_stolen_session_id_and_a_stolen_ticket_open_nothing(stage: Stage, plain: str, tell: Any) -> None:
-    session, ticket = await stolen(stage)
-    answers = await stage.stranger.do("steal", PLAIN, session, ticket, "att0", without=MORE)
+    session, heard = await stolen(stage)
+    answers = await stage.stranger.do("steal", PLAIN, session, heard, "att0", without=MORE)
     facts = await stage.finished(plain, quiet=True)
     tell(facts, answers={name: (a["ms"], [len(x) // 2 for x in a["answers"]]) for name, a in answers.items()})
     malformed = {"a JOIN that is garbage", "JOIN and a PROVE that is cut short", "JOIN and DATA"}
-    refusals = {answer for name in answers.keys() - malformed for answer in answers[name]["answers"]}
+    unknown = {"a JOIN of an unknown session", "a JOIN of another origin"}
+    refusals = {answer for name in answers.keys() - malformed - unknown for answer in answers[name]["answers"]}
     assert len(refusals) == 1, answers
-    assert len(min(refusals)) == 2 * 35
+    assert len(min(refusals)) == 2 * 37
+    assert {len(answer) for name in unknown for answer in answers[name]["answers"]} == {2 * 69}, "with a reset token"
     assert {answer for name in malformed for answer in answers[name]["answers"]} == {""}
     assert len(await stage.server.do("seen", plain)) == 1, "no session for anybody else"
 
 
 async def test_what_follows_a_wrong_proof_harms_nobody(stage: Stage, plain: str, tell: Any) -> None:
-    session, ticket = await stolen(stage)
-    answers = await stage.stranger.do("steal", PLAIN, session, ticket, "att0", only=MORE)
+    session, heard = await stolen(stage)
+    answers = await stage.stranger.do("steal", PLAIN, session, heard, "att0", only=MORE)
     facts = await stage.finished(plain, quiet=True)
     tell(facts, answers=answers)
 
@@ -404,7 +409,7 @@ async def test_a_forged_refusal_costs_one_connection(garbage: bool, stage: Stage
     wifi = stage.testbed.links["wifi"]
     wifi.intercept(Resetter)
     await stage.client.do("until", "transfer", active=["wwan0"])
-    wifi.intercept(Refuser, 1, garbage)
+    wifi.intercept(Refuser, RefuseCode.REFUSED, garbage)
     await stage.client.do("until", "transfer", received=MIB)
     await until_counted(stage, "wifi", "refused", 1)
     await asyncio.sleep(1.5)
@@ -416,9 +421,9 @@ async def test_a_forged_refusal_costs_one_connection(garbage: bool, stage: Stage
     assert refused < 20
 
 
-@pytest.mark.parametrize("code", [1, 4])
-async def test_forged_refusals_on_the_only_network_end_a_session_and_never_hang_it(
-    code: int, stage: Stage, plain: str, tell: Any
+@pytest.mark.parametrize("code", RefuseCode, ids=lambda code: code.name)
+async def test_forged_refusals_on_the_only_network_end_a_session_only_by_unknown_and_never_hang_it(
+    code: RefuseCode, stage: Stage, plain: str, tell: Any
 ) -> None:
     await stage.honest(stage.config(("tcp", "wlan0", PLAIN), multi_config={"resume_timeout": 4}), active=["wlan0"])
     wifi = stage.testbed.links["wifi"]
@@ -430,8 +435,8 @@ async def test_forged_refusals_on_the_only_network_end_a_session_and_never_hang_
     lived, reason = await stage.client.do("ends", "transfer", 12.0)
     refused = wifi.ask_interceptor(("counted",))["refused"]
     tell(lived=f"{lived:.2f} s", reason=reason, refused=refused)
-    assert ("session gone" if code == 1 else "no connection for 4 s") in reason
-    assert 3 <= refused < 20, "an answer that was lost and repeated counts twice"
+    assert ("session gone" if code is RefuseCode.UNKNOWN else "no connection for 4 s") in reason
+    assert UNKNOWN_SAID <= refused < 20, "an answer that was lost and repeated counts twice"
     assert lived < 7.0
 
 
@@ -566,7 +571,7 @@ async def test_two_thousand_half_connections_keep_nobody_out(where: str, stage: 
 async def test_a_client_that_wants_tls_takes_nothing_less(said: str, stage: Stage, tell: Any) -> None:
     """Somebody answers in MULTI, in clear."""
     session = b"SESSION-ID-HERE!"
-    head = {"refusal": (22, b"\x03\x01\x01"), "accept": (17, bytes(111))}.get(said)
+    head = {"refusal": (22, b"\x12\x01\x01\0\0"), "accept": (17, bytes(111))}.get(said)
     answer = b"" if said == "nothing" else b"\xff" * 50
     if head is not None:
         answer = bytes([1, head[0], 0, 32]) + (32 + len(head[1])).to_bytes(4, "big") + session + bytes(8) + head[1]

@@ -31,6 +31,7 @@ EXPECTED_CAUSES = frozenset(
         Cause.PEER_CLOSED,
         Cause.PEER_LOST,
         Cause.REFUSED,
+        Cause.REFUSED_UNKNOWN,
         Cause.REMOVED,
         Cause.REPLACED,
         Cause.RESUME_TIMEOUT,

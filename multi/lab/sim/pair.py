@@ -228,7 +228,7 @@ class Pair:
 
     def ended(self, end: Terminal) -> None:
         if end is self.server:
-            self.table.remove(self.session_id)
+            self.table.remove(end)
 
     # --- what happens to the network  ---
 
@@ -269,7 +269,8 @@ class Pair:
 
     def forget_session(self) -> None:
         """The server restarts: its side of the session is gone, without a word."""
-        self.table.remove(self.session_id)
+        if self.server is not None:
+            self.table.remove(self.server)
         for wire in self.wires:
             wire.up.sever()
             wire.down.sever()

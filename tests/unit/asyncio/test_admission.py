@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from multi.asyncio.admission import LIMITS, Admission, BySource, LimitLog, TokenBucket, place_of, source_of
+from multi.asyncio.admission import LIMITS, Admission, BySource, LimitLog, place_of, source_of
 from multi.config.model import Limits
 
 
@@ -168,14 +168,6 @@ def test_a_limit_that_is_hit_again_and_again_fills_no_log(caplog: pytest.LogCapt
     assert set(log.counts) == set(LIMITS)
 
 
-def test_a_token_bucket_allows_a_burst_and_then_the_rate() -> None:
-    bucket = TokenBucket(10, 20, 0.0)
-    assert [bucket.take(0.0) for _ in range(25)].count(True) == 20
-    assert not bucket.take(0.05)
-    assert bucket.take(0.16)
-    assert [bucket.take(100.0) for _ in range(25)].count(True) == 20
-
-
 def test_every_configured_limit_is_counted_under_its_name() -> None:
-    not_counted = {"max_stream_window", "max_session_window", "max_send_buffer", "max_join_burst"}
+    not_counted = {"max_stream_window", "max_session_window", "max_send_buffer"}
     assert set(Limits.model_fields) - not_counted <= set(LIMITS)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.acceptor import Refused, SessionTable, TableLimits
-from multi.protocol.handshake import REFUSED, REFUSED_BUSY, REFUSED_VERSION, Refuse
+from multi.protocol.handshake import ConnectionTerms, Hello, Join, Refuse, RefuseCode, origin_of, reset_token
+from multi.protocol.payloads import Policy
 from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
 from multi.types import SessionId
 
@@ -30,12 +31,18 @@ def sid(number: int) -> SessionId:
     return SessionId(number.to_bytes(16, "big"))
 
 
-def hello(number: int) -> bytes:
-    return encode(SegmentType.HELLO, sid(number), b"not looked at")
+def hello(number: int, nonce: bytes = bytes(32)) -> bytes:
+    return encode(SegmentType.HELLO, sid(number), _hello(nonce).encode())
 
 
-def join(number: int) -> bytes:
-    return encode(SegmentType.JOIN, sid(number), b"not looked at")
+def join(number: int, nonce: bytes = bytes(32)) -> bytes:
+    """What the client says later that has said `hello`."""
+    origin = origin_of(_hello(nonce).session_part())
+    return encode(SegmentType.JOIN, sid(number), Join(origin, bytes(32), ConnectionTerms(True)).encode())
+
+
+def _hello(nonce: bytes) -> Hello:
+    return Hello(nonce, bytes(32), 1, 1, Policy(), ConnectionTerms(True))
 
 
 def refusal(answer: object) -> Refuse:
@@ -63,15 +70,33 @@ def test_a_session_is_made_for_a_whole_hello_and_found_by_a_header() -> None:
     assert not created
     made = sessions.route(bytearray(hello(1)), "a")
     assert made is not None
-    assert sessions.route(bytearray(hello(1)[: HEADER_LENGTH - 1]), "a") is None
-    assert sessions.route(bytearray(hello(1)[:HEADER_LENGTH]), "a") is made
+    assert sessions.route(bytearray(join(1)[:-1]), "a") is None
+    assert sessions.route(bytearray(join(1)), "a") is made
 
 
-def test_join_for_an_unknown_session_gets_the_constant_refusal() -> None:
+def test_join_for_an_unknown_session_is_told_so_and_why_that_can_be_believed() -> None:
     sessions, created = table()
-    answers = [sessions.route(join(number), "a") for number in (1, 2)]
-    assert [refusal(answer) for answer in answers] == [Refuse(REFUSED)] * 2
+    assert refusal(sessions.route(join(1), "a")) == Refuse(RefuseCode.UNKNOWN)
+    keyed: SessionTable[str] = SessionTable(TableLimits(), lambda session_id, _: session_id.hex(), reset_key=b"key")
+    origin = origin_of(_hello(bytes(32)).session_part())
+    expected = Refuse(RefuseCode.UNKNOWN, token=reset_token(b"key", sid(1), origin))
+    assert refusal(keyed.route(join(1), "a")) == expected
+    keyed.route(hello(1), "a")
+    assert isinstance(keyed.route(join(1), "a"), str), "it lives: nobody is told the token"
     assert not created
+
+
+def test_whoever_confirms_first_owns_a_session_id() -> None:
+    sessions, created = table()
+    squatter, honest = (sessions.route(hello(1, nonce), nonce.hex()) for nonce in (b"s" * 32, b"h" * 32))
+    assert isinstance(honest, str)
+    assert squatter != honest
+    assert created == [sid(1), sid(1)]
+    assert sessions.confirmed(honest) == [squatter]
+    assert refusal(sessions.route(hello(1, b"t" * 32), "c")).code == RefuseCode.REFUSED
+    assert sessions.route(hello(1, b"h" * 32), "c") is honest
+    sessions.remove(honest)
+    assert isinstance(sessions.route(hello(1, b"t" * 32), "c"), str)
 
 
 @pytest.mark.parametrize("type_", sorted(set(SegmentType) - {SegmentType.HELLO, SegmentType.JOIN}))
@@ -84,12 +109,13 @@ def test_a_connection_starts_with_hello_or_join(type_: SegmentType) -> None:
 
 def test_a_removed_session_is_unknown_and_its_place_is_free() -> None:
     sessions, created = table(sessions=1, per_source=1)
-    sessions.route(hello(1), "a")
-    sessions.remove(sid(1))
-    sessions.remove(sid(1))
-    sessions.remove(sid(9))
+    made = sessions.route(hello(1), "a")
+    assert isinstance(made, str)
+    sessions.remove(made)
+    sessions.remove(made)
+    sessions.remove("another")
     assert len(sessions) == 0
-    assert refusal(sessions.route(join(1), "a")).code == REFUSED
+    assert refusal(sessions.route(join(1), "a")).code == RefuseCode.UNKNOWN
     assert isinstance(sessions.route(hello(1), "a"), str)
     assert created == [sid(1), sid(1)]
 
@@ -98,7 +124,7 @@ def test_sessions_are_bounded_in_all() -> None:
     sessions, created = table(sessions=3)
     for number in range(3):
         sessions.route(hello(number), f"source {number}")
-    assert refusal(sessions.route(hello(3), "source 3")).code == REFUSED_BUSY
+    assert refusal(sessions.route(hello(3), "source 3")).code == RefuseCode.BUSY
     assert isinstance(sessions.route(join(0), "source 9"), str)
     assert len(created) == 3
 
@@ -106,13 +132,15 @@ def test_sessions_are_bounded_in_all() -> None:
 def test_sessions_are_bounded_per_source_and_the_source_is_its_creator() -> None:
     sessions, _ = table(per_source=2)
     sessions.route(hello(1), "a")
-    sessions.route(hello(2), "a")
-    assert refusal(sessions.route(hello(3), "a")).code == REFUSED_BUSY
+    second = sessions.route(hello(2), "a")
+    assert isinstance(second, str)
+    busy = refusal(sessions.route(hello(3), "a"))
+    assert (busy.code, busy.limit) == (RefuseCode.BUSY, "max_sessions_per_source")
     assert isinstance(sessions.route(hello(3), "b"), str)
     assert isinstance(sessions.route(hello(3), "a"), str)
-    sessions.remove(sid(2))
+    sessions.remove(second)
     assert isinstance(sessions.route(hello(4), "a"), str)
-    assert refusal(sessions.route(hello(5), "a")).code == REFUSED_BUSY
+    assert refusal(sessions.route(hello(5), "a")).code == RefuseCode.BUSY
 
 
 def test_a_closing_server_takes_joins_and_no_new_sessions() -> None:
@@ -121,7 +149,7 @@ def test_a_closing_server_takes_joins_and_no_new_sessions() -> None:
     sessions.refuse_new()
     assert sessions.route(join(1), "a") is living
     assert sessions.route(hello(1), "a") is living
-    assert refusal(sessions.route(hello(2), "a")).code == REFUSED_BUSY
+    assert refusal(sessions.route(hello(2), "a")).code == RefuseCode.BUSY
 
 
 @pytest.mark.parametrize("version", [2, 3, 15])
@@ -130,7 +158,7 @@ def test_a_later_version_hears_which_versions_are_spoken_here(version: int) -> N
     raw = bytes([version]) + hello(1)[1:]
     assert sessions.route(raw[: HEADER_LENGTH - 1], "a") is None
     answer = refusal(sessions.route(raw, "a"))
-    assert answer == Refuse(REFUSED_VERSION, (1,))
+    assert answer == Refuse(RefuseCode.VERSION, (1,))
     assert not created
 
 

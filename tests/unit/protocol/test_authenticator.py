@@ -11,9 +11,6 @@ import pytest
 from multi.protocol.authenticator import ClientAuthenticator, ServerAuthenticator
 from multi.protocol.handshake import (
     MAX_TICKETS,
-    REFUSED,
-    REFUSED_PROTECTION,
-    REFUSED_VERSION,
     Accept,
     Challenge,
     ConnectionTerms,
@@ -21,11 +18,14 @@ from multi.protocol.handshake import (
     Join,
     KeyPair,
     Refuse,
+    RefuseCode,
     Ticket,
+    origin_of,
 )
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
+from multi.protocol.session import UNKNOWN_SAID
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import STREAM_ZERO, ConnectionFacts, SessionId
 
@@ -53,6 +53,11 @@ def opened(settings: SessionSettings | None = None, facts: ConnectionFacts = PLA
 
 def payload(segment: bytes) -> bytes:
     return segment[HEADER_LENGTH:]
+
+
+def origin(ends: Ends) -> bytes:
+    """Of the client's session: whoever hears its HELLO knows it."""
+    return origin_of(ends.client.session._auth._hello.session_part())  # type: ignore[attr-defined]
 
 
 def first(line: Line, type_: SegmentType, *, down: bool = False) -> bytes:
@@ -106,8 +111,8 @@ def test_a_second_connection_joins_with_keys_of_its_own(settings: SessionSetting
     ends.pump()
     assert ends.client.states() == ends.server.states() == {first_line.id: "active", second.id: "active"}
     assert kinds(second.sent_up)[0] == T.JOIN
-    assert T.PROVE not in kinds(second.sent_up)
-    assert kinds(second.sent_down)[0] == T.ADMIT
+    assert (T.PROVE in kinds(second.sent_up)) is not facts.secure, "on plain connections somebody may repeat a JOIN"
+    assert kinds(second.sent_down)[0] == (T.CHALLENGE if settings is CLEAR else T.ADMIT)
     numbers = [c.number for c in ends.client.session.connections.values()]
     assert numbers == [c.number for c in ends.server.session.connections.values()] == [0, 1]
 
@@ -131,7 +136,7 @@ def test_without_a_ticket_the_server_asks(settings: SessionSettings, facts: Conn
         (SessionSettings(), replace(QUIC, peer_verified=True), True),
         (SessionSettings(), replace(TLS, peer_verified=False), False),
         (ALWAYS, QUIC, False),
-        (CLEAR, PLAIN, True),
+        (CLEAR, PLAIN, False),
     ],
     ids=["sealed", "verified tls", "verified quic", "tls of somebody", "sealed in quic", "clear"],
 )
@@ -178,18 +183,35 @@ def test_a_ticket_is_good_for_one_join() -> None:
     replay = ends.stranger()
     replay.inject(*joined.sent_up)
     ends.pump()
-    assert kinds(replay.sent_down) == [T.CHALLENGE]
-    assert ends.server.states()[replay.id] == "authenticating"
+    assert kinds(replay.sent_down)[0] == T.CHALLENGE
+    assert ends.server.states()[replay.id] != "active"
+
+
+def test_who_is_faster_with_a_join_he_has_heard_gets_nothing() -> None:
+    ends, line = opened()
+    joined = ends.connect()
+    joined.captured = True
+    ends.client.session.write(STREAM_ZERO, b"the client's own", now=ends.now)
+    line.hold_up = line.hold_down = True
+    ends.pump()
+    thief = ends.stranger()
+    thief.inject(*joined.sent_up)
+    ends.server.session.write(STREAM_ZERO, SECRET_TEXT, now=ends.now)
+    ends.pump()
+    assert kinds(thief.sent_down) == [T.ADMIT]
+    assert ends.server.states()[thief.id] == "authenticating"
+    ends.advance(6)
+    assert ends.server.states()[thief.id] == "lost"
 
 
 def test_a_ticket_of_somebody_who_cannot_prove_anything_stays_good() -> None:
     ends, _ = opened()
     stolen = tickets_of(ends.client)[0]
     thief = ends.stranger()
-    join = Join(bytes(32), ConnectionTerms(sealed=True), stolen.nonce, bytes(32))
+    join = Join(origin(ends), bytes(32), ConnectionTerms(sealed=True), stolen.nonce, bytes(32))
     thief.inject(ends.segment(T.JOIN, join.encode()))
     ends.pump()
-    assert kinds(thief.sent_down) == [T.CHALLENGE]
+    assert kinds(thief.sent_down) == [T.REFUSE]
     honest = ends.connect()
     ends.pump()
     assert kinds(honest.sent_down)[0] == T.ADMIT
@@ -215,9 +237,12 @@ def test_what_followed_a_ticket_the_server_has_forgotten_is_sent_again(
 
 def test_what_nobody_can_read_before_the_proof_is_bounded() -> None:
     ends, _ = opened()
-    flood = ends.stranger()
-    flood.inject(ends.segment(T.JOIN, Join(bytes(32), ConnectionTerms(sealed=True), bytes(32), bytes(32)).encode()))
+    line = ends.connect()
     ends.pump()
+    flood = ends.stranger()
+    flood.inject(first(line, T.JOIN))  # heard on the way: its ticket has been used
+    ends.pump()
+    assert kinds(flood.sent_down) == [T.CHALLENGE]
     for _ in range(10):
         flood.inject(ends.segment(T.DATA, bytes(60_000)))
     ends.pump()
@@ -229,7 +254,7 @@ def test_tickets_relayed_through_another_certificate_open_nothing() -> None:
     ends, _ = opened(None, TLS)
     line = ends.connect(TLS, replace(TLS, channel_binding=b"another"))
     ends.pump()
-    assert kinds(line.sent_down) == [T.CHALLENGE]
+    assert kinds(line.sent_down) == [T.REFUSE]
     assert ends.client.states()[line.id] == "lost"
     assert ends.server.states()[line.id] != "active"
 
@@ -245,7 +270,7 @@ def tickets_of(node: Node) -> list[Ticket]:
 def spend_tickets(ends: Ends) -> None:
     """The client has no ticket and gets no more."""
     tickets_of(ends.client).clear()
-    ends.server.session._auth.hand_out_tickets = lambda: None  # type: ignore[method-assign]
+    ends.server.session._auth.hand_out_tickets = lambda connection: None  # type: ignore[method-assign]
 
 
 def test_sealed_connections_carry_data_after_one_round_trip_and_nothing_readable() -> None:
@@ -295,7 +320,7 @@ def test_no_cipher_in_common_is_refused() -> None:
     ends = Ends(SessionSettings(ciphers=(Cipher.AES_128_GCM,)), SessionSettings(ciphers=(Cipher.CHACHA20_POLY1305,)))
     line = ends.connect(PLAIN)
     ends.pump()
-    assert Refuse.decode(payload(line.sent_down[0])).code == REFUSED_PROTECTION
+    assert Refuse.decode(payload(line.sent_down[0])).code == RefuseCode.PROTECTION
     assert not ends.server.opened
 
 
@@ -313,7 +338,7 @@ def test_sides_that_disagree_on_protection_refuse_each_other(client: Protect, se
         assert clear == (not client.seals(secure))
     else:
         assert_closed_to(ends, line)
-        assert Refuse.decode(payload(line.sent_down[0])) == Refuse(REFUSED_PROTECTION)
+        assert Refuse.decode(payload(line.sent_down[0])) == Refuse(RefuseCode.PROTECTION)
         assert "protect" in ends.client.session.connections[line.id].reason
         assert not ends.server.opened
         assert not ends.server.got()
@@ -353,12 +378,15 @@ def test_no_byte_of_a_join_can_be_altered(facts: ConnectionFacts, type_: Segment
         setattr(line, "change_down" if down else "change_up", flipping(type_, position))
         ends.pump()
         if type_ != T.ADMIT:  # the client had proved itself before
-            assert ends.server.states()[line.id] != "active", position
+            assert ends.server.states().get(line.id) != "active", position
         if type_ != T.PROVE:
             assert ends.client.states()[line.id] != "active"
+        honest = ends.connect(facts)  # brings the client tickets for those that were of no use
+        ends.pump()
         ends.lose(line)
-        for node in (ends.client, ends.server):
-            node.session.forget_connection(line.id)
+        ends.lose(honest)
+        for node, over in product((ends.client, ends.server), (line, honest)):
+            node.session.forget_connection(over.id)
     assert ends.client.states()[living.id] == ends.server.states()[living.id] == "active"
     ends.write(ends.client, b"alive")
     assert ends.server.got() == b"alive"
@@ -441,7 +469,7 @@ def test_a_hello_without_a_common_version_hears_which_there_are() -> None:
     line = ends.connect(TLS)
     line.change_up = changing(T.HELLO, rewritten_hello(versions=(9,)))
     ends.pump()
-    assert Refuse.decode(payload(line.sent_down[0])) == Refuse(REFUSED_VERSION, (1,))
+    assert Refuse.decode(payload(line.sent_down[0])) == Refuse(RefuseCode.VERSION, (1,))
 
 
 @pytest.mark.parametrize("key", [bytes(32), b"\x01" + bytes(31)], ids=["zero", "one"])
@@ -497,7 +525,7 @@ def test_a_recorded_hello_is_refused_once_the_session_is_confirmed(facts: Connec
     replay = ends.stranger(facts)
     replay.inject(*[s for s in line.sent_up if s[1] in (T.HELLO, T.CONFIRM)])
     ends.pump()
-    assert replay.sent_down == [ends.segment(T.REFUSE, Refuse(REFUSED).encode())]
+    assert replay.sent_down == [ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())]
     assert ends.server.states() == {line.id: "active", replay.id: "lost"}
 
 
@@ -529,20 +557,35 @@ def test_a_hello_replayed_before_confirm_learns_and_changes_nothing(
     assert ends.server.got() == b"genuine"
 
 
-@pytest.mark.parametrize("confirmed", [False, True])
-def test_another_hello_for_a_living_session_is_refused(confirmed: bool) -> None:
+def test_another_hello_for_a_living_session_is_refused() -> None:
     ends = Ends()
     line = ends.connect(PLAIN)
-    line.hold_down = not confirmed
+    ends.pump()
+    ends.table.confirmed(ends.server)
+    thief = Hello(b"n" * 32, KeyPair(b"k" * 32).public, 65536, 128, Policy(), ConnectionTerms(sealed=True))
+    other = ends.stranger()
+    other.inject(ends.segment(T.HELLO, thief.encode()))
+    ends.pump()
+    assert len(ends.servers) == 1
+    assert other.sent_down == [ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())]
+    assert ends.server.states()[line.id] == "active"
+
+
+def test_another_hello_for_an_unconfirmed_session_is_a_session_of_its_own() -> None:
+    ends = Ends()
+    line = ends.connect(PLAIN)
+    line.hold_down = True
     ends.pump()
     thief = Hello(b"n" * 32, KeyPair(b"k" * 32).public, 65536, 128, Policy(), ConnectionTerms(sealed=True))
     other = ends.stranger()
     other.inject(ends.segment(T.HELLO, thief.encode()))
     ends.pump()
-    assert other.sent_down == [ends.segment(T.REFUSE, Refuse(REFUSED).encode())]
+    assert kinds(other.sent_down) == [T.ACCEPT]
     line.hold_down = False
     ends.pump()
-    assert ends.server.states()[line.id] == "active"
+    honest, squatter = ends.servers
+    assert honest.states()[line.id] == "active"
+    assert not squatter.session.confirmed
 
 
 @pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "tls"])
@@ -551,12 +594,17 @@ def test_every_failed_join_gets_the_same_answer(facts: ConnectionFacts) -> None:
     ends, _ = opened(None, facts)
     sealed = not facts.secure
     terms = ConnectionTerms(sealed=sealed)
-    good, bad = Join(b"j" * 32, terms).encode(), Join(b"j" * 32, replace(terms, sealed=not sealed)).encode()
+    forged = Join(origin(ends), b"j" * 32, terms).encode()
+    joined = ends.connect(facts)
+    ends.pump()
+    heard = payload(first(joined, T.JOIN))
+    other_terms = replace(Join.decode(heard), terms=replace(terms, sealed=not sealed)).encode()
     answers = []
     for injected in (
-        [ends.segment(T.JOIN, good), ends.segment(T.PROVE, bytes(32))],
-        [ends.segment(T.JOIN, good), ends.segment(T.CONFIRM, bytes(32))],
-        [ends.segment(T.JOIN, bad)],
+        [ends.segment(T.JOIN, forged)],
+        [ends.segment(T.JOIN, other_terms)],
+        [ends.segment(T.JOIN, heard), ends.segment(T.PROVE, bytes(32))],
+        [ends.segment(T.JOIN, heard), ends.segment(T.CONFIRM, bytes(32))],
     ):
         line = ends.stranger(facts)
         line.inject(*injected)
@@ -564,22 +612,19 @@ def test_every_failed_join_gets_the_same_answer(facts: ConnectionFacts) -> None:
         assert ends.server.states()[line.id] == "lost"
         answers.append(line.sent_down[-1])
 
-    unknown = ends.stranger(facts)
-    unknown.table = ends.new_table()
-    unknown.inject(ends.segment(T.JOIN, good))
-    ends.pump()
-    answers.append(unknown.sent_down[-1])
+    assert set(answers) == {ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())}
 
-    keyless = Ends()
-    line = keyless.connect(facts)
-    line.change_up = changing(T.HELLO, rewritten_hello(key=bytes(32)))
-    keyless.pump()
-    line = keyless.stranger(facts)
-    line.inject(keyless.segment(T.JOIN, good))
-    keyless.pump()
-    answers.append(line.sent_down[-1])
-    assert {payload(a) for a in answers} == {Refuse(REFUSED).encode()}
-    assert len(set(answers[:4])) == 1
+
+@pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "tls"])
+def test_a_join_for_a_session_that_is_not_there_is_told_so(facts: ConnectionFacts) -> None:
+    ends, _ = opened(None, facts)
+    for session_origin, table in ((origin(ends), ends.new_table()), (bytes(16), ends.table)):
+        unknown = ends.stranger(facts)
+        unknown.table = table
+        unknown.inject(ends.segment(T.JOIN, Join(session_origin, bytes(32), ConnectionTerms(True)).encode()))
+        ends.pump()
+        (answer,) = unknown.sent_down
+        assert Refuse.decode(payload(answer)).meaning is RefuseCode.UNKNOWN
 
 
 def test_knowing_the_session_id_is_not_enough() -> None:
@@ -587,13 +632,13 @@ def test_knowing_the_session_id_is_not_enough() -> None:
     for proof in (bytes(32), b"\xff" * 32, ends.session_id * 2):
         stranger = ends.stranger()
         stranger.inject(
-            ends.segment(T.JOIN, Join(b"j" * 32, ConnectionTerms(sealed=False)).encode()),
+            ends.segment(T.JOIN, Join(origin(ends), b"j" * 32, ConnectionTerms(sealed=False), b"", proof).encode()),
             ends.segment(T.DATA, b"forged"),
             ends.segment(T.PROVE, proof),
             ends.segment(T.DATA, b"forged"),
         )
         ends.pump()
-        assert kinds(stranger.sent_down) == [T.CHALLENGE, T.REFUSE]
+        assert kinds(stranger.sent_down) == [T.REFUSE]
         assert ends.server.states()[stranger.id] == "lost"
     assert ends.server.got() == b""
     assert ends.server.states()[line.id] == "active"
@@ -623,7 +668,7 @@ def test_a_client_takes_only_the_answer_it_waits_for(type_: SegmentType) -> None
 
 def test_a_replayed_refusal_costs_one_connection_and_not_the_session() -> None:
     ends, line = opened()
-    refusal = ends.segment(T.REFUSE, Refuse(REFUSED).encode())
+    refusal = ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())
     for _ in range(5):
         attempt = ends.connect(PLAIN)
         attempt.captured = True
@@ -640,20 +685,54 @@ def test_a_replayed_refusal_costs_one_connection_and_not_the_session() -> None:
     assert ends.client.closed is None
 
 
-@pytest.mark.parametrize(("facts", "needed"), [(PLAIN, 3), (replace(TLS, peer_verified=False), 3), (TLS, 1)])
-def test_without_a_connection_refusals_end_the_session_sooner_when_the_server_is_verified(
-    facts: ConnectionFacts, needed: int
-) -> None:
+@pytest.mark.parametrize("code", set(RefuseCode) - {RefuseCode.UNKNOWN}, ids=lambda code: code.name)
+@pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "verified"])
+def test_without_a_connection_nothing_but_an_unknown_session_ends_it(facts: ConnectionFacts, code: RefuseCode) -> None:
     ends, line = opened(None, facts)
     ends.lose(line)
-    for count in range(1, needed + 1):
-        assert ends.client.closed is None
+    for _ in range(10):
         attempt = ends.connect(facts)
-        attempt.table = ends.new_table()
+        attempt.captured = True
         ends.pump()
-        assert (ends.client.closed is not None) == (count == needed)
-    assert ends.client.closed is not None
-    assert "session gone" in ends.client.closed.reason
+        attempt.answer(ends.segment(T.REFUSE, Refuse(code, token=bytes(32)).encode()))
+        ends.pump()
+    assert ends.client.closed is None
+
+
+def test_a_wrong_reset_token_is_no_proof_and_silence_on_another_network_is_no_answer() -> None:
+    ends, line = opened(SessionSettings(reset_key=b"k" * 32))
+    ends.lose(line)
+    ends.client.session.paths = Networks("wifi", "cellular")  # type: ignore[assignment]
+    for network, ended in (("wifi", False), ("cellular", True)):
+        for _ in range(UNKNOWN_SAID if ended else 10):
+            assert ends.client.closed is None
+            attempt = ends.connect(replace(PLAIN, interface=network))
+            attempt.captured = True
+            ends.pump()
+            attempt.answer(ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN, token=bytes(32)).encode()))
+            ends.pump()
+        assert (ends.client.closed is not None) is ended
+
+
+class Networks:
+    """A path manager as far as the session asks it which networks there are."""
+
+    pending = ()
+
+    def __init__(self, *names: str) -> None:
+        self.names = set(names)
+
+    def networks(self) -> set[str]:
+        return self.names
+
+    def effects(self) -> list[object]:
+        return []
+
+    def connection_changed(self, *_: object) -> None: ...
+
+    def retry_unfilled(self, _: float) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 # --- repeated HELLO  ---

@@ -77,7 +77,7 @@ def test_a_peer_that_answers_close_with_nothing_but_questions_does_not_keep_the_
     unplug(bad, good)
     ends.server.session.close(now=0.0)
     ends.pump()
-    bad.inject(ends.segment(T.ACK, encode_ack(Ack(CLEAR.initial_window, 2, ()))))
+    bad.inject(ends.segment(T.ACK, encode_ack(Ack(CLEAR.initial_window, 1, ()))))
     ends.pump()
     for token in range(20):
         bad.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(token))))

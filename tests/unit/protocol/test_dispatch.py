@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.events import AddressesAnnounced, RoleChanged
+from multi.protocol.authenticator import ClientAuthenticator
 from multi.protocol.dispatch import HELD_LIMIT
+from multi.protocol.handshake import Hello
 from multi.protocol.payloads import (
     Ack,
+    Close,
     Keepalive,
     Policy,
     decode_ack,
     encode_ack,
     encode_addresses,
+    encode_close,
     encode_keepalive,
     encode_policy,
     encode_role,
 )
-from multi.protocol.segment import HEADER_LENGTH, SegmentType
+from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
-from multi.types import Role
+from multi.reasons import Cause
+from multi.types import Role, SessionId
 
 from .test_hostile_peer import two_lines, unplug
 from .wiring import CLEAR, PLAIN, QUIC, Ends, Line
@@ -217,3 +224,56 @@ def test_an_acknowledgement_that_took_longer_than_a_newer_one_takes_nothing_back
     ends.pump()
     assert sender.window == window
     assert not sender.unacked
+
+
+# --- a peer of the future  ---
+
+
+def test_what_a_later_version_may_add_is_skipped_and_its_control_acknowledged() -> None:
+    ends, line = connected()
+    number = next_control(ends)
+    unplug(line)
+    line.inject(
+        ends.segment(128, b"a datagram, say"),
+        ends.segment(191, bytes(65_536)),
+        ends.segment(192, b"a new kind of control", sequence=number),
+        ends.segment(255, b"", sequence=number + 1),
+        ends.segment(T.DATA, b"and data"),
+    )
+    ends.pump()
+    ends.advance(0.1)
+    assert ends.server.got() == b"and data"
+    acks = [decode_ack(s[HEADER_LENGTH:]) for s in line.sent_down if s[1] == T.ACK]
+    assert acks[-1].control_cumulative == number + 2
+    assert ends.server.states()[line.id] == "active"
+
+
+def test_extensions_nobody_knows_here_mean_nothing_and_are_part_of_what_is_proved() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    authenticator = ends.client.session._auth
+    assert isinstance(authenticator, ClientAuthenticator)
+    authenticator._hello = replace(authenticator._hello, extensions=((1, b""), (4711, b"of tomorrow")))
+    line = ends.connect()
+    ends.pump()
+    assert ends.client.states()[line.id] == ends.server.states()[line.id] == "active"
+
+    altered = Ends(CLEAR, CLEAR)
+    line = altered.connect()
+    line.change_up = with_another_extension
+    altered.pump()
+    assert altered.client.states()[line.id] == "lost", "somebody in between has said it"
+
+
+def with_another_extension(segment: bytes) -> bytes:
+    if segment[1] != T.HELLO:
+        return segment
+    hello = replace(Hello.decode(segment[HEADER_LENGTH:]), extensions=((9, b"x"),))
+    return encode(T.HELLO, SessionId(segment[8:24]), hello.encode())
+
+
+def test_an_unknown_code_of_a_close_is_an_end_that_was_not_in_order() -> None:
+    ends, line = connected()
+    line.answer(ends.segment(T.CLOSE, encode_close(Close(4711, "of tomorrow"))))
+    ends.pump()
+    assert ends.client.closed is not None
+    assert ends.client.closed.reason.cause is Cause.PEER_ABORTED

@@ -135,11 +135,16 @@ def test_tickets_are_bounded_and_arrive_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("code", "cause"),
     [
-        (1, Cause.REFUSED),
-        (2, Cause.REFUSED_VERSION),
-        (3, Cause.REFUSED_PROTECTION),
-        (4, Cause.REFUSED_BUSY),
-        (99, Cause.REFUSED),
+        (0x10, Cause.REFUSED),
+        (0x11, Cause.REFUSED_VERSION),
+        (0x12, Cause.REFUSED_PROTECTION),
+        (0x20, Cause.REFUSED_BUSY),
+        (0x30, Cause.REFUSED_UNKNOWN),
+        (0x40, Cause.REFUSED_ELSEWHERE),
+        (0x1F, Cause.REFUSED),
+        (0x2F, Cause.REFUSED_BUSY),
+        (0x3F, Cause.REFUSED_UNKNOWN),
+        (0xF0, Cause.REFUSED),
     ],
 )
 def test_every_refusal_has_a_cause_for_programs(code: int, cause: Cause) -> None:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from multi.protocol.control import MAX_AHEAD
-from multi.protocol.handshake import ConnectionTerms, Join
 from multi.protocol.payloads import (
     MAX_OFFSET,
     Ack,
@@ -39,6 +38,14 @@ def two_lines() -> tuple[Ends, Line, Line]:
     ends.pump()
     assert set(ends.server.states().values()) == set(ends.client.states().values()) == {"active"}
     return ends, bad, good
+
+
+def heard_join(ends: Ends) -> bytes:
+    """What somebody hears who listens while the client joins."""
+    line = ends.connect()
+    line.captured = True
+    ends.pump()
+    return next(segment for segment in line.sent_up if segment[1] == T.JOIN)
 
 
 def unplug(*lines: Line) -> None:
@@ -211,7 +218,7 @@ def test_a_stranger_neither_drains_nor_demotes_a_living_connection() -> None:
     ends, first, second = two_lines()
     stranger = ends.stranger()
     stranger.inject(
-        ends.segment(T.JOIN, Join(bytes(32), ConnectionTerms(sealed=False)).encode()),
+        heard_join(ends),
         ends.segment(T.DRAIN, encode_unsigned((0, 4)), sequence=0),
         ends.segment(T.ROLE, encode_role(1, Role.BACKUP), sequence=1),
         ends.segment(T.CLOSE, encode_close(Close(0))),
@@ -224,19 +231,19 @@ def test_a_stranger_neither_drains_nor_demotes_a_living_connection() -> None:
 
 
 def test_strangers_cannot_keep_a_client_out_by_filling_the_session() -> None:
-    settings = replace(CLEAR, max_connections=4)
+    settings = replace(CLEAR, max_connections=4, max_unproved=3)
     ends = Ends(CLEAR, settings)
     ends.connect()
     ends.pump()
     for _ in range(10):
         stranger = ends.stranger()
-        stranger.inject(ends.segment(T.JOIN, Join(bytes(32), ConnectionTerms(sealed=False)).encode()))
+        stranger.inject(heard_join(ends))
         ends.pump()
     joined = ends.connect()
     ends.pump()
     assert ends.server.states()[joined.id] == ends.client.states()[joined.id] == "active"
     living = [s for s in ends.server.states().values() if s in ("active", "authenticating")]
-    assert len(living) <= 4
+    assert len(living) <= 4 + 3
 
 
 @pytest.mark.parametrize("lane", [0, 1])

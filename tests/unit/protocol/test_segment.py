@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from multi.errors import RemoteProtocolError
 from multi.protocol.handshake import (
     Accept,
+    Admit,
     Challenge,
     ConnectionTerms,
     Hello,
     Join,
     Refuse,
+    RefuseCode,
     Ticket,
     encode_tickets,
 )
@@ -59,7 +61,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "wire-format.md"
 Decoded = tuple[int, bytes, int, StreamId, bytes]
 
 _TERMS = ConnectionTerms(sealed=True, role=Role.BACKUP, weight=2.0, max_rate=1e6)
-_NONCE, _KEY, _PROOF, _TICKET = b"\xa0" * 32, b"\xb0" * 32, b"\xc0" * 32, b"\xd0" * 32
+_ORIGIN, _NONCE, _KEY, _PROOF, _TICKET = b"\xe0" * 16, b"\xa0" * 32, b"\xb0" * 32, b"\xc0" * 32, b"\xd0" * 32
 _POLICY = Policy("WRR", (("n", 2.0),), switch=True, reinject="rescue")
 
 EXAMPLES: dict[SegmentType, bytes] = {
@@ -74,22 +76,22 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.HELLO: encode(
         SegmentType.HELLO,
         SESSION,
-        Hello(_NONCE, _KEY, 65536, 128, _POLICY, _TERMS, (1,), b"id", b"").encode(),
+        Hello(_NONCE, _KEY, 65536, 128, _POLICY, _TERMS, (1,), b"id", b"", 60_000, ((7, b"x"),)).encode(),
     ),
     SegmentType.ACCEPT: encode(
         SegmentType.ACCEPT,
         SESSION,
-        Accept(1, _NONCE, _KEY, 65536, 128, 4, True, Cipher.AES_128_GCM, _PROOF).encode(),
+        Accept(1, _NONCE, _KEY, 65536, 128, 4, True, Cipher.AES_128_GCM, _PROOF, 60_000, _KEY).encode(),
     ),
     SegmentType.CONFIRM: encode(SegmentType.CONFIRM, SESSION, _PROOF),
-    SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_NONCE, _TERMS, _TICKET, _PROOF).encode()),
-    SegmentType.ADMIT: encode(SegmentType.ADMIT, SESSION, _PROOF),
+    SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_ORIGIN, _NONCE, _TERMS, _TICKET, _PROOF).encode()),
+    SegmentType.ADMIT: encode(SegmentType.ADMIT, SESSION, Admit(_NONCE, _PROOF).encode()),
     SegmentType.TICKETS: encode(SegmentType.TICKETS, SESSION, encode_tickets([Ticket(7, _TICKET)]), sequence=9),
     SegmentType.CHALLENGE: encode(
         SegmentType.CHALLENGE, SESSION, Challenge(5, _NONCE, True, Cipher.CHACHA20_POLY1305, _PROOF).encode()
     ),
     SegmentType.PROVE: encode(SegmentType.PROVE, SESSION, _PROOF),
-    SegmentType.REFUSE: encode(SegmentType.REFUSE, SESSION, Refuse(1).encode()),
+    SegmentType.REFUSE: encode(SegmentType.REFUSE, SESSION, Refuse(RefuseCode.BUSY, limit="max_sessions").encode()),
     SegmentType.FIN: encode(SegmentType.FIN, SESSION, encode_unsigned((0x1234, 8)), sequence=0),
     SegmentType.RESET: encode(
         SegmentType.RESET, SESSION, encode_unsigned((0x1234, 8), (7, 4)), sequence=1, stream=StreamId(2)
@@ -269,9 +271,15 @@ def test_an_unknown_version_is_refused_with_its_first_byte(version: int) -> None
         peek(bytes([version]))
 
 
-@pytest.mark.parametrize("type_", sorted(set(range(256)) - {int(t) for t in SegmentType}))
+@pytest.mark.parametrize("type_", sorted(set(range(128)) - {int(t) for t in SegmentType}))
 def test_an_unknown_type_is_refused(type_: int) -> None:
     assert decode(header(type_=type_)) == ([], f"unknown segment type {type_}")
+
+
+@pytest.mark.parametrize("type_", [128, 191, 192, 255])
+def test_a_type_that_later_versions_may_add_is_taken(type_: int) -> None:
+    (segment,) = SegmentDecoder().feed(memoryview(header(type_=type_)))
+    assert segment.type == type_
 
 
 @pytest.mark.parametrize(

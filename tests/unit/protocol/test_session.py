@@ -20,7 +20,7 @@ from multi.events import (
     SessionResumed,
 )
 from multi.protocol.segment import SegmentType
-from multi.protocol.session import REFUSALS, SessionCore
+from multi.protocol.session import UNKNOWN_SAID, SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
 from multi.reasons import Cause, Reason
@@ -132,14 +132,15 @@ def test_a_session_that_closes_while_it_has_no_connection_cannot_know_that_all_h
     assert cause(ends.client) is Cause.RESUME_TIMEOUT
 
 
-@pytest.mark.parametrize(("facts", "refusals"), [(TLS, 1), (PLAIN, REFUSALS)])
+@pytest.mark.parametrize("facts", [TLS, PLAIN], ids=["tls", "sealed"])
+@pytest.mark.parametrize(("key", "said"), [(b"k" * 32, 1), (b"another" * 5, UNKNOWN_SAID)], ids=["proved", "said"])
 def test_a_server_that_has_forgotten_the_session_ends_it_sooner_when_it_is_known_to_be_the_server(
-    facts: ConnectionFacts, refusals: int
+    facts: ConnectionFacts, key: bytes, said: int
 ) -> None:
-    ends, line = joined(SessionSettings(), facts)
+    ends, line = joined(SessionSettings(reset_key=b"k" * 32), facts)
     ends.lose(line)
-    ends.table = ends.new_table()
-    for _ in range(refusals - 1):
+    ends.table = ends.new_table(reset_key=key)
+    for _ in range(said - 1):
         ends.connect(facts)
         ends.pump()
         assert cause(ends.client) is None

@@ -132,7 +132,7 @@ class Ends:
             psk=self.psk if side is Side.SERVER else None,
         )
 
-    def new_table(self) -> SessionTable[Node]:
+    def new_table(self, reset_key: bytes = b"") -> SessionTable[Node]:
         """A server of its own, as a load balancer may have several."""
 
         def accept(session_id: SessionId, source: str) -> Node:
@@ -140,7 +140,7 @@ class Ends:
             self.servers.append(node)
             return node
 
-        return SessionTable(TableLimits(), accept)
+        return SessionTable(TableLimits(), accept, reset_key=reset_key)
 
     # --- lines  ---
 
