@@ -11,6 +11,7 @@ import errno
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import assert_never
 from weakref import WeakSet
@@ -64,6 +65,7 @@ UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that fa
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
+EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
 
@@ -331,8 +333,13 @@ class SessionDriver:
         self.links.clear()
         self._left.set()
 
-    def _cut(self) -> None:
-        """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
+    async def _cut(self) -> None:
+        """The event loop shuts down: what was closed may end in order; else the peer is told if a socket takes it."""
+        if self.core.closing and not self.closed.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_LINGER):
+                    await asyncio.shield(self.closed)
+                    await self.settle()
         if not self.closed.done():
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
@@ -518,6 +525,15 @@ class SessionDriver:
         """Let `settle` wait for this."""
         self._unfinished.add(work)
         work.add_done_callback(self._unfinished.discard)
+
+    def forgotten(self) -> None:
+        """Nobody holds the session any more, which may be found out in any thread: end it in order."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        self.core.close(now=self.loop.time())
+        self.pump()
 
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""

@@ -258,7 +258,7 @@ class Server:
             driver.core.abort(Reason(Cause.ABORTED, "the server stops"), now=driver.now())
             driver.pump()
 
-    def _cut(self) -> None:
+    async def _cut(self) -> None:
         """The event loop shuts down. The sessions have lifelines of their own."""
         self.close()
         self._stop()
@@ -405,7 +405,8 @@ class Server:
         try:
             await coroutine
         except asyncio.CancelledError:
-            session.abort("the server stops")
+            if not session.writer.is_closing():
+                session.abort("the server stops")
             raise
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)

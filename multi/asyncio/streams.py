@@ -30,9 +30,11 @@ Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
 class SessionReader:
     """Reads one stream. See `asyncio.StreamReader` for each method."""
 
-    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int, session: object) -> None:
         if limit <= 0:
             raise ValueError("Limit cannot be <= 0")
+        self._session = session
+        """Ends when nobody holds it, so whoever reads does."""
         self._driver = driver
         self._streams = driver.core.streams
         self._stream = stream
