@@ -437,9 +437,7 @@ class SessionCore(SessionBase):
             self._liveness.check(connection, now)
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self.resume_timeout:
-            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            text = f"no connection for {self.resume_timeout:g} s"
-            self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
+            self._end_alone(Reason(Cause.RESUME_TIMEOUT, f"no connection for {self.resume_timeout:g} s"))
         if self.lingering_since is not None and now >= self.lingering_since + self._linger:
             self._end(IN_ORDER)
         if (
@@ -721,10 +719,7 @@ class SessionCore(SessionBase):
         networks = self.paths.networks() if self.paths is not None else {""}
         everywhere = all(said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks)
         if everywhere or self._auth.knows_reset(refuse.token):
-            # Where all we wrote was acknowledged, the server has heard so and ended: nothing is lost.
-            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            lingers = self.lingering_since is not None
-            self._end(IN_ORDER if lingers or everything_said else SESSION_GONE)
+            self._end_alone(SESSION_GONE)
 
     def disconnect(
         self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
@@ -813,6 +808,12 @@ class SessionCore(SessionBase):
         left = self.sender.unacked
         text = f"the peer closed the session before {left} bytes were acknowledged"
         self._end(Reason(Cause.PEER_CLOSED, text) if left else IN_ORDER)
+
+    def _end_alone(self, reason: Reason) -> None:
+        """The peer will not come back. After our `close` that is in order where it has all, and one end is known."""
+        has_all = not self.sender.unacked and self.streams.all_received
+        told = self.streams.all_sent_acknowledged
+        self._end(IN_ORDER if self.closing and (told or has_all) else reason)
 
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""

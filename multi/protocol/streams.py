@@ -153,6 +153,11 @@ class Streams:
     def all_sent_acknowledged(self) -> bool:
         return all(s.done for s in self._sender.streams.values())
 
+    @property
+    def all_received(self) -> bool:
+        """Everything the peer has written has come, up to the end of each stream."""
+        return all(r.complete for r in self._receiver.streams.values())
+
     def send_error(self, stream: StreamId) -> SessionLost | None:
         """Why the writing side no longer works, or None."""
         found = self._sender.streams.get(stream)
