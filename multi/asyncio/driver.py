@@ -61,6 +61,7 @@ UNANSWERED = frozenset(
         errno.ENOBUFS,
     )
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
+CLOSED_BY_PEER = frozenset((errno.ECONNRESET, errno.EPIPE))
 UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
@@ -103,7 +104,8 @@ class _Link:
         driver = self._driver
         driver.links.pop(self.id, None)
         driver.released(self)
-        failure = Reason(Cause.TRANSPORT, str(error)) if error else None
+        cause = Cause.PEER_CLOSED if error and error.errno in CLOSED_BY_PEER else Cause.TRANSPORT
+        failure = Reason(cause, str(error)) if error else None
         driver.core.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
 

@@ -129,7 +129,7 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, config.listen.proxies if config.listen is not None else ())
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source),
             self._create,
