@@ -357,7 +357,8 @@ class PathManager:
         self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left, now - DIAL_APART)
         for slot in slots:
             slot.standby = slot.reactivated = False
-            slot.dial_soon(now)
+            if slot.connection is None:
+                slot.dial_soon(now)
         self._notify(HandoverChanged(HandoverState.STARTED, _names(slots)))
         self._continue_handover(now)
 
