@@ -85,7 +85,7 @@ class _Ranges(RangeSet):
 class _Connection(QuicConnection):
     """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
 
-    It judges certificates as TLS does. It can ask the client for one, which aioquic does only in its own tests. A client
+    It judges certificates as TLS does, and can ask a client for one, which aioquic does only in its tests. A client
     makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest
     of its first flight.
     """
