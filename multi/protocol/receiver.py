@@ -20,6 +20,7 @@ from multi.types import StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
+ISLAND_SHARE = 1024  # bytes of the session's window for each range kept above a gap; it takes 256 besides its bytes
 _ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
 
 
@@ -36,6 +37,8 @@ class Receiver:
         self.charged = 0
         """Sum of the highest offsets of all streams: what the peer has used of the session window."""
         self.consumed = 0
+        self._islands = 0
+        """Ranges kept above gaps, on all streams."""
         self._dirty: dict[StreamId, None] = {}
         self._closed: dict[StreamId, int] = {}
         """Ended streams on which bytes came again: they are acknowledged up to here."""
@@ -56,9 +59,12 @@ class Receiver:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size
-        before, gaps = stream.next_offset, stream.final is None and bool(stream.islands)
+        before, islands = stream.next_offset, len(stream.islands)
+        gaps = stream.final is None and bool(islands)
         self._check_room(end - stream.highest)
-        self.charged += stream.insert(start, payload, owned)
+        room = self._islands < self.window.size // ISLAND_SHARE
+        self.charged += stream.insert(start, payload, owned, room=room)
+        self._islands += len(stream.islands) - islands
         self._dirty[stream.id] = None
         self._unacked += size
         in_order = stream.next_offset > before
@@ -97,6 +103,7 @@ class Receiver:
         stream.check_final(final)
         self._check_room(final - stream.highest)
         self.charged += final - stream.highest
+        self._islands -= len(stream.islands)
         self.give_back(stream.reset(final, code), now, 0.0)
 
     def forget(self, stream: ReceiveStream) -> None:
