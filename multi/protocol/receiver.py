@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connections
 from multi.protocol.control import Inbox
-from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
+from multi.protocol.payloads import MAX_ACK_PAYLOAD, MAX_OFFSET, Ack, StreamAck, encode_ack, stream_ack_size
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
@@ -114,6 +114,8 @@ class Receiver:
 
     def repeat(self, stream: StreamId, end: int) -> None:
         """Bytes came again for a stream that has ended here: acknowledge them so that the peer forgets them."""
+        if end > MAX_OFFSET:
+            raise RemoteProtocolError(f"data up to {end} on stream {stream}, which has ended")
         self._closed[stream] = max(end, self._closed.get(stream, 0))
         self._dirty[stream] = None
         self.ack_now = True
