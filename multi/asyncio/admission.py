@@ -211,7 +211,7 @@ class Admission(AdmissionControl):
         self._windows = 0
         """What all living sessions' windows allow their peers to send."""
         self._kept = 0
-        """Bytes kept for peers, as of the last time they were added up."""
+        """Bytes sessions are counted for besides, as of the last time they were added up."""
         self._kept_until = -inf
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
@@ -270,7 +270,7 @@ class Admission(AdmissionControl):
     def full(self) -> str:
         """Why no more sessions are taken: `limits.max_memory` is taken."""
         most = self._limits.max_memory
-        taken = self._windows + self._kept_to_send()
+        taken = self.taken()
         return f"sessions may take {taken} of {most} bytes" if taken >= most else ""
 
     def session_opened(self, driver: SessionDriver, source: str) -> None:
@@ -385,17 +385,18 @@ class Admission(AdmissionControl):
 
     # --- memory ---
 
-    def _kept_to_send(self) -> int:
+    def taken(self) -> int:
+        """Bytes that all sessions are counted for."""
         now = self._loop.time()
         if now >= self._kept_until:
-            self._kept = sum(driver.kept_to_send for driver in self._accounts)
+            self._kept = sum(driver.kept_besides for driver in self._accounts)
             self._kept_until = now + MEMORY_INTERVAL
-        return self._kept
+        return self._windows + self._kept
 
     def _may_grow(self, window: Window, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
         most = GROWTH_SHARE * self._limits.max_memory
-        taken = self._windows + size + self._kept_to_send()
+        taken = self.taken() + size
         # Who came first could take all, and what is advertised cannot be taken back.
         unequal = taken > most * FREE_SHARE and window.size + size > most / len(self._accounts)
         if taken > most or unequal:

@@ -63,6 +63,8 @@ UNANSWERED = frozenset(
 UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
+SESSION_MEMORY = 32 * 1024  # bytes that a session with its connection is counted for besides its window
+STREAM_MEMORY = 3 * 1024  # and each of its streams (`make bench ARGS=counted` measures both)
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
@@ -440,6 +442,14 @@ class SessionDriver:
     def kept_to_send(self) -> int:
         """Bytes kept until the peer acknowledges them, with what keeping them costs."""
         return sum([stream.memory for stream in self.core.sender.streams.values()])
+
+    @property
+    def kept_besides(self) -> int:
+        """Bytes of memory to count for the session besides what its window allows the peer to send."""
+        unfinished = 0
+        for connection in self.core.connections.values():
+            unfinished += sum([decoder.buffered for decoder in connection.decoders])
+        return self.kept_to_send + unfinished + SESSION_MEMORY + STREAM_MEMORY * len(self.core.receiver.streams)
 
     @property
     def memory(self) -> int:
