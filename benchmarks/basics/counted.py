@@ -1,9 +1,9 @@
 """What a server keeps for sessions that attack its memory, against what it counts for them in `limits.max_memory`.
 
 Each attack meets a server of its own, in a process of its own, whose application never reads. It comes as many
-sessions, each from another network, and does its worst within what the windows allow. Counted is what the sessions count for when
-all has come; traced is what Python has allocated since before the first of them, resident what the process has grown
-by, in another run. The promise holds for either.
+sessions, each from another network, and does its worst within what the windows allow. Counted is what the sessions
+count for when all has come; traced is what Python has allocated since before the first of them, resident what the
+process has grown by, in another run. The promise holds for either.
 
     python -m benchmarks.basics.counted [--quick]
 """
