@@ -52,7 +52,6 @@ def test_for_a_mistyped_command_the_right_one_is_suggested() -> None:
     assert re.search(r"(did you|maybe you|perhaps you) mean\S*\W+check\b", done.stderr), done.stderr
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="`get -o -` writes to a file whose name is a minus sign")
 def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
     done = run("get", files.client_config(port), "letter", "-o", "-", cwd=files.here)
     given(done.returncode == 0, done.stderr)
