@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
@@ -36,6 +36,8 @@ logger = logging.getLogger("multi.server")
 LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
+MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
+AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
@@ -68,12 +70,15 @@ def source_of(host: str) -> str:
 @lru_cache(maxsize=4096)  # asked several times for each connection
 def place_of(host: str) -> tuple[str, str]:
     """(source, address in it): an address is an IPv4 address or an IPv6 /64, of which each device may use all."""
-    address = ip_address(host.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    address = _address(host)
     if address.version == 4:
         return str(ip_network((address, 24), strict=False)), str(address)
     return str(ip_network((address, 56), strict=False)), str(ip_network((address, 64), strict=False))
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    address = ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 class _Ranking:
@@ -140,6 +145,9 @@ class BySource(Generic[T]):
             del self._members[source]
         self._ranking.change(source, -1)
 
+    def members(self, source: str) -> list[T]:
+        return [member for members in self._members.get(source, {}).values() for member in members]
+
     def count(self, source: str) -> int:
         return self._ranking.counts.get(source, 0)
 
@@ -199,8 +207,9 @@ class _Account:
 class Admission(AdmissionControl):
     """Owned by a server. Its methods are called in the order of a session's life: by listeners, then by the server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, proxies: Iterable[str] = ()) -> None:
         super().__init__(limits.handshake_timeout)
+        self._proxies = [ip_network(proxy) for proxy in proxies]
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._log = LimitLog(self._loop.time)
@@ -381,6 +390,7 @@ class Admission(AdmissionControl):
                 self.on_confirmed(driver)
             case SessionDetached():
                 self._detached.add(driver, account.host)
+                self._left(driver, account.host)
                 if len(self._detached) > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
@@ -391,6 +401,20 @@ class Admission(AdmissionControl):
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.discard(driver)
+
+    def _left(self, driver: SessionDriver, host: str) -> None:
+        """A session has lost its last connection. What looks like its client's death may be that of what is between."""
+        if driver.core.left_at is None:
+            return
+        since, fallen = driver.core.left_at - AT_ONCE, [driver]
+        if not any(_address(host) in proxy for proxy in self._proxies):
+            others = self._detached.members(source_of(host))
+            fallen = [d for d in others if d.core.left_at is not None and d.core.left_at >= since]
+            if len(fallen) <= MOST_LEFT:
+                return
+        for fell in fallen:
+            fell.core.wait_for_peer(now=fell.now())
+            fell.pump_soon()
 
     def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
         host = account.hosts.get(event.connection)

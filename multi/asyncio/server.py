@@ -123,7 +123,7 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, config.listen.proxies if config.listen is not None else ())
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source),
             self._create,
@@ -207,10 +207,11 @@ class Server:
             self._maybe_stop()
 
     async def wait_closed(self) -> None:
-        """Return when the server is closed and its last session has ended."""
+        """Return when the server is closed and its last session has ended: `abort` makes that now.
+
+        Handlers may still wait for something else, as asyncio's may.
+        """
         await self._empty.wait()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
         for driver in list(self._leaving):
             await driver.settle()
 
@@ -248,7 +249,7 @@ class Server:
             driver.core.abort(Reason(Cause.ABORTED, "the server stops"), now=driver.now())
             driver.pump()
 
-    def _cut(self) -> None:
+    async def _cut(self) -> None:
         """The event loop shuts down. The sessions have lifelines of their own."""
         self.close()
         self._stop()
@@ -379,7 +380,8 @@ class Server:
         try:
             await coroutine
         except asyncio.CancelledError:
-            session.abort("the server stops")
+            if not session.writer.is_closing():
+                session.abort("the server stops")
             raise
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)
