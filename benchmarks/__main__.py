@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.basics import hardening, loopback, memory, opening, quic, scale
+from benchmarks.basics import counted, hardening, loopback, memory, opening, quic, scale
 from benchmarks.grid.__main__ import run as grid
 from benchmarks.links.__main__ import run as links
 
@@ -22,6 +22,7 @@ def main() -> int:
         "opening": opening.run,
         "hardening": hardening.run,
         "memory": memory.run,
+        "counted": counted.run,
         "scale": scale.run,
         "links": links,
         "quic": quic.run,

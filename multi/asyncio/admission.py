@@ -246,7 +246,7 @@ class Admission(AdmissionControl):
         self._windows: Counter[str] = Counter()
         """What living sessions' windows allow their peers to send, by source; of all under the empty name."""
         self._kept: Counter[str] = Counter()
-        """Bytes kept for peers, as of the last time they were added up, by the same names."""
+        """Bytes sessions are counted for besides, as of the last time they were added up, by the same names."""
         self._kept_until = -inf
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
@@ -323,9 +323,9 @@ class Admission(AdmissionControl):
             if count >= most:
                 return limit, f"{count} sessions are not confirmed"
         for place in ("", source):
-            if self._taken(place) >= self._most(place):
+            if self.taken(place) >= self._most(place):
                 who = place or "all sources"
-                return "max_memory", f"sessions of {who} take {self._taken(place)} of {self._most(place)} bytes"
+                return "max_memory", f"sessions of {who} take {self.taken(place)} of {self._most(place)} bytes"
         return None
 
     def make_room(self, limit: str, host: str) -> bool:
@@ -334,13 +334,13 @@ class Admission(AdmissionControl):
         self._log.hit(limit, source)
         beyond = source if limit == "max_sessions_per_source" else ""  # who has more than his share
         if limit == "max_memory":
-            heaviest = max((source, *self._sessions), key=self._taken)
-            beyond = next((place for place in (source, heaviest) if self._taken(place) >= self._most(place)), "")
+            heaviest = max((source, *self._sessions), key=self.taken)
+            beyond = next((place for place in (source, heaviest) if self.taken(place) >= self._most(place)), "")
         driver = self._longest_idle(beyond) if beyond else self._never_confirmed(limit, host)
         if driver is None:
             return False
-        self._kept[""] -= driver.kept_to_send
-        self._kept[self._accounts[driver].source] -= driver.kept_to_send
+        self._kept[""] -= driver.kept_besides
+        self._kept[self._accounts[driver].source] -= driver.kept_besides
         self._end(driver, f"idle for longest of its network, and others wait (limits.{limit})")
         return driver not in self._accounts
 
@@ -509,12 +509,13 @@ class Admission(AdmissionControl):
     def _most(self, place: str) -> float:
         return self._limits.max_memory * (self._memory_share if place else 1)
 
-    def _taken(self, place: str = "") -> int:
+    def taken(self, place: str = "") -> int:
+        """Bytes that the sessions of a source are counted for; of all sessions without one."""
         now = self._loop.time()
         if now >= self._kept_until:
             self._kept.clear()
             for driver, account in self._accounts.items():
-                kept = driver.kept_to_send
+                kept = driver.kept_besides
                 self._kept[""] += kept
                 self._kept[account.source] += kept
             self._kept_until = now + MEMORY_INTERVAL
@@ -524,7 +525,7 @@ class Admission(AdmissionControl):
         """A session window wants to grow by `size`."""
         for place, sessions in (("", len(self._accounts)), (source, len(self._sessions[source]))):
             most = GROWTH_SHARE * self._most(place)
-            taken = self._taken(place) + size
+            taken = self.taken(place) + size
             # Who came first could take all, and what is advertised cannot be taken back.
             if taken > most or (taken > most * FREE_SHARE and window.size + size > most / sessions):
                 self._log.hit("max_memory", source)
@@ -546,7 +547,7 @@ class Admission(AdmissionControl):
         """
         timeout = self._limits.segment_timeout
         self._sweeper = self._loop.call_later(timeout, self._sweep)
-        if self._taken() >= GROWTH_SHARE * self._most(""):
+        if self.taken() >= GROWTH_SHARE * self._most(""):
             for driver in [driver for driver in self._accounts if self._stalls(driver)]:
                 self.report("max_memory", self._accounts[driver].host)
                 self._end(driver, f"nothing was read for {timeout:g} s, and memory is short (limits.max_memory)")

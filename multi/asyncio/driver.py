@@ -69,6 +69,8 @@ UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that fa
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
 FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one was forked from")
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
+SESSION_MEMORY = 32 * 1024  # bytes that a session with its connection is counted for besides its window
+STREAM_MEMORY = 3 * 1024  # and each of its streams (`make bench ARGS=counted` measures both)
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
@@ -493,6 +495,14 @@ class SessionDriver:
     def kept_to_send(self) -> int:
         """Bytes kept until the peer acknowledges them, with what keeping them costs."""
         return sum([stream.memory for stream in self.core.sender.streams.values()])
+
+    @property
+    def kept_besides(self) -> int:
+        """Bytes of memory to count for the session besides what its window allows the peer to send."""
+        unfinished = 0
+        for connection in self.core.connections.values():
+            unfinished += sum([decoder.buffered for decoder in connection.decoders])
+        return self.kept_to_send + unfinished + SESSION_MEMORY + STREAM_MEMORY * len(self.core.receiver.streams)
 
     @property
     def memory(self) -> int:

@@ -195,7 +195,7 @@ class Incoming:
     def _ack(self, segment: Segment, now: float) -> None:
         ack = decode_ack(segment.payload)
         if ack.session_window > self._session.sender.window:
-            self._session.sender.widen(ack.session_window, now)
+            self._session.sender.widen(ack.session_window)
         for type_, stream in self._session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
             self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:

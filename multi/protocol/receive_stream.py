@@ -16,7 +16,7 @@ from multi.protocol.payloads import MAX_RANGES, Range
 from multi.reasons import Cause
 from multi.types import StreamId
 
-MAX_GAPS = 4096  # separate ranges kept per stream; bounds the overhead a peer of tiny segments can cause
+CRUMBS = 2048  # bytes of a stream that one crumb stands for; it takes 500 more at most
 _JOIN_BELOW = 2048  # bytes; smaller pieces are joined, so that tiny segments cost no object each
 _JOINED = 16 * 1024  # bytes a joined piece grows to
 
@@ -32,6 +32,23 @@ class _Island:
     pieces: list[Piece]
 
 
+@dataclass(slots=True, eq=False)
+class _Crumb:
+    """What has come of CRUMBS bytes of a stream, with a bit for each that is there: no gaps make it larger."""
+
+    content: bytearray = field(default_factory=lambda: bytearray(CRUMBS))
+    there: int = 0
+
+    def put(self, at: int, piece: memoryview) -> None:
+        self.content[at : at + len(piece)] = piece
+        self.there |= ((1 << len(piece)) - 1) << at
+
+    def run(self, at: int) -> int:
+        """How many bytes are there from `at` on without a gap."""
+        there = self.there >> at
+        return (there ^ (there + 1)).bit_length() - 1
+
+
 def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
     """Return `piece` as it may be kept.
 
@@ -41,7 +58,7 @@ def _kept(piece: memoryview | bytes, owned: bool) -> Piece:
     if not owned or len(piece) < _JOIN_BELOW:
         return bytes(piece)
     whole = piece.obj if isinstance(piece, memoryview) else None
-    return bytes(piece) if isinstance(whole, (bytes, bytearray)) and 2 * len(piece) < len(whole) else piece
+    return bytes(piece) if isinstance(whole, (bytes, bytearray)) and 5 * len(piece) < 4 * len(whole) else piece
 
 
 def _start(island: _Island) -> int:
@@ -137,6 +154,8 @@ class ReceiveStream:
     news: StreamReadable = field(init=False)
     """The effect that says so when there is something to read."""
     _ready: deque[Piece] = field(default_factory=deque)
+    _crumbs: dict[int, _Crumb] = field(default_factory=dict)
+    """What came above a gap when the session had as many islands as it may; by offset // CRUMBS."""
 
     def __post_init__(self) -> None:
         self.news = StreamReadable(self.id)
@@ -157,14 +176,14 @@ class ReceiveStream:
         return self.reset_code is not None or (self.final is not None and self.next_offset >= self.final)
 
     def ranges(self) -> tuple[Range, ...]:
-        """Received ranges above `next_offset`, the lowest MAX_RANGES of them."""
+        """Received ranges above `next_offset`, the lowest MAX_RANGES of them; crumbs are not told of."""
         return tuple((i.start, i.end) for i in self.islands[:MAX_RANGES])
 
-    def insert(self, start: int, payload: memoryview | bytes, owned: bool) -> int:
+    def insert(self, start: int, payload: memoryview, owned: bool, *, room: bool = True) -> int:
         """Take a segment's bytes in; return how far `highest` moved (what the session window is charged).
 
-        `owned` payloads are kept, others copied. Raises RemoteProtocolError for data outside the window or beyond
-        the end.
+        `owned` payloads are kept, others copied; without `room` no further island is made. Raises RemoteProtocolError
+        for data outside the window or beyond the end.
         """
         end = start + len(payload)
         if end > self.window.advertised:
@@ -178,10 +197,13 @@ class ReceiveStream:
             if start < self.next_offset:
                 payload = payload[self.next_offset - start :]
                 start = self.next_offset
-            if start == self.next_offset and not self.islands:
+            before = self.next_offset
+            if start == before and not self.islands:
                 self._deliver(_kept(payload, owned), end)
             else:
-                self._fill(start, end, payload, owned)
+                self._fill(start, end, payload, owned, room)
+            if self._crumbs:
+                self._take_crumbs(before)
         advanced = end - self.highest
         if advanced <= 0:
             return 0
@@ -197,7 +219,7 @@ class ReceiveStream:
             _append(self._ready, piece)
         self.next_offset = end
 
-    def _fill(self, start: int, end: int, payload: memoryview | bytes, owned: bool) -> None:
+    def _fill(self, start: int, end: int, payload: memoryview, owned: bool, room: bool) -> None:
         """Put the parts of [start, end) that are new into the islands, then deliver what is in order."""
         islands = self.islands
         index = bisect_right(islands, start, key=_start)
@@ -207,23 +229,54 @@ class ReceiveStream:
         while start < end:
             stop = min(end, islands[index].start) if index < len(islands) else end
             if stop > start:
-                self._add(index, start, stop, _kept(payload[: stop - start], owned))
+                self._add(index, start, stop, payload[: stop - start], owned, room)
                 index = bisect_right(islands, start, key=_start)
             reached = max(stop, islands[index - 1].end) if index else stop
             payload, start = payload[reached - start :], reached
             index = bisect_right(islands, start, key=_start)
-        if islands and islands[0].start == self.next_offset:
-            island = islands.pop(0)
+        self._take_island()
+
+    def _take_island(self) -> None:
+        """Deliver the first island if it is in order now."""
+        if self.islands and self.islands[0].start == self.next_offset:
+            island = self.islands.pop(0)
             if self.discarding:
                 self.consumed = island.end
             else:
                 _extend(self._ready, island.pieces)
             self.next_offset = island.end
 
-    def _add(self, index: int, start: int, end: int, piece: Piece) -> None:
-        """Insert a piece that overlaps nothing at `index`, joining it with its neighbours."""
+    def _take_crumbs(self, before: int) -> None:
+        """Deliver what is in order now, and forget the crumbs of what has been delivered since `before`."""
+        while crumb := self._crumbs.get(self.next_offset // CRUMBS):
+            at = self.next_offset % CRUMBS
+            size = crumb.run(at)
+            if self.islands:
+                size = min(size, self.islands[0].start - self.next_offset)
+            if not size:
+                break
+            self._deliver(bytes(crumb.content[at : at + size]), self.next_offset + size)
+            self._take_island()
+        for index in range(before // CRUMBS, self.next_offset // CRUMBS):
+            self._crumbs.pop(index, None)
+
+    def _add(self, index: int, start: int, end: int, payload: memoryview, owned: bool, room: bool) -> None:
+        """Insert a piece that overlaps no island at `index`, joining it with its neighbours, or among the crumbs.
+
+        What is a crumb already stays one: otherwise bytes that are said twice would be kept twice.
+        """
         before = self.islands[index - 1] if index else None
         after = self.islands[index] if index < len(self.islands) else None
+        joins = (before is not None and before.end == start) or (after is not None and after.start == end)
+        if start // CRUMBS in self._crumbs or not (joins or room or start == self.next_offset):
+            for at in range(start - start % CRUMBS, end, CRUMBS):
+                first = max(start, at)
+                part = payload[first - start : at + CRUMBS - start]
+                self._crumbs.setdefault(at // CRUMBS, _Crumb()).put(first - at, part)
+            return
+        for covered in range(-(-start // CRUMBS), end // CRUMBS if self._crumbs else 0):
+            self._crumbs.pop(covered, None)
+        piece = _kept(payload, owned)
         if before is not None and before.end == start:
             _append(before.pieces, piece)
             before.end = end
@@ -234,8 +287,6 @@ class ReceiveStream:
         elif after is not None and after.start == end:
             _prepend(after.pieces, piece)
             after.start = start
-        elif len(self.islands) >= MAX_GAPS:
-            raise RemoteProtocolError(f"more than {MAX_GAPS} gaps on stream {self.id}", Cause.FLOW_CONTROL)
         else:
             self.islands.insert(index, _Island(start, end, [piece]))
 
@@ -264,6 +315,7 @@ class ReceiveStream:
         self.consumed = self.next_offset = final
         self._ready.clear()
         self.islands.clear()
+        self._crumbs.clear()
         return given_back
 
     def discard(self) -> int:

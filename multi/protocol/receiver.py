@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connections
 from multi.protocol.control import Inbox
-from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, encode_ack, stream_ack_size
+from multi.protocol.payloads import MAX_ACK_PAYLOAD, MAX_OFFSET, Ack, StreamAck, encode_ack, stream_ack_size
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
@@ -20,6 +20,7 @@ from multi.types import StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
+ISLAND_SHARE = 1024  # bytes of the session's window for each range kept above a gap; it takes 256 besides its bytes
 _ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
 
 
@@ -38,6 +39,8 @@ class Receiver:
         self.consumed = 0
         self.moved_at = now
         """When bytes of a stream last came in order."""
+        self._islands = 0
+        """Ranges kept above gaps, on all streams."""
         self._dirty: dict[StreamId, None] = {}
         self._closed: dict[StreamId, int] = {}
         """Ended streams on which bytes came again: they are acknowledged up to here."""
@@ -58,9 +61,12 @@ class Receiver:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size
-        before, gaps = stream.next_offset, stream.final is None and bool(stream.islands)
+        before, islands = stream.next_offset, len(stream.islands)
+        gaps = stream.final is None and bool(islands)
         self._check_room(end - stream.highest)
-        self.charged += stream.insert(start, payload, owned)
+        room = self._islands < self.window.size // ISLAND_SHARE
+        self.charged += stream.insert(start, payload, owned, room=room)
+        self._islands += len(stream.islands) - islands
         self._dirty[stream.id] = None
         self._unacked += size
         in_order = stream.next_offset > before
@@ -101,6 +107,7 @@ class Receiver:
         stream.check_final(final)
         self._check_room(final - stream.highest)
         self.charged += final - stream.highest
+        self._islands -= len(stream.islands)
         self.give_back(stream.reset(final, code), now, 0.0)
 
     def forget(self, stream: ReceiveStream) -> None:
@@ -111,6 +118,8 @@ class Receiver:
 
     def repeat(self, stream: StreamId, end: int) -> None:
         """Bytes came again for a stream that has ended here: acknowledge them so that the peer forgets them."""
+        if end > MAX_OFFSET:
+            raise RemoteProtocolError(f"data up to {end} on stream {stream}, which has ended")
         self._closed[stream] = max(end, self._closed.get(stream, 0))
         self._dirty[stream] = None
         self.ack_now = True

@@ -31,7 +31,7 @@ REINJECT_ALLOWANCE = 256 * 1024
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 MAX_COPIES = 3  # connections that may carry the same range
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
-GROWING = 1.0  # seconds after a window has grown, or writing has begun, in which it can be expected to grow further
+GROWING = 1  # windows sent since it has grown, or writing has begun, within which it can be expected to grow further
 GROWTH = 1.5  # times the largest size so far
 
 
@@ -79,9 +79,9 @@ class Sender:
     _run: int = 0
     """Bytes sent for the first time since writing last paused."""
     _run_at: float = 0.0
-    _run_began: float = 0.0
     _window_size: int = field(init=False)
-    _window_grown_at: float = 0.0
+    _window_grown_at: int = 0
+    """What had been sent then."""
     _turn: dict[int, StreamId] = field(default_factory=dict)
     hold_until: float | None = None
     """When a waiting scheduler is asked again."""
@@ -113,12 +113,12 @@ class Sender:
 
     # --- acknowledgements  ---
 
-    def widen(self, window: int, now: float) -> None:
+    def widen(self, window: int) -> None:
         """The peer allows `window` bytes in all: as much as before from what it has read on, or more."""
         self.window = window
         size = window - self.used + sum(s.next_offset - s.acked for s in self.streams.values())
         if size > GROWTH * self._window_size:
-            self._window_size, self._window_grown_at = size, now
+            self._window_size, self._window_grown_at = size, self.used
 
     def acknowledge(self, ack: StreamAck, now: float) -> bool:
         """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
@@ -221,7 +221,8 @@ class Sender:
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
         """Ask the scheduler; empty = it waits."""
-        window, growing = max(0, self.window - self.used), now < max(self._window_grown_at, self._run_began) + GROWING
+        window, since_grown = max(0, self.window - self.used), min(self._run, self.used - self._window_grown_at)
+        growing = since_grown < GROWING * self._window_size
         request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, growing)
         try:
             chosen = self.scheduler.select(request, usable)
@@ -267,7 +268,7 @@ class Sender:
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
         if now > self._run_at + RUN_GAP:
-            self._run, self._run_began = 0, now
+            self._run = 0
         backlog = 0
         for waiting in self.streams.values():
             backlog += waiting.end_offset - waiting.next_offset

@@ -27,10 +27,12 @@ class Adaptive:
     """Gives a segment to S, the earliest arrival among the connections with credit.
 
     Not if a blocked connection F would have delivered everything waiting, as far as the window may soon
-    allow, before S delivers this one segment: then nobody gets it. A window taken for smaller than it will
-    be would keep S waiting, and a round trip of its slow start is worth more than a segment sent again.
-    Reinjected bytes are a gap at the head of the stream, so for them F needs to be earlier with this
-    segment only. F is awaited while it moves (`Patience`), and never if nothing is known of its speed.
+    allow, before S delivers this one segment: then nobody gets it. Where the window grows no more and
+    holds less than waits, F would besides stand still for the round trip in which it opens again. A window
+    taken for smaller than it will be would keep S waiting, and a round trip of its slow start is worth more
+    than a segment sent again. Reinjected bytes are a gap at the head of the stream, so for them F needs to
+    be earlier with this segment only. F is awaited while it moves (`Patience`), and never if nothing is
+    known of its speed.
     """
 
     __slots__ = ("_patience", "_probe_at")
@@ -70,6 +72,7 @@ class Adaptive:
         if not tells(best):
             return False
         ahead = request.size
+        shut = not request.reinjection and not request.window_grows and request.window < request.backlog
         if not request.reinjection:
             window = WINDOWS_AHEAD * request.window if request.window_grows else request.window
             ahead = max(ahead, min(request.backlog, window))
@@ -77,6 +80,8 @@ class Adaptive:
             if connection.credit > 0 or not tells(connection):
                 continue
             at = arrival(connection, ahead)
+            if shut:
+                at -= connection.rtt
             if at < best_arrival and self._patience.allows(connection, request.now):
                 return not self._probe_due(request, best, connection, at)
         return False

@@ -120,7 +120,7 @@ def test_data_without_a_byte_costs_the_connection(development_certificates: Path
 
 # --- memory ---
 
-MOST = 5 * MIB // 2  # today it is 7
+MOST = 5 * MIB // 2  # it was 7 when each range above a gap was an object
 
 
 def in_order(session: SessionId) -> bytes:
@@ -159,11 +159,6 @@ async def memory_for(way: Way, segments: Callable[[SessionId], bytes]) -> int:
             client.writer.transport.abort()
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="each byte above a gap is an object of its own, and only the bytes are counted and bounded",
-)
 def test_bytes_out_of_order_take_memory_in_proportion_to_what_is_counted(development_certificates: Path) -> None:
     assert run(memory_for(Way(development_certificates, "tcp-plain"), in_islands)) < MOST
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.payloads import MAX_RANGES
-from multi.protocol.receive_stream import MAX_GAPS, ReceiveStream, Window
+from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.types import StreamId
 
 CONTENT = random.Random(7).randbytes(40_000)
@@ -29,10 +29,10 @@ def reassembling(stream: ReceiveStream) -> int:
     return sum(island.end - island.start for island in stream.islands)
 
 
-def put(stream: ReceiveStream, start: int, end: int, *, owned: bool = False) -> int:
+def put(stream: ReceiveStream, start: int, end: int, *, owned: bool = False, room: bool = True) -> int:
     """Deliver [start, end) of CONTENT the way a connection does; borrowed memory is overwritten afterwards."""
     segment = bytearray(b"header" + CONTENT[start:end])
-    advanced = stream.insert(start, memoryview(segment)[6:], owned)
+    advanced = stream.insert(start, memoryview(segment)[6:], owned, room=room)
     if not owned:
         segment[:] = b"\xff" * len(segment)
     return advanced
@@ -47,19 +47,22 @@ class ReceiveStreamModel(RuleBasedStateMachine):
         self.arrived = bytearray(len(CONTENT))
         self.read_so_far = 0
         self.charged = 0
+        self.crumbs = False
 
     @rule(
         start=st.integers(0, 3000),
         size=st.one_of(st.integers(0, 40), st.integers(1500, 6000)),
         owned=st.booleans(),
         near=st.booleans(),
+        room=st.booleans(),
     )
-    def segment(self, start: int, size: int, owned: bool, near: bool) -> None:
+    def segment(self, start: int, size: int, owned: bool, near: bool, room: bool) -> None:
         if near:
             start = max(0, self.stream.next_offset + start // 100 - 10)
         end = min(start + size, len(CONTENT))
         start = min(start, end)
-        self.charged += put(self.stream, start, end, owned=owned)
+        self.charged += put(self.stream, start, end, owned=owned, room=room)
+        self.crumbs |= not room
         if end > start:
             self.arrived[start:end] = b"\x01" * (end - start)
 
@@ -84,8 +87,12 @@ class ReceiveStreamModel(RuleBasedStateMachine):
             end = self.arrived.find(0, start)
             position = len(CONTENT) if end < 0 else end
             islands.append((start, position))
-        assert self.stream.ranges() == tuple(islands[:MAX_RANGES])
-        assert reassembling(self.stream) == sum(end - start for start, end in islands)
+        told = self.stream.ranges()
+        if self.crumbs:  # they are kept, not told
+            assert all(any(start <= s and e <= end for start, end in islands) for s, e in told)
+        else:
+            assert told == tuple(islands[:MAX_RANGES])
+            assert reassembling(self.stream) == sum(end - start for start, end in islands)
 
     @invariant()
     def the_session_is_charged_for_the_highest_offset(self) -> None:
@@ -108,10 +115,9 @@ def backwards(count: int) -> Iterable[tuple[int, int]]:
 
 
 def gaps_then_fillings(count: int) -> Iterable[tuple[int, int]]:
-    """Islands of one byte, as many as may be, then the bytes between them."""
-    block = 2 * (MAX_GAPS - 2)
-    for start in range(1, count, block):
-        end = min(start + block, count)
+    """Islands of one byte, four thousand of them, then the bytes between them."""
+    for start in range(1, count, 8192):
+        end = min(start + 8192, count)
         yield from ((i, i + 1) for i in range(start, end, 2))
         yield from ((i, i + 1) for i in range(start + 1, end, 2))
 
@@ -141,16 +147,34 @@ def test_overlapping_segments_do_not_keep_more_than_twice_what_is_new() -> None:
     assert kept < 2 * stream.highest
 
 
-def test_gaps_are_bounded_and_the_refused_segment_leaves_no_trace() -> None:
+@pytest.mark.parametrize("step", [2, 3, 700, 2047, 2048, 2049, 9000])
+@pytest.mark.parametrize("twice", [False, True])
+def test_without_room_for_islands_memory_follows_the_offsets_alone(step: int, twice: bool) -> None:
+    stream, size = new_stream(), 1 << 20
+    piece = memoryview(bytearray(min(step // 2, 1000)))
+    tracemalloc.start()
+    for start in range(1, size, step):
+        stream.insert(start, piece, True, room=False)
+    if twice:
+        for start in range(1, size, step):
+            stream.insert(start, piece, True)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1.3 * size
+    assert (stream.next_offset, stream.highest > size - step) == (0, True)
+
+
+def test_what_came_without_room_is_delivered_when_the_gaps_close_and_then_forgotten() -> None:
     stream = new_stream()
-    for index in range(MAX_GAPS):
-        put(stream, 1 + 2 * index, 2 + 2 * index)
-    before = stream.highest
-    with pytest.raises(RemoteProtocolError, match="gaps"):
-        put(stream, before + 10, before + 20)
-    assert stream.highest == before
-    put(stream, 0, 2 * MAX_GAPS)
-    assert stream.read(-1) == CONTENT[: 2 * MAX_GAPS]
+    put(stream, 8000, 9000)
+    for start in range(1, len(CONTENT), 2):
+        put(stream, start, start + 1, room=False)
+    assert stream.ranges() == ((8000, 9000),)
+    for start in range(0, len(CONTENT), 2):
+        put(stream, start, start + 1, room=False)
+    assert stream.read(-1) == CONTENT
+    put(stream, len(CONTENT), len(CONTENT))
+    assert not stream.islands
 
 
 @pytest.mark.parametrize("start", [0, 1, 990, 1000, 2**62, 2**64 - 1])

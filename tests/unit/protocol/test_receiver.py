@@ -37,6 +37,35 @@ class End:
         return found
 
 
+# --- what it keeps  ---
+
+
+def test_ranges_above_gaps_are_objects_up_to_one_for_each_kib_of_the_window() -> None:
+    end = End()
+    other = end.receiver.add(StreamId(2), 0.0)
+    for start in range(1, 200, 2):
+        end.arrive(start, start + 1)
+    assert len(end.stream.islands) == WINDOW // 1024
+    assert not end.arrive(1, 2, other)
+    assert not other.islands, "they count for the session"
+    for start in range(0, 200, 2):
+        end.arrive(start, start + 1)
+    assert end.read() == 200
+    end.arrive(5001, 5002, other)
+    assert len(other.islands) == 1, "there is room again"
+    end.receiver.reset(other, 9000, 0, 0.0)
+    for start in range(5001, 5201, 2):
+        end.arrive(start, start + 1)
+    assert len(end.stream.islands) == WINDOW // 1024
+
+
+def test_bytes_beyond_every_offset_are_refused_on_an_ended_stream_too() -> None:
+    end = End()
+    with pytest.raises(RemoteProtocolError, match="has ended"):
+        end.receiver.repeat(StreamId(2), (1 << 64) + 1)
+    assert end.ack().streams == ()
+
+
 # --- when  ---
 
 

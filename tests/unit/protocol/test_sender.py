@@ -140,7 +140,7 @@ def test_no_byte_goes_beyond_the_session_window() -> None:
     bench.write(50_000)
     assert covered(bench.fill()[0]) == 10_000
     assert bench.sender.blocked_by_window
-    bench.sender.widen(30_000, bench.now)
+    bench.sender.widen(30_000)
     assert covered(bench.fill()[0]) == 20_000
 
 
@@ -159,9 +159,9 @@ def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
     bench.write(50_000)
     bench.fill()
     for window in range(10_001, 10_500):
-        bench.sender.widen(window, bench.now)
+        bench.sender.widen(window)
         assert bench.fill() == {}
-    bench.sender.widen(20_000, bench.now)
+    bench.sender.widen(20_000)
     assert covered(bench.fill()[0]) == 10_000
 
 
@@ -170,7 +170,7 @@ def test_before_the_peer_has_answered_only_so_much_is_sent() -> None:
     bench.sender.window_known = False
     bench.write(50_000)
     assert covered(bench.fill()[0]) == 4_000
-    bench.sender.widen(1 << 20, bench.now)
+    bench.sender.widen(1 << 20)
     assert covered(bench.fill()[0]) == 46_000
 
 
@@ -254,21 +254,25 @@ def test_a_scheduler_hears_how_much_waits_and_a_writer_that_is_held_back_counts_
     assert asked.requests[0].backlog == 50_000
 
 
-def test_a_window_that_has_just_grown_can_be_expected_to_grow_on() -> None:
+def test_a_window_can_be_expected_to_grow_until_as_much_as_it_holds_has_been_sent() -> None:
     asked = numbered(0)
-    bench = Bench(scheduler=asked, window=1_000)
+    bench = Bench(scheduler=asked, window=10_000)
     bench.now = 100.0
-    for window, later in ((1_000, 0.0), (1_000, 30.0), (500_000, 0.0), (500_000, 30.0)):
-        bench.now += later
-        bench.sender.widen(bench.sender.used + window, bench.now)
-        bench.write(100)
+
+    def grows(*, window: int = 10_000, pause: float = 0.0) -> bool:
+        """Whether the scheduler hears so when 6,000 more bytes are written."""
+        bench.now += pause
+        bench.sender.widen(bench.sender.used + window)
+        bench.write(6_000)
         bench.fill()
-        bench.now += 1.5
-        bench.write(100)
         bench.sender.streams[StreamId(0)].acknowledge(bench.sender.used, ())
-    grows = [request.window_grows for request in asked.requests]
-    assert grows[0]
-    assert grows[2]
+        return asked.requests[-1].window_grows
+
+    for pause in (0.0, 30.0):
+        assert grows(pause=pause), "writing has begun"
+        assert grows()
+        assert not grows()
+    assert grows(window=30_000)
 
 
 # --- rescue  ---

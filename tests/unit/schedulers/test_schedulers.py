@@ -423,6 +423,9 @@ def test_adaptive_waits_when_the_slow_connection_would_only_delay() -> None:
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000)) == [2]
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000)) == []
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=100_000, window_grows=True)) == [2]
+    # 300 kB take 75 ms; where they are all that the window allows, it opens again 10 ms after the segment has come.
+    assert chosen(scheduler, [faster, slower], request(backlog=300_000, window=300_000)) == [2]
+    assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=300_000)) == []
 
 
 def test_adaptive_waits_for_a_moving_connection_but_not_for_more_than_four_round_trips() -> None:
