@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,6 +45,7 @@ from multi.protocol.connection import Connection
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport
+from multi.transports.sockets import close_in_child
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
 logger = logging.getLogger("multi.session")
@@ -65,6 +67,7 @@ UNANSWERED = frozenset(
 CLOSED_BY_PEER = frozenset((errno.ECONNRESET, errno.EPIPE))
 UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
+FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one was forked from")
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
@@ -75,6 +78,7 @@ Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
 _sampling: WeakSet[SessionDriver] = WeakSet()
 """Sessions that are about to look at their transports."""
+_living: WeakSet[SessionDriver] = WeakSet()
 
 
 class _Link:
@@ -185,6 +189,7 @@ class SessionDriver:
         self.attempted_all = self.loop.create_future()
         self.closed = self.loop.create_future()
         self._lifeline = LoopShutdownHook(self._cut)
+        _living.add(self)
         for text in core.settings.warnings:
             core.notify(Warned(text))
 
@@ -349,11 +354,20 @@ class SessionDriver:
     def fail(self, error: Exception) -> None:
         """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""
         logger.error("internal error in session %s", self.core.session_id.hex(), exc_info=error)
+        self._break(Reason(Cause.INTERNAL, f"internal error: {error!r}"))
+
+    def forked(self) -> None:
+        """In a child of this process: only one of the two may use the keys, and take back what was changed here."""
+        self.on_closed = self.on_event = _ignore
+        self._break(FORKED)
+
+    def _break(self, reason: Reason) -> None:
+        """End at once, without a word to the peer: nothing is asked of the core any more."""
         self._broken = True
         self._abort_channels()
         if not self.closed.done():
-            self.core.reason = Reason(Cause.INTERNAL, f"internal error: {error!r}")
-            self._finish(SessionLost(self.core.reason))
+            self.core.reason = reason
+            self._finish(SessionLost(reason))
 
     def _abort_channels(self) -> None:
         leaving, self._leaving = self._leaving, set()
@@ -645,3 +659,13 @@ def _wake_all(waiting: Waiting, stream: StreamId) -> None:
 
 def _ignore(*_: object) -> None:
     """Nobody wants to know."""
+
+
+def _forked() -> None:
+    close_in_child()
+    for driver in list(_living):
+        driver.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

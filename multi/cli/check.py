@@ -17,8 +17,7 @@ from multi.asyncio.settings import local_scheduler
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
-from multi.errors import ConfigError, TransportError
-from multi.lab.files.protocol import printable
+from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.linux.permission import may_administer
 from multi.transports import transport, transport_names

@@ -377,6 +377,8 @@ class Auth(Section):
     psk_id: KeyName | None = None
     """Name of the key, at most 64 bytes, sent in clear so that the server knows which key is meant.
     Default null: the first key."""
+    strict: bool = False
+    """Whether keys of less than 32 bytes are refused. Default false: there is a warning."""
 
 
 class Listen(Section):

@@ -19,7 +19,7 @@ from typing import Any
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
 from multi.transports.certificates import check_own, check_pin, fault_of, read_certificates, refused, stamp
-from multi.transports.sockets import ready, transport_error
+from multi.transports.sockets import ours, ready, transport_error
 
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
@@ -158,7 +158,7 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
     The new object owns the file descriptor. Raises TransportError.
     """
     try:
-        return context.wrap_socket(
+        secure = context.wrap_socket(
             sock,
             server_side=server_name is None,
             do_handshake_on_connect=False,
@@ -167,6 +167,7 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
         )
     except (OSError, ValueError) as error:
         raise TransportError(f"TLS cannot start: {error}") from error
+    return ours(secure)
 
 
 def handshake_error(error: OSError, peer: str) -> TransportError:

@@ -18,11 +18,12 @@ from typing import TypeVar
 import pytest
 
 import multi
+from multi.lab.cert import write_development_certificates
 from multi.protocol.segment import TAG_LENGTH
 from multi.protocol.state import SessionState
 from multi.reasons import Cause
 from tests.findings.bounded import given, run, within
-from tests.integration.support import HOST, Inbox, Relay, Way
+from tests.integration.support import HOST, WAYS, Inbox, Relay, Way
 
 T = TypeVar("T")
 WAY = Way(Path())  # sealed TCP: no certificates
@@ -35,9 +36,11 @@ RESUME_TIMEOUT = 0.5  # seconds
 # --- in the client's process ---
 
 
-async def opened(port: int, resume_timeout: float = 60.0) -> tuple[multi.SessionReader, multi.SessionWriter]:
+async def opened(
+    port: int, resume_timeout: float = 60.0, way: Way = WAY
+) -> tuple[multi.SessionReader, multi.SessionWriter]:
     """A session whose server has answered."""
-    config = WAY.client(port, multi_config={"resume_timeout": resume_timeout})
+    config = way.client(port, multi_config={"resume_timeout": resume_timeout})
     reader, writer = await multi.open_connection(config)
     writer.write(b"hello")
     assert await reader.readexactly(5) == b"hello"
@@ -63,11 +66,11 @@ def writes_and_closes(port: int, waits: bool) -> None:
     asyncio.run(main())
 
 
-def forks(port: int, leave: Callable[[int], object], says: bytes) -> None:
+def forks(port: int, leave: Callable[[int], object], says: bytes, directory: str, way: str) -> None:
     """Fork; say something unless it is empty; then let the child end; print `left` and live on."""
 
     async def main() -> None:
-        _, writer = await opened(port)
+        _, writer = await opened(port, way=Way(Path(directory), way))
         await asyncio.sleep(0.3)  # everything is acknowledged, so that neither process has something else to say
         heard, told = os.pipe()
         child = os.fork()
@@ -86,6 +89,24 @@ def forks(port: int, leave: Callable[[int], object], says: bytes) -> None:
     with suppress(SystemExit):
         asyncio.run(main())
     os._exit(0)
+
+
+def goes_on_in_a_child(port: int) -> None:
+    """End with 0 when the child cannot use the session, and its parent can."""
+
+    async def main() -> None:
+        reader, writer = await opened(port)
+        if not (child := os.fork()):
+            with suppress(multi.SessionLost):
+                writer.write(b"from the child")
+                await writer.drain()
+                os._exit(1)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - the loop need not turn meanwhile
+        writer.write_eof()
+        os._exit(status or len(await reader.read()))
+
+    asyncio.run(main())
 
 
 # --- in the test's process ---
@@ -124,10 +145,10 @@ class Seen:
 
 @asynccontextmanager
 async def serving(
-    seen: Seen, resume_timeout: float = 60.0, abandon_timeout: float = 0.0
+    seen: Seen, resume_timeout: float = 60.0, abandon_timeout: float = 0.0, way: Way = WAY
 ) -> AsyncIterator[multi.Server]:
     timeouts = {"resume_timeout": resume_timeout, "abandon_timeout": abandon_timeout}
-    server = await multi.start_server(seen.on_client, WAY.server(multi_config=timeouts))
+    server = await multi.start_server(seen.on_client, way.server(multi_config=timeouts))
     try:
         yield server
     finally:
@@ -251,13 +272,15 @@ async def tapped(port: int, heard: bytearray) -> AsyncIterator[int]:
         server.close()
 
 
-async def forked(leave: str, says: bytes, look: Callable[[multi.Server, bytes], Awaitable[T]]) -> T:
+async def forked(leave: str, says: bytes, look: Callable[[multi.Server, bytes], Awaitable[T]], way: Way = WAY) -> T:
     """What can be seen when a child of the client's process, forked in the middle of a session, has ended."""
     heard = bytearray()
     async with (
-        serving(Seen()) as server,
-        tapped(server.port, heard) as port,
-        program(f"forks({port}, {leave}, {says!r})") as client,
+        serving(Seen(), way=way) as server,
+        tapped(server.port, heard) as tap,
+        program(
+            f"forks({tap if way is WAY else server.port}, {leave}, {says!r}, {str(way.certificates)!r}, {way.name!r})"
+        ) as client,
     ):
         assert client.stdout is not None
         given(await client.stdout.readline() == b"left\n")
@@ -285,19 +308,26 @@ def test_a_forked_child_that_leaves_without_cleaning_up_does_no_harm() -> None:
     assert run(forked("os._exit", b"", lives_on))
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a forked child that ends closes the session its parent goes on using"
-)
-def test_a_forked_child_that_ends_leaves_the_session_of_its_parent_alone() -> None:
-    assert run(forked("sys.exit", b"", lives_on))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forked_child_that_ends_leaves_the_session_of_its_parent_alone(way: str, tmp_path: Path) -> None:
+    write_development_certificates(tmp_path, [])
+    assert run(forked("sys.exit", b"more", lives_on, Way(tmp_path, way)))
+
+
+def test_a_forked_child_cannot_go_on_with_the_session_of_its_parent() -> None:
+    async def scenario() -> int | None:
+        seen = Seen()
+        async with serving(seen) as server, program(f"goes_on_in_a_child({server.port})") as client:
+            status = await client.wait()
+            given(seen.size == 0, seen.size)
+            return status
+
+    assert run(scenario()) == 0
 
 
 def test_no_record_is_read_with_the_key_of_another_when_a_child_leaves_without_cleaning_up() -> None:
     assert run(forked("os._exit", SECRET, opened_by_a_listener)) == []
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a forked child that ends uses the key and nonce its parent uses, too"
-)
 def test_no_record_is_read_with_the_key_of_another_when_a_forked_child_ends() -> None:
     assert run(forked("sys.exit", SECRET, opened_by_a_listener)) == []

@@ -6,6 +6,7 @@ connection only after its draining period. Those facts are read here.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
 from aioquic.quic.stream import QuicStream, QuicStreamSender
-from aioquic.tls import Alert, Group, verify_certificate
+from aioquic.tls import Alert, Direction, Epoch, Group
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
@@ -31,6 +32,7 @@ from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.verification import verify
 
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
@@ -41,6 +43,10 @@ SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; dat
 MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
 MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
+
+
+_SILENT = logging.Logger("aioquic", logging.CRITICAL + 1)
+"""Takes what aioquic logs, with the words of strangers in it: why a connection ends is told to who holds it."""
 
 
 class _Frames(dict[int, Any]):
@@ -79,8 +85,9 @@ class _Ranges(RangeSet):
 class _Connection(QuicConnection):
     """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
 
-    It can ask the client for a certificate, which aioquic does only in its own tests. A client makes a key for each
-    group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest of its first flight.
+    It judges certificates as TLS does, and can ask a client for one, which aioquic does only in its tests. A client
+    makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest
+    of its first flight.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -144,10 +151,20 @@ class _Connection(QuicConnection):
         for stream in self._crypto_streams.values():
             self._bound_gaps(stream)
         if self._is_client:
+            self.tls.update_traffic_key_cb = self._install
             known = self.tls._supported_groups
             self.tls._supported_groups = [group for group in OFFERED_GROUPS if group in known]
         elif self._configuration.cadata:
             self.tls._request_client_certificate = True
+
+    def _install(self, direction: Direction, epoch: Epoch, cipher_suite: Any, secret: bytes) -> None:
+        # The first secret of the application's keys: the server has proved that it holds the key of its certificate,
+        # and our Finished is not made yet.
+        issuers, tls = self._configuration.cadata, self.tls
+        if epoch is Epoch.ONE_RTT and direction is Direction.DECRYPT and issuers:
+            assert tls._peer_certificate is not None  # a server without one does not come so far
+            verify(tls._peer_certificate, tls._peer_certificate_chain, issuers, self._configuration.server_name)
+        self._update_traffic_key(direction, epoch, cipher_suite, secret)
 
 
 class _Pacer(QuicPacketPacer):
@@ -173,17 +190,17 @@ class Engine(QuicEngine):
     ) -> None:
         size = min(datagram_size, MAX_DATAGRAM)
         super().__init__(configuration, size, original_id, retry_id)
+        self._connection._logger = _SILENT
         self._loss: QuicPacketRecovery = self._connection._loss
         self._loss._pacer = _Pacer(max_datagram_size=size)
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
-        verify_mode = None if common["cadata"] else ssl.CERT_NONE
         return QuicConfiguration(
             congestion_control_algorithm=quic.congestion,
             max_data=FIRST_WINDOW,
             max_stream_data=FIRST_WINDOW,
-            verify_mode=verify_mode,
+            verify_mode=ssl.CERT_NONE,  # `_Connection` verifies
             **common,
         )
 
@@ -203,8 +220,8 @@ class Engine(QuicEngine):
         if tls._peer_certificate is None:
             raise TransportError("the client showed no certificate")
         try:
-            verify_certificate(tls._peer_certificate, tls._peer_certificate_chain, cadata=tls._cadata)
-        except (Alert, ValueError) as error:
+            verify(tls._peer_certificate, tls._peer_certificate_chain, tls._cadata)
+        except Alert as error:
             raise refused("the client", fault_of(str(error))) from error
 
     def has_stream(self, stream_id: int) -> bool:

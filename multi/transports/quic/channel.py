@@ -16,7 +16,7 @@ from typing import Protocol
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
 
-from multi.errors import TransportError
+from multi.errors import TransportError, printable
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
@@ -533,7 +533,7 @@ _TLS_ALERTS = {
 
 def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
-    code, said = closing.error_code, closing.reason_phrase
+    code, said = closing.error_code, printable(closing.reason_phrase)
     if code == QuicErrorCode.NO_ERROR:
         return None
     if closing.frame_type is None:

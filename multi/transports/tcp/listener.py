@@ -24,6 +24,7 @@ from multi.transports.sockets import (
     LISTEN_BACKLOG,
     format_address,
     is_loopback,
+    ours,
     ready,
     send_unpaced,
     transport_error,
@@ -116,7 +117,7 @@ class StreamListener:
                 self._wait(error)
                 return
             sock.setblocking(False)
-            self._accepted(sock, unmapped(address[0]))
+            self._accepted(ours(sock), unmapped(address[0]))
 
     def _wait(self, error: OSError) -> None:
         if is_exhaustion(error):
