@@ -103,3 +103,8 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     # difflib takes quadratic time: only the beginning of a long word is compared.
     close = difflib.get_close_matches(word[:64].casefold(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else ""
+
+
+def printable(text: str) -> str:
+    """`text` without characters that would steer a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 from multi.config import Config, load_config
-from multi.errors import ConfigError, MultiError
+from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
 from multi.lab.files.progress import Progress, summary
-from multi.lab.files.protocol import FileRefused, Problem, printable
+from multi.lab.files.protocol import FileRefused, Problem
 
 STANDARD_OUTPUT = Path("-")
 GO_ON = "the same command goes on from there"

@@ -53,6 +53,9 @@ def make_parser() -> argparse.ArgumentParser:
     show = "show the interfaces of this machine and what a session can do with them"
     _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", show)
 
+    psk = _add(commands, "psk", "multi.cli.psk:run_psk", "make a pre-shared key: a line for the file of auth.psk_file")
+    psk.add_argument("name", metavar="NAME", nargs="?", default="default", help="its name (default: default)")
+
     put = _add(commands, "put", "multi.cli.copy:run_put", "store a file on the server over all connections", CLIENT)
     put.add_argument("file", metavar="FILE", type=Path, help="the file")
     put.add_argument("--as", metavar="NAME", dest="name", help="its name on the server (default: the same)")

@@ -64,7 +64,6 @@ def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
 # --- messages ---
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a line of the QUIC engine stands before the error")
 def test_an_error_comes_without_lines_of_the_quic_engine(files: Files, port: int) -> None:
     other = run("cert", files.root / "other-certs")
     given(other.returncode == 0, other.stderr)
@@ -137,9 +136,6 @@ def test_checking_a_configuration_calls_no_function_it_names(
     assert foreign("os:abort").returncode in (0, 1, 2)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="nobody looks who else may read or change the private key of a server"
-)
 def test_a_private_key_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
     files = Files(tmp_path)
     config = files.server_config()

@@ -19,8 +19,8 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from multi.errors import MultiError
-from multi.lab.files.protocol import LineReader, printable
+from multi.errors import MultiError, printable
+from multi.lab.files.protocol import LineReader
 
 PROTOCOL = 1
 LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of MAX_SECONDS in intervals of 0.1 s

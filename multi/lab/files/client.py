@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 from multi.asyncio.client import ConfigLike, connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
-from multi.errors import MultiError, RemoteProtocolError, SessionLost
+from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     LINE_LIMIT,
@@ -31,7 +31,6 @@ from multi.lab.files.protocol import (
     Sending,
     Stored,
     encode,
-    printable,
     read_message,
 )
 from multi.lab.files.tree import NAME_LIMIT, FileLocation, allowed_mode, refused

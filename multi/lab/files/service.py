@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from multi.asyncio.streams import SessionReader, SessionWriter
-from multi.errors import MultiError, RemoteProtocolError, SessionLost
+from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
 from multi.lab.files.blocks import Prefixes, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     Begin,
@@ -25,7 +25,6 @@ from multi.lab.files.protocol import (
     Stored,
     encode,
     pack_length,
-    printable,
     read_message,
     refusal_of,
 )

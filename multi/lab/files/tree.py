@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from multi.lab.files.protocol import FileRefused, Problem, printable
+from multi.errors import printable
+from multi.lab.files.protocol import FileRefused, Problem
 
 NAME_LIMIT = 255  # bytes of a component, NAME_MAX of Linux's file systems
 PATH_LIMIT = 4096  # bytes, PATH_MAX
