@@ -53,8 +53,7 @@ class _PendingConnection:
         """What has come on the others."""
         self._held = 0
         self._answered = False
-        timeout = server.admission.handshake_timeout
-        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
+        self._start_clock()
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
@@ -84,7 +83,14 @@ class _PendingConnection:
     def connection_lost(self, error: TransportError | None) -> None:
         self.leave()
 
+    def _start_clock(self) -> None:
+        timeout = self._server.admission.handshake_timeout
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
+
     def _too_slow(self, timeout: float) -> None:
+        if self._server.admission.owes(self):  # it waits for us
+            self._start_clock()
+            return
         self._server.admission.report("handshake_timeout", self.host)
         self.drop(f"no segment within {timeout:g} s")
 
@@ -320,7 +326,7 @@ class Server:
                 return None
             return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
         found = self._table.route(first, source)
-        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, source):
+        while isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.host):
             found = self._table.route(first, source)
         if isinstance(found, SessionDriver):
             session_id, nonce = found.core.session_id, join_nonce(first)

@@ -414,13 +414,14 @@ class Limits(Section):
 
     max_sessions: Annotated[Count, Side.SERVER] = 10_000
     """Sessions of a server at the same time. Default 10000: more than one process serves well."""
-    max_sessions_per_source: Annotated[Count, Side.SERVER] = 64
-    """Sessions from one source (IPv4 /24, IPv6 /56). Default 64: an office behind one address, and no flood."""
-    max_unauthenticated: Annotated[Count, Side.SERVER] = 1024
-    """Connections of a server that have not proved anything yet. Default 1024: they are short-lived; when
-    full, the oldest of the busiest address of the busiest source goes first."""
-    max_unauthenticated_per_source: Annotated[Count, Side.SERVER] = 32
-    """The same from one source. Default 32: several clients may start together, one cannot fill the table."""
+    max_sessions_per_source: Annotated[Count, Side.SERVER] = 2500
+    """Sessions from one source (IPv4 /24, IPv6 /56); beyond that its own longest idle one goes. One source may take
+    the same share of `max_memory`, at least a quarter. Default 2500: many behind one address, and never all."""
+    max_unauthenticated: Annotated[Count, Side.SERVER] = 4096
+    """Connections of a server that have not said which session they want, and as many sessions that nobody has
+    confirmed. Default 4096: they are short-lived, and the busiest source goes first."""
+    max_unauthenticated_per_source: Annotated[Count, Side.SERVER] = 1024
+    """The same from one source. Default 1024: after a restart all come at once, also from behind one address."""
     handshake_timeout: Annotated[float, Range(0.1, 300.0)] = 5.0
     """Seconds each step of a connection's handshake may take: TLS or QUIC, the first segment, the proof. Default 5:
     three retransmissions on a slow mobile network."""

@@ -654,6 +654,11 @@ class SessionCore(SessionBase):
         return self.sender.used + self.sender.reinjected_bytes + sum(c.sampled_acked for c in self.connections.values())
 
     @property
+    def moved_at(self) -> float:
+        """When bytes of the application last made progress, in or out; in the beginning, when the session was made."""
+        return max(self.receiver.moved_at, self.sender.moved_at)
+
+    @property
     def at_rest(self) -> bool:
         """Nothing is on its way or waits to be: what the transports tell now can change nothing."""
         return (
