@@ -65,7 +65,7 @@ def test_names_lead_into_existing_subdirectories_only(files: Files, port: int) -
     (files.here / "f").write_bytes(b"x")
     assert run("put", config, files.here / "f", "--as", "sub/f").returncode == 0
     assert (files.served / "sub" / "f").read_bytes() == b"x"
-    assert run("get", config, "sub/f", cwd=files.here).returncode == 0
+    assert run("get", config, "sub/f", "--force", cwd=files.here).returncode == 0
     missing = run("put", config, files.here / "f", "--as", "other/f")
     assert (missing.returncode, "there is no directory other" in missing.stderr) == (1, True)
 

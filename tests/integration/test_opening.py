@@ -182,8 +182,11 @@ def http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+    with suppress(ConnectionError):
+        await reader.read()
+    writer.close()
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
