@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import TextIO
 
 from rich.console import Console
 
-from multi.config import load_config
+from multi.config import Config, load_config
 from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
 from multi.lab.files.progress import Progress, summary
@@ -24,6 +28,8 @@ Copy = Callable[[OnProgress], Awaitable[Copied]]
 def run_get(config: str, name: str, output: Path | None) -> int:
     """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise."""
     loaded = load_config(config)
+    if output == Path("-"):
+        return _print(loaded, name)
     last = PurePosixPath(name).name
     target = output if output is not None else Path(last)
     if output is not None and output.is_dir():
@@ -39,6 +45,16 @@ def run_get(config: str, name: str, output: Path | None) -> int:
     return _run(lambda progress: get_file(loaded, name, target, progress=progress), hint)
 
 
+def _print(config: Config, name: str) -> int:
+    """To standard output, once all of it has come and is verified."""
+    with TemporaryDirectory() as directory:
+        target = Path(directory) / "file"
+        code = _run(lambda progress: get_file(config, name, target, progress=progress), lambda _: "", sys.stderr)
+        with target.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    return code
+
+
 def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
     """Store a file. Returns 0, or 130 when interrupted; raises otherwise."""
     loaded = load_config(config)
@@ -52,8 +68,8 @@ def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
     return _run(copy, hint)
 
 
-def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
-    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True))
+def _run(copy: Copy, hint: Callable[[Transfer | None], str], shown_on: TextIO | None = None) -> int:
+    progress = Progress(Console(file=shown_on, highlight=False, markup=False, soft_wrap=True))
 
     async def run() -> Copied:
         # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
@@ -70,5 +86,5 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
         if not useless and (text := hint(progress.transfer)):
             error.add_note(text)
         raise
-    print("\n".join(summary(copied)))
+    print("\n".join(summary(copied)), file=shown_on)
     return 0
