@@ -7,7 +7,7 @@
     |- TransportError         (OSError)          one transport connection failed
     |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
     |- SessionRefused         (ConnectionError)  the server said no
-    `- SessionLost            (ConnectionError)  the session ended before everything arrived
+    `- SessionLost            (ConnectionResetError)  the session ended before everything arrived
        `- StreamReset                            one stream was reset; the session lives on
 
 "You misused me" and "the peer misbehaved" are different exceptions, as in h11.
@@ -78,7 +78,7 @@ class SessionRefused(_SessionError):
     """The server refused the session; `reason` says why."""
 
 
-class SessionLost(_SessionError):
+class SessionLost(_SessionError, ConnectionResetError):
     """The session ended before everything arrived; `reason` says why."""
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from ipaddress import IPv6Address, ip_address, ip_network
 from math import inf
+from time import monotonic
 from typing import Generic, TypeVar
 
 from multi.asyncio.driver import SessionDriver
@@ -37,6 +38,7 @@ MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO woul
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
+TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
 
 NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer"}
@@ -204,6 +206,10 @@ class Admission(AdmissionControl):
         self._log = LimitLog(self._loop.time)
         self._half_open: BySource[Hashable] = BySource()
         self._drops: dict[Hashable, Callable[[str], None]] = {}
+        self._waiting: BySource[Hashable] = BySource()
+        """Those for whose peers something is to be done."""
+        self._works: dict[Hashable, Callable[[], None]] = {}
+        self._turn: asyncio.Handle | None = None
         self._accounts: dict[SessionDriver, _Account] = {}
         self._unconfirmed: BySource[SessionDriver] = BySource()
         self._detached: BySource[SessionDriver] = BySource()
@@ -226,9 +232,10 @@ class Admission(AdmissionControl):
         self._log.hit(limit, source_of(host) if host else "this process")
 
     def stop(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        for handle in (self._sweeper, self._turn):
+            if handle is not None:
+                handle.cancel()
+        self._sweeper = self._turn = None
 
     # --- half-open connections, from accepting them until their peers have proved themselves ---
 
@@ -249,8 +256,23 @@ class Admission(AdmissionControl):
         drop("too many connections have not proved themselves")
 
     def settled(self, connection: Hashable) -> None:
-        self._half_open.discard(connection)
-        self._drops.pop(connection, None)
+        for places in (self._half_open, self._waiting):
+            places.discard(connection)
+        for known in (self._drops, self._works):
+            known.pop(connection, None)
+
+    def in_turn(self, connection: Hashable, host: str, work: Callable[[], None]) -> None:
+        """TLS handshakes and first segments cost a millisecond: in a flood its sources take turns."""
+        self._works[connection] = work
+        self._waiting.add(connection, host)
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        until = monotonic() + TURNS_TIME
+        while len(self._waiting) and monotonic() < until:
+            self._works.pop(self._waiting.next())()
+        self._turn = self._loop.call_soon(self._take_turns) if len(self._waiting) else None
 
     def crowded(self, host: str) -> bool:
         """Half of what may be half open from where `host` is, is."""

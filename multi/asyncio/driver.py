@@ -13,6 +13,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 from typing import assert_never
 from weakref import WeakSet
 
@@ -42,7 +43,7 @@ from multi.events import (
 from multi.protocol.connection import Connection
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
+from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport
 from multi.transports.sockets import close_in_child
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
@@ -80,19 +81,40 @@ _living: WeakSet[SessionDriver] = WeakSet()
 class _Link:
     """A channel's sink: translates its callbacks into inputs of the core."""
 
-    __slots__ = ("_driver", "channel", "id")
+    __slots__ = ("_driver", "_end", "_going_on", "channel", "id")
 
     def __init__(self, driver: SessionDriver, connection: ConnectionId, channel: Channel) -> None:
         self._driver = driver
         self.id = connection
         self.channel = channel
+        self._going_on = False
+        self._end: tuple[TransportError | None] | None = None
+        """Why the connection ended, until all that came on it has been taken."""
+
+    @property
+    def behind(self) -> bool:
+        return self._driver.core.behind(self.id)
 
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
+        until = monotonic() + READ_TIME
         try:
-            driver.core.receive(self.id, data, lane, now=driver.loop.time())
+            driver.core.receive(self.id, data, lane, now=driver.loop.time(), enough=lambda: monotonic() >= until)
         except Exception as error:
             driver.fail(error)
+            return
+        if self.behind and not self._going_on:
+            self._going_on = True
+            driver.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Another turn of the event loop for what took too long for one."""
+        self._going_on = False
+        self.data_received(memoryview(b""), 0)
+        if self._end is not None:
+            self.connection_lost(*self._end)
+        else:
+            self.batch_finished()
 
     def batch_finished(self) -> None:
         driver = self._driver
@@ -103,6 +125,9 @@ class _Link:
 
     def connection_lost(self, error: TransportError | None) -> None:
         driver = self._driver
+        if self.behind:
+            self._end = (error,)
+            return
         driver.links.pop(self.id, None)
         driver.released(self)
         failure = Reason(Cause.TRANSPORT, str(error)) if error else None
@@ -121,6 +146,8 @@ class SessionDriver:
         self.closed_error: MultiError | None = None
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
+        self.dial_errors: set[int | None] = set()
+        """`errno` of every dial that failed."""
         self._settings = settings
         self.send_buffer = send_buffer
         self.on_opened: Callable[[SessionDriver], None] = _ignore
@@ -375,7 +402,9 @@ class SessionDriver:
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)
-            answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
+            code = error.errno if isinstance(error, OSError) else None
+            self.dial_errors.add(code)
+            answered = code not in UNANSWERED
             reason = Reason(Cause.TRANSPORT, str(error) or repr(error))
             self.core.attempt_failed(connection, reason, answered=answered, now=self.loop.time())
             self.pump()

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import TextIO
 
 from rich.console import Console
 
@@ -19,16 +18,20 @@ from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, parti
 from multi.lab.files.progress import Progress, summary
 from multi.lab.files.protocol import FileRefused, Problem
 
+STANDARD_OUTPUT = Path("-")
 GO_ON = "the same command goes on from there"
 USELESS = (Problem.NOT_FOUND, Problem.FORBIDDEN, Problem.EXISTS, Problem.BAD_REQUEST, Problem.DAMAGED)
 
 Copy = Callable[[OnProgress], Awaitable[Copied]]
 
 
-def run_get(config: str, name: str, output: Path | None) -> int:
-    """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise."""
+def run_get(config: str, name: str, output: Path | None, *, force: bool) -> int:
+    """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise.
+
+    A file that was named as `output` is replaced, one that only has the same name wants `force`.
+    """
     loaded = load_config(config)
-    if output == Path("-"):
+    if output == STANDARD_OUTPUT:
         return _print(loaded, name)
     last = PurePosixPath(name).name
     target = output if output is not None else Path(last)
@@ -42,14 +45,15 @@ def run_get(config: str, name: str, output: Path | None) -> int:
         size = kept.stat().st_size if kept.exists() else 0
         return f"{size} bytes are kept in {printable(str(kept))}, {GO_ON}" if size else ""
 
-    return _run(lambda progress: get_file(loaded, name, target, progress=progress), hint)
+    named = target == output
+    return _run(lambda progress: get_file(loaded, name, target, force=force or named, progress=progress), hint)
 
 
 def _print(config: Config, name: str) -> int:
-    """To standard output, once all of it has come and is verified."""
-    with TemporaryDirectory() as directory:
+    """Write a file to standard output: not a byte before all of it has come and is verified."""
+    with TemporaryDirectory(prefix="multi-get-") as directory:
         target = Path(directory) / "file"
-        code = _run(lambda progress: get_file(config, name, target, progress=progress), lambda _: "", sys.stderr)
+        code = _run(lambda progress: get_file(config, name, target, progress=progress), lambda _: "", stderr=True)
         with target.open("rb") as file:
             shutil.copyfileobj(file, sys.stdout.buffer)
     return code
@@ -68,8 +72,9 @@ def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
     return _run(copy, hint)
 
 
-def _run(copy: Copy, hint: Callable[[Transfer | None], str], shown_on: TextIO | None = None) -> int:
-    progress = Progress(Console(file=shown_on, highlight=False, markup=False, soft_wrap=True))
+def _run(copy: Copy, hint: Callable[[Transfer | None], str], *, stderr: bool = False) -> int:
+    """Copy, and say how it goes on standard output or `stderr`."""
+    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True, stderr=stderr))
 
     async def run() -> Copied:
         # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
@@ -86,5 +91,5 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str], shown_on: TextIO | 
         if not useless and (text := hint(progress.transfer)):
             error.add_note(text)
         raise
-    print("\n".join(summary(copied)), file=shown_on)
+    print("\n".join(summary(copied)), file=sys.stderr if stderr else sys.stdout)
     return 0

@@ -35,7 +35,7 @@ from multi.paths.manager import NETWORK_GONE, PathManager
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.dispatch import Incoming
+from multi.protocol.dispatch import Incoming, never
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.payloads import (
@@ -165,15 +165,27 @@ class SessionCore(SessionBase):
         self.notify(created.changed())
         self._auth.opened(created, now)
 
-    def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
-        """Bytes of one lane have come, in order."""
+    def receive(
+        self,
+        connection: ConnectionId,
+        data: memoryview,
+        lane: int = 0,
+        *,
+        now: float,
+        enough: Callable[[], bool] = never,
+    ) -> None:
+        """Bytes of one lane have come, in order.
+
+        Asked after each segment, `enough` says whether the others have to wait. While the session is `behind` with them
+        it goes on with each call, also with one that brings nothing.
+        """
         self.now = now
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
         found.bytes_received += len(data)
         try:
-            self._incoming.receive(found, data, lane, now)
+            self._incoming.receive(found, data, lane, now, enough)
         except RemoteProtocolError as error:
             self.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
@@ -181,6 +193,11 @@ class SessionCore(SessionBase):
                 if not found.authenticated and not found.answered and self.side is Side.CLIENT:
                     reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
                 self.disconnect(found, reason, abort=True)
+
+    def behind(self, connection: ConnectionId) -> bool:
+        """Whether bytes that have come on it wait for the next `receive`."""
+        found = self.connections.get(connection)
+        return found is not None and found.alive and found.behind
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
@@ -700,7 +717,6 @@ class SessionCore(SessionBase):
         if self.side is Side.SERVER:
             connection.allowance = None
         self._auth.hand_out_tickets(connection)
-        self._incoming.release_held(connection, self.now)
 
     def start_over(self, connection: Connection) -> None:
         connection.unprotect()

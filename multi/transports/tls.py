@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from multi.transports.sockets import ours, ready, transport_error
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
+RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
 WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
 
 _NO_TLS = "the peer does not speak TLS"
@@ -123,11 +124,21 @@ def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer:
     )
 
 
-async def handshake(sock: ssl.SSLSocket, peer: str) -> None:
-    """Raises TransportError in words, in which `peer` names the other side; cancelling is safe."""
+async def at_once(step: Callable[[], None]) -> None:
+    """Nobody else waits."""
+    step()
+
+
+async def handshake(
+    sock: ssl.SSLSocket, peer: str, take: Callable[[Callable[[], None]], Awaitable[None]] = at_once
+) -> None:
+    """Raises TransportError in words, in which `peer` names the other side; cancelling is safe.
+
+    `take` takes a step, which may cost a millisecond, when it may.
+    """
     while True:
         try:
-            sock.do_handshake()
+            await take(sock.do_handshake)
             break
         except ssl.SSLWantReadError:
             writing = False
@@ -191,12 +202,14 @@ class TlsStream:
             return self._sock.recv_into(buffer)  # TLS is over: the rest is only thrown away, still encrypted
         total = 0
         try:
-            while total < len(buffer):
+            for _ in range(RECORDS_PER_READ):
                 size: Any = self._sock.read(len(buffer) - total, buffer[total:])  # an int
                 if not size:
                     self._ended = True
                     break
                 total += size
+                if total == len(buffer):
+                    break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not total:
                 raise BlockingIOError from None

@@ -11,7 +11,7 @@ message follows: `end`, or `refusal` when the rest will not come.
            server  sending {size, offset, mode}          offset as asked when the hash fits, otherwise 0
                    blocks from offset to size, end {sha256}
     put    client  put {name, size, mode, force}
-           server  receiving {offset, prefix_sha256}     what it kept from an earlier try
+           server  receiving {offset, prefix_sha256}     what it kept of this client's earlier try
            client  begin {offset}                        that offset when the hash fits, otherwise 0
                    blocks from offset to size, end {sha256}
            server  stored {size, sha256}                 on disk, under its name

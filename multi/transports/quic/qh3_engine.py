@@ -20,7 +20,7 @@ from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
 from multi.errors import TransportError
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH, QuicEngine, RoundTrips, third_party
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.transports.quic.verification import verify
@@ -127,6 +127,8 @@ class Engine(QuicEngine):
             )
         return QuicConfiguration(
             initial_rtt=INITIAL_RTT,
+            max_data=RECEIVE_WINDOW,
+            max_stream_data=RECEIVE_WINDOW,
             probe_datagram_size=False,
             verify_mode=ssl.CERT_NONE,  # `_Connection` does it
             **common,
