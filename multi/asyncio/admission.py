@@ -5,20 +5,22 @@ Decides who has to go or to wait when a limit of `limits` is reached, and report
 through `multi.transports.base.AdmissionControl`; what one connection may send is bounded by the core, which reports
 here.
 
-Strangers are counted by source (IPv4 /24, IPv6 /56) and by address in it. When too many connections are half open (the
-peer has proved nothing yet), the oldest one of the busiest address of the busiest source goes first, so that one source
-cannot crowd out the others, nor one address its neighbours, and who proves himself at once gets in.
+Everybody is counted by source (IPv4 /24, IPv6 /56), and strangers by address in it. When too many connections have not
+said HELLO, the oldest one of the busiest address of the busiest source goes first, so that one source cannot crowd out
+the others, nor one address its neighbours. Whose HELLO has been answered believes to have a session: he goes only after
+`GRACE` without progress, and until somebody may go, newcomers are told that the server is busy. What is hostile goes
+before what is many, and when one source has its share, its own longest idle session goes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
 from time import monotonic
 from typing import Generic, TypeVar
@@ -27,6 +29,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
 from multi.protocol.receive_stream import Window
+from multi.protocol.state import SessionState
 from multi.reasons import Cause, Reason
 from multi.transports.base import AdmissionControl
 from multi.types import ConnectionId, ConnectionState
@@ -36,7 +39,11 @@ logger = logging.getLogger("multi.server")
 LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
+MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
+AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
+SOURCE_SHARE = 0.25  # of the memory one source may take; as much as of the sessions, where that is more
+GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
@@ -68,12 +75,15 @@ def source_of(host: str) -> str:
 @lru_cache(maxsize=4096)  # asked several times for each connection
 def place_of(host: str) -> tuple[str, str]:
     """(source, address in it): an address is an IPv4 address or an IPv6 /64, of which each device may use all."""
-    address = ip_address(host.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    address = _address(host)
     if address.version == 4:
         return str(ip_network((address, 24), strict=False)), str(address)
     return str(ip_network((address, 56), strict=False)), str(ip_network((address, 64), strict=False))
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    address = ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 class _Ranking:
@@ -120,6 +130,9 @@ class BySource(Generic[T]):
     def __len__(self) -> int:
         return len(self._places)
 
+    def __contains__(self, member: T) -> bool:
+        return member in self._places
+
     def add(self, member: T, host: str) -> None:
         if member in self._places:
             return
@@ -140,8 +153,20 @@ class BySource(Generic[T]):
             del self._members[source]
         self._ranking.change(source, -1)
 
+    def members(self, source: str) -> list[T]:
+        return [member for members in self._members.get(source, {}).values() for member in members]
+
     def count(self, source: str) -> int:
         return self._ranking.counts.get(source, 0)
+
+    def crowds_out(self, member: T, host: str) -> bool:
+        """Where `member` is from there would still be twice as many as where `host` is: of its source, or address."""
+        source, address = self._places[member]
+        other, beside = place_of(host)
+        if source != other:
+            return self.count(source) > 2 * self.count(other) + 1
+        addresses = self._members[source]
+        return address != beside and len(addresses[address]) > 2 * len(addresses.get(beside, ())) + 1
 
     def oldest(self, source: str = "") -> T | None:
         """The first that came from the busiest address of `source`; without one, of the busiest source."""
@@ -188,7 +213,7 @@ class _Account:
     """What is known of one session."""
 
     source: str
-    """Where its first HELLO came from."""
+    """Where its first HELLO came from, and whose share it takes."""
     host: str = ""
     """The address it was last active from."""
     hosts: dict[ConnectionId, str] = field(default_factory=dict)
@@ -199,8 +224,9 @@ class _Account:
 class Admission(AdmissionControl):
     """Owned by a server. Its methods are called in the order of a session's life: by listeners, then by the server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, proxies: Iterable[str] = ()) -> None:
         super().__init__(limits.handshake_timeout)
+        self._proxies = [ip_network(proxy) for proxy in proxies]
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._log = LimitLog(self._loop.time)
@@ -211,13 +237,16 @@ class Admission(AdmissionControl):
         self._works: dict[Hashable, Callable[[], None]] = {}
         self._turn: asyncio.Handle | None = None
         self._accounts: dict[SessionDriver, _Account] = {}
+        self._sessions: defaultdict[str, dict[SessionDriver, None]] = defaultdict(dict)
+        """By source."""
         self._unconfirmed: BySource[SessionDriver] = BySource()
         self._detached: BySource[SessionDriver] = BySource()
         self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
-        self._windows = 0
-        """What all living sessions' windows allow their peers to send."""
-        self._kept = 0
-        """Bytes kept for peers, as of the last time they were added up."""
+        self._memory_share = max(SOURCE_SHARE, min(1.0, limits.max_sessions_per_source / limits.max_sessions))
+        self._windows: Counter[str] = Counter()
+        """What living sessions' windows allow their peers to send, by source; of all under the empty name."""
+        self._kept: Counter[str] = Counter()
+        """Bytes kept for peers, as of the last time they were added up, by the same names."""
         self._kept_until = -inf
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
@@ -268,6 +297,10 @@ class Admission(AdmissionControl):
         if self._turn is None:
             self._turn = self._loop.call_soon(self._take_turns)
 
+    def owes(self, connection: Hashable) -> bool:
+        """Its turn has not come yet."""
+        return connection in self._waiting
+
     def _take_turns(self) -> None:
         until = monotonic() + TURNS_TIME
         while len(self._waiting) and monotonic() < until:
@@ -280,26 +313,67 @@ class Admission(AdmissionControl):
 
     # --- sessions ---
 
-    def make_room(self, limit: str, source: str) -> bool:
-        """A new session meets `limit`: let the oldest unconfirmed one go that counts for it, if there is one."""
+    def full(self, source: str) -> tuple[str, str] | None:
+        """The limit that leaves no room for a new session from `source`, and why; None = there is room."""
+        limits = self._limits
+        for limit, count, most in (
+            ("max_unauthenticated", len(self._unconfirmed), limits.max_unauthenticated),
+            ("max_unauthenticated_per_source", self._unconfirmed.count(source), limits.max_unauthenticated_per_source),
+        ):
+            if count >= most:
+                return limit, f"{count} sessions are not confirmed"
+        for place in ("", source):
+            if self._taken(place) >= self._most(place):
+                who = place or "all sources"
+                return "max_memory", f"sessions of {who} take {self._taken(place)} of {self._most(place)} bytes"
+        return None
+
+    def make_room(self, limit: str, host: str) -> bool:
+        """A new session from `host` meets `limit`: have another one go for it, if one may, until there is room."""
+        source = source_of(host)
         self._log.hit(limit, source)
-        driver = self._unconfirmed.oldest(source if limit == "max_sessions_per_source" else "")
+        beyond = source if limit == "max_sessions_per_source" else ""  # who has more than his share
+        if limit == "max_memory":
+            heaviest = max((source, *self._sessions), key=self._taken)
+            beyond = next((place for place in (source, heaviest) if self._taken(place) >= self._most(place)), "")
+        driver = self._longest_idle(beyond) if beyond else self._never_confirmed(limit, host)
         if driver is None:
             return False
-        self._drop(driver, list(driver.core.connections), f"never confirmed, and others wait ({limit})")
+        self._kept[""] -= driver.kept_to_send
+        self._kept[self._accounts[driver].source] -= driver.kept_to_send
+        self._end(driver, f"idle for longest of its network, and others wait (limits.{limit})")
         return driver not in self._accounts
 
-    def full(self) -> str:
-        """Why no more sessions are taken: `limits.max_memory` is taken."""
-        most = self._limits.max_memory
-        taken = self._windows + self._kept_to_send()
-        return f"sessions may take {taken} of {most} bytes" if taken >= most else ""
+    def _longest_idle(self, source: str) -> SessionDriver | None:
+        """Who goes when `source` has more than its share: what is hostile, then who is away, then who is idle."""
+        latest = self._loop.time() - GRACE
+        idle = [driver for driver in self._sessions.get(source, ()) if driver.core.moved_at <= latest]
+        return min(idle, key=self._rank, default=None)
+
+    def _rank(self, driver: SessionDriver) -> tuple[int, float]:
+        core = driver.core
+        if not core.confirmed or self._stalls(driver):
+            return 0, core.moved_at
+        return 1 if core.state is SessionState.DETACHED else 2, core.moved_at
+
+    def _never_confirmed(self, limit: str, host: str) -> SessionDriver | None:
+        """Who goes when too many are there of whom nobody is over his share: the oldest that has proved nothing."""
+        driver = self._unconfirmed.oldest(source_of(host) if limit == "max_unauthenticated_per_source" else "")
+        if driver is None:
+            return None
+        crowded_out = self._unconfirmed.crowds_out(driver, host)
+        return driver if crowded_out or driver.core.moved_at <= self._loop.time() - GRACE else None
+
+    def _end(self, driver: SessionDriver, text: str) -> None:
+        driver.core.abort(Reason(Cause.RESOURCE_LIMIT, text), now=driver.now())
+        driver.pump()  # the events this makes count it out
 
     def session_opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
         self._accounts[driver] = _Account(source)
+        self._sessions[source][driver] = None
         receiver = driver.core.receiver
-        self._windows += receiver.window.size
+        self._charge(source, receiver.window.size)
         receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
         driver.on_event = partial(self._event, driver)
         if self._sweeper is None:
@@ -310,7 +384,10 @@ class Admission(AdmissionControl):
         if account is None:
             return
         receiver = driver.core.receiver
-        self._windows -= receiver.window.size
+        del self._sessions[account.source][driver]
+        if not self._sessions[account.source]:
+            del self._sessions[account.source]
+        self._charge(account.source, -receiver.window.size)
         receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
         self._detached.discard(driver)
@@ -349,11 +426,12 @@ class Admission(AdmissionControl):
         account = self._accounts.get(driver)
         if account is None:
             return
-        if not account.hosts and not driver.core.confirmed:
+        first = not account.hosts and not driver.core.confirmed
+        if first:
             self._unconfirmed.add(driver, host)
         account.hosts[connection] = host
         account.pending[connection] = (nonce, source_of(host))
-        if not nonce:  # a JOIN is in no crowd of strangers
+        if not nonce and not first:  # a JOIN is in no crowd of strangers, and the session stands for its first HELLO
             self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
 
     def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
@@ -381,6 +459,7 @@ class Admission(AdmissionControl):
                 self.on_confirmed(driver)
             case SessionDetached():
                 self._detached.add(driver, account.host)
+                self._left(driver, account.host)
                 if len(self._detached) > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
@@ -391,6 +470,20 @@ class Admission(AdmissionControl):
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.discard(driver)
+
+    def _left(self, driver: SessionDriver, host: str) -> None:
+        """A session has lost its last connection. What looks like its client's death may be that of what is between."""
+        if driver.core.left_at is None:
+            return
+        since, fallen = driver.core.left_at - AT_ONCE, [driver]
+        if not any(_address(host) in proxy for proxy in self._proxies):
+            others = self._detached.members(source_of(host))
+            fallen = [d for d in others if d.core.left_at is not None and d.core.left_at >= since]
+            if len(fallen) <= MOST_LEFT:
+                return
+        for fell in fallen:
+            fell.core.wait_for_peer(now=fell.now())
+            fell.pump_soon()
 
     def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
         host = account.hosts.get(event.connection)
@@ -405,33 +498,58 @@ class Admission(AdmissionControl):
         elif event.state is ConnectionState.ACTIVE:
             account.host = host
 
-    # --- memory ---
+    # --- memory: of a source, or of all under the empty name ---
 
-    def _kept_to_send(self) -> int:
+    def _charge(self, source: str, size: int) -> None:
+        for place in ("", source):
+            self._windows[place] += size
+        if not self._windows[source]:
+            del self._windows[source]
+
+    def _most(self, place: str) -> float:
+        return self._limits.max_memory * (self._memory_share if place else 1)
+
+    def _taken(self, place: str = "") -> int:
         now = self._loop.time()
         if now >= self._kept_until:
-            self._kept = sum(driver.kept_to_send for driver in self._accounts)
+            self._kept.clear()
+            for driver, account in self._accounts.items():
+                kept = driver.kept_to_send
+                self._kept[""] += kept
+                self._kept[account.source] += kept
             self._kept_until = now + MEMORY_INTERVAL
-        return self._kept
+        return self._windows[place] + self._kept[place]
 
     def _may_grow(self, window: Window, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
-        most = GROWTH_SHARE * self._limits.max_memory
-        taken = self._windows + size + self._kept_to_send()
-        # Who came first could take all, and what is advertised cannot be taken back.
-        unequal = taken > most * FREE_SHARE and window.size + size > most / len(self._accounts)
-        if taken > most or unequal:
-            self._log.hit("max_memory", source)
-            return False
-        self._windows += size
+        for place, sessions in (("", len(self._accounts)), (source, len(self._sessions[source]))):
+            most = GROWTH_SHARE * self._most(place)
+            taken = self._taken(place) + size
+            # Who came first could take all, and what is advertised cannot be taken back.
+            if taken > most or (taken > most * FREE_SHARE and window.size + size > most / sessions):
+                self._log.hit("max_memory", source)
+                return False
+        self._charge(source, size)
         return True
+
+    def _stalls(self, driver: SessionDriver) -> bool:
+        """Bytes are kept for a client that has taken none for long."""
+        waits = self._loop.time() - driver.core.moved_at
+        return waits >= self._limits.segment_timeout and driver.kept_to_send > 0
 
     # --- progress ---
 
     def _sweep(self) -> None:
-        """Give up connections with a segment that was unfinished at the last look too and has hardly grown since."""
+        """Give up connections with a segment that was unfinished at the last look too and has hardly grown since.
+
+        Where memory is short sessions go whose clients read nothing.
+        """
         timeout = self._limits.segment_timeout
         self._sweeper = self._loop.call_later(timeout, self._sweep)
+        if self._taken() >= GROWTH_SHARE * self._most(""):
+            for driver in [driver for driver in self._accounts if self._stalls(driver)]:
+                self.report("max_memory", self._accounts[driver].host)
+                self._end(driver, f"nothing was read for {timeout:g} s, and memory is short (limits.max_memory)")
         before, self._unfinished = self._unfinished, {}
         for driver, account in list(self._accounts.items()):
             for connection in list(driver.core.connections.values()):

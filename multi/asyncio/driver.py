@@ -12,6 +12,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 from typing import assert_never
@@ -63,11 +64,13 @@ UNANSWERED = frozenset(
         errno.ENOBUFS,
     )
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
+CLOSED_BY_PEER = frozenset((errno.ECONNRESET, errno.EPIPE))
 UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
 FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one was forked from")
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
+EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
 
@@ -130,7 +133,8 @@ class _Link:
             return
         driver.links.pop(self.id, None)
         driver.released(self)
-        failure = Reason(Cause.TRANSPORT, str(error)) if error else None
+        cause = Cause.PEER_CLOSED if error and error.errno in CLOSED_BY_PEER else Cause.TRANSPORT
+        failure = Reason(cause, str(error)) if error else None
         driver.core.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
 
@@ -260,8 +264,9 @@ class SessionDriver:
                 self._notify(effect.event)
             case Dial():
                 task = self.loop.create_task(self._open(effect.connection, effect.candidate))
-                self._dials[effect.connection] = task
-                self.settle_after(task)
+                if not task.done():  # an eager task may be
+                    self._dials[effect.connection] = task
+                    self.settle_after(task)
             case CancelDial():
                 if (dial := self._dials.pop(effect.connection, None)) is not None:
                     dial.cancel()
@@ -371,8 +376,13 @@ class SessionDriver:
         self.links.clear()
         self._left.set()
 
-    def _cut(self) -> None:
-        """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
+    async def _cut(self) -> None:
+        """The event loop shuts down: what was closed may end in order; else the peer is told if a socket takes it."""
+        if self.core.closing and not self.closed.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_LINGER):
+                    await asyncio.shield(self.closed)
+                    await self.settle()
         if not self.closed.done():
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
@@ -560,6 +570,15 @@ class SessionDriver:
         """Let `settle` wait for this."""
         self._unfinished.add(work)
         work.add_done_callback(self._unfinished.discard)
+
+    def forgotten(self) -> None:
+        """Nobody holds the session any more, which may be found out in any thread: end it in order."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        self.core.close(now=self.loop.time())
+        self.pump()
 
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""

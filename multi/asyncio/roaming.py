@@ -69,7 +69,7 @@ class Networks:
         """Find the candidates anew, soon; changes that come meanwhile are not missed."""
         if self._closed:
             return
-        if self._task is not None:
+        if self._task is not None and not self._task.done():  # an eager task is done when we get it
             self._again = True
             return
         self._task = self._driver.loop.create_task(self._look())

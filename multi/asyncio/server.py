@@ -53,8 +53,7 @@ class _PendingConnection:
         """What has come on the others."""
         self._held = 0
         self._answered = False
-        timeout = server.admission.handshake_timeout
-        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
+        self._start_clock()
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
@@ -84,7 +83,14 @@ class _PendingConnection:
     def connection_lost(self, error: TransportError | None) -> None:
         self.leave()
 
+    def _start_clock(self) -> None:
+        timeout = self._server.admission.handshake_timeout
+        self._deadline = asyncio.get_running_loop().call_later(timeout, self._too_slow, timeout)
+
     def _too_slow(self, timeout: float) -> None:
+        if self._server.admission.owes(self):  # it waits for us
+            self._start_clock()
+            return
         self._server.admission.report("handshake_timeout", self.host)
         self.drop(f"no segment within {timeout:g} s")
 
@@ -123,7 +129,7 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, config.listen.proxies if config.listen is not None else ())
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source),
             self._create,
@@ -207,10 +213,11 @@ class Server:
             self._maybe_stop()
 
     async def wait_closed(self) -> None:
-        """Return when the server is closed and its last session has ended."""
+        """Return when the server is closed and its last session has ended: `abort` makes that now.
+
+        Handlers may still wait for something else, as asyncio's may.
+        """
         await self._empty.wait()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
         for driver in list(self._leaving):
             await driver.settle()
 
@@ -248,7 +255,7 @@ class Server:
             driver.core.abort(Reason(Cause.ABORTED, "the server stops"), now=driver.now())
             driver.pump()
 
-    def _cut(self) -> None:
+    async def _cut(self) -> None:
         """The event loop shuts down. The sessions have lifelines of their own."""
         self.close()
         self._stop()
@@ -319,7 +326,7 @@ class Server:
                 return None
             return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
         found = self._table.route(first, source)
-        if isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, source):
+        while isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.host):
             found = self._table.route(first, source)
         if isinstance(found, SessionDriver):
             session_id, nonce = found.core.session_id, join_nonce(first)
@@ -379,7 +386,8 @@ class Server:
         try:
             await coroutine
         except asyncio.CancelledError:
-            session.abort("the server stops")
+            if not session.writer.is_closing():
+                session.abort("the server stops")
             raise
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)

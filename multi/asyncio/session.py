@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import socket
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -38,13 +39,19 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._aborted = False
-        self.reader = SessionReader(driver, STREAM_ZERO, limit)
+        self.reader = SessionReader(driver, STREAM_ZERO, limit, session=self)
         """Reads stream 0."""
         self.writer = SessionWriter(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
         """Writes stream 0."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id.hex()} {self._core.state.value}>"
+
+    def __del__(self) -> None:
+        # Its readers and writers hold it: the application has let go of all of them.
+        if not self._core.closing and self._core.reason is None:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._driver.forgotten()
 
     # --- facts ---
 
@@ -104,7 +111,7 @@ class Session:
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
         return (
-            SessionReader(self._driver, stream, self._limit),
+            SessionReader(self._driver, stream, self._limit, session=self),
             SessionWriter(self._driver, stream, self._extra_info, closes_session=False),
         )
 

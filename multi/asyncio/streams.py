@@ -30,9 +30,11 @@ Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
 class SessionReader:
     """Reads one stream. See `asyncio.StreamReader` for each method."""
 
-    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int, session: object) -> None:
         if limit <= 0:
             raise ValueError("Limit cannot be <= 0")
+        self._session = session
+        """Ends when nobody holds it, so whoever reads does."""
         self._driver = driver
         self._streams = driver.core.streams
         self._stream = stream
@@ -318,9 +320,9 @@ class SessionWriter(asyncio.WriteTransport):
             raise error
 
     def reset(self, code: int = 0) -> None:
-        """Give the stream up at once: the peer's reader raises `StreamReset`."""
-        self._closing = self._ended = True
+        """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
         self._core.reset(self._stream, code, now=self._driver.loop.time())
+        self._closing = self._ended = True
         self._driver.pump_soon()
 
     def abort(self) -> None:

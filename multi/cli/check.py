@@ -73,6 +73,7 @@ async def _client(config: Config) -> bool:
         print(f"warning: {warning}")
     multi = config.multi_config
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
+    print(f"without a network: waits {multi.resume_timeout:g} s, or as long as the server does if that is shorter")
     _show_files(config)
     _show_kernel(config, used)
     for text in _not_permitted(config):

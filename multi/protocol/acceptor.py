@@ -23,7 +23,7 @@ class TableLimits:
     """Most sessions at a time, in all and from one source address."""
 
     sessions: int = 10_000
-    sessions_per_source: int = 64
+    sessions_per_source: int = 2500
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class SessionTable(Generic[T]):
         self,
         limits: TableLimits,
         create: Callable[[SessionId, str], T],
-        full: Callable[[], str] = lambda: "",
+        full: Callable[[str], tuple[str, str] | None] = lambda source: None,
         reset_key: bytes = b"",
     ) -> None:
-        """`full()` says why there is no room for a new session, or returns an empty text."""
+        """`full(source)` says which other limit leaves no room for a new session, and why; None = there is room."""
         self._limits = limits
         self._create = create
         self._full = full
@@ -116,8 +116,8 @@ class SessionTable(Generic[T]):
         if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
             reason = f"{self._limits.sessions_per_source} sessions from {source}"
             return _busy(session_id, "max_sessions_per_source", reason)
-        if reason := self._full():
-            return _busy(session_id, "max_memory", reason)
+        if full := self._full(source):
+            return _busy(session_id, *full)
         session = self._create(session_id, source)
         self._sessions[name] = session
         self._names[session] = name

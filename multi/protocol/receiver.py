@@ -36,6 +36,8 @@ class Receiver:
         self.charged = 0
         """Sum of the highest offsets of all streams: what the peer has used of the session window."""
         self.consumed = 0
+        self.moved_at = now
+        """When bytes of a stream last came in order."""
         self._dirty: dict[StreamId, None] = {}
         self._closed: dict[StreamId, int] = {}
         """Ended streams on which bytes came again: they are acknowledged up to here."""
@@ -62,6 +64,8 @@ class Receiver:
         self._dirty[stream.id] = None
         self._unacked += size
         in_order = stream.next_offset > before
+        if in_order:
+            self.moved_at = now
         if not in_order or gaps:
             # A gap opened or closed, or a repeat came: the sender wants to know soon.
             self._changes += 1

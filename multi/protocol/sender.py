@@ -73,6 +73,8 @@ class Sender:
     _opportunistic_bytes: int = 0
     _backlog: int = 0
     held_back: bool = False
+    moved_at: float = 0.0
+    """When the peer last acknowledged bytes of a stream."""
     """A writer waits until there is room: more bytes are to come than can be seen."""
     _run: int = 0
     """Bytes sent for the first time since writing last paused."""
@@ -127,6 +129,8 @@ class Sender:
         for item in newly:
             stream.rescued(item)
             self._release(item, now)
+        if newly:
+            self.moved_at = now
         grown = ack.window > stream.window
         if grown:
             stream.window = ack.window

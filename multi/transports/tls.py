@@ -6,6 +6,7 @@ Decides what is verified and how application bytes become records. Sockets and e
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import socket
 import ssl
@@ -260,5 +261,5 @@ def _gather(buffers: Sequence[Buffer]) -> Buffer:
 
 def _stream_error(error: ssl.SSLError) -> TransportError:
     if isinstance(error, ssl.SSLEOFError):
-        return TransportError("connection cut off without a TLS goodbye")
+        return TransportError(errno.ECONNRESET, "connection cut off without a TLS goodbye")
     return TransportError(_reason(error))

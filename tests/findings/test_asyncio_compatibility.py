@@ -197,9 +197,6 @@ async def gone_within_a_second(count: Callable[[], int]) -> bool:
     return False
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a session that nobody holds any more lives on at both ends"
-)
 def test_sessions_end_when_nobody_holds_them_any_more() -> None:
     async def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         try:

@@ -197,7 +197,7 @@ def test_sessions_that_are_never_confirmed_make_room(limit: str, development_cer
             await until(lambda: server.statistics[limit] >= 2, "the table is full")
             for left_at_once in strangers[4:]:  # their sessions would wait for them
                 await left_at_once.leave()
-            await gets_in(way, server.port)
+            await gets_in(way, server.port, 10)  # who has just been answered may yet go on
             for stranger in strangers:
                 await stranger.leave()
 
@@ -205,18 +205,55 @@ def test_sessions_that_are_never_confirmed_make_room(limit: str, development_cer
 
 
 @pytest.mark.parametrize("limit", ["max_sessions", "max_sessions_per_source"])
-def test_sessions_that_are_confirmed_stay_and_others_are_refused(limit: str, development_certificates: Path) -> None:
+def test_sessions_that_are_confirmed_stay_and_others_are_refused(
+    limit: str, development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multi.asyncio.admission.GRACE", 60.0)  # none of them is idle for long
+
     async def scenario() -> None:
         way = Way(development_certificates)
         async with serving(way, **{limit: 2}) as (server, _):
             sessions = [await multi.connect(way.client(server.port)) for _ in range(2)]
             for session in sessions:
                 await session.confirmed()
-            with pytest.raises(multi.SessionRefused, match="limit"):
-                await multi.open_connection(way.client(server.port))
+            with pytest.raises(multi.SessionRefused, match=limit):
+                await multi.open_connection(way.client(server.port, multi_config={"open_timeout": 0.3}))
             assert server.statistics[limit] >= 1
             for session in sessions:
                 await session.close()
+
+    run(scenario())
+
+
+def test_a_source_beyond_its_share_loses_its_own_longest_idle_session(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multi.asyncio.admission.GRACE", 0.2)
+
+    async def scenario() -> None:
+        way = Way(development_certificates)
+
+        def at(address: str) -> multi.connect:
+            return multi.connect(way.client(server.port, connection_priority=[["tcp", "ipv4", address]]))
+
+        async with serving(way, max_sessions_per_source=2) as (server, inbox), at(ELSEWHERE) as other:
+            ends = [await inbox.next()]
+            sessions = []
+            for _ in range(2):
+                sessions.append(await at("127.0.0.1"))
+                ends.append(await inbox.next())
+            for session, (reader, _) in zip((sessions[1], sessions[0]), (ends[2], ends[1]), strict=True):
+                session.writer.write(b"hello")  # who came first says something last
+                assert await reader.readexactly(5) == b"hello"
+                await asyncio.sleep(0.05)
+            async with at("127.0.0.2") as third:
+                await third.confirmed()
+                with pytest.raises(multi.SessionLost, match="max_sessions_per_source"):
+                    await sessions[1].wait_closed()
+                for session, (_, writer) in ((sessions[0], ends[1]), (other, ends[0])):
+                    writer.write(b"still here")
+                    assert await session.reader.readexactly(10) == b"still here"
+            await sessions[0].close()
 
     run(scenario())
 
@@ -427,6 +464,37 @@ def test_who_comes_first_leaves_windows_for_the_others(development_certificates:
             assert sum(granted) <= 4 * MIB
             for session in sessions:
                 session.abort()
+
+    run(scenario())
+
+
+def test_where_memory_is_short_clients_that_read_nothing_go_in_time(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with serving(way, max_memory=MIB, segment_timeout=0.4) as (server, inbox):
+            session = await multi.connect(way.client(server.port))
+            _, writer = await inbox.next()
+            writer.write(bytes(8 * MIB))  # nobody reads it
+            with pytest.raises(multi.SessionLost, match="max_memory"):
+                await writer.get_extra_info("session").wait_closed()
+            session.abort()
+            await session.settle()
+            await gets_in(way, server.port)
+
+    run(scenario())
+
+
+def test_a_client_that_reads_nothing_stays_while_there_is_memory(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        async with (
+            serving(way, segment_timeout=0.1) as (server, inbox),
+            multi.connect(way.client(server.port)) as session,
+        ):
+            _, writer = await inbox.next()
+            writer.write(pattern(8 * MIB))
+            await asyncio.sleep(0.5)
+            assert await session.reader.readexactly(8 * MIB) == pattern(8 * MIB)
 
     run(scenario())
 

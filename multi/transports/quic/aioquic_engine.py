@@ -85,9 +85,9 @@ class _Ranges(RangeSet):
 class _Connection(QuicConnection):
     """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
 
-    It judges certificates as TLS does, and can ask the client for one, which aioquic does only in its own tests. A
-    client makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than
-    the rest of its first flight.
+    It judges certificates as TLS does, and can ask a client for one, which aioquic does only in its tests. A client
+    makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest
+    of its first flight.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -200,7 +200,7 @@ class Engine(QuicEngine):
             congestion_control_algorithm=quic.congestion,
             max_data=FIRST_WINDOW,
             max_stream_data=FIRST_WINDOW,
-            verify_mode=ssl.CERT_NONE,  # `_Connection` does it
+            verify_mode=ssl.CERT_NONE,  # `_Connection` verifies
             **common,
         )
 

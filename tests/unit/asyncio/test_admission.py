@@ -192,3 +192,15 @@ async def test_what_strangers_want_done_is_done_by_turns() -> None:
     await over.wait()
     assert done == [0, "alone", 1, "3 again", 4]
     admission.stop()
+
+
+def test_who_comes_from_where_few_are_may_displace_who_comes_from_where_many_are() -> None:
+    crowd: BySource[int] = BySource()
+    for number in range(8):
+        crowd.add(number, "192.0.2.1")
+    assert not crowd.crowds_out(0, "192.0.2.1"), "one of the same crowd"
+    assert crowd.crowds_out(0, "192.0.2.2"), "a neighbour"
+    assert crowd.crowds_out(0, "198.51.100.1"), "somebody from elsewhere"
+    for number in range(8, 12):
+        crowd.add(number, "198.51.100.1")
+    assert not crowd.crowds_out(0, "198.51.100.1"), "of a crowd half as large"

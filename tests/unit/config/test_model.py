@@ -641,9 +641,9 @@ def test_a_wrong_field_of_a_section_is_named(section: str, value: object, key_pa
 def test_limits_have_the_documented_defaults() -> None:
     assert client().limits.model_dump() == {
         "max_sessions": 10_000,
-        "max_sessions_per_source": 64,
-        "max_unauthenticated": 1024,
-        "max_unauthenticated_per_source": 32,
+        "max_sessions_per_source": 2500,
+        "max_unauthenticated": 4096,
+        "max_unauthenticated_per_source": 1024,
         "handshake_timeout": 5.0,
         "segment_timeout": 30.0,
         "max_connections_per_session": 8,
