@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from multi.asyncio.resolution import Resolver
-from multi.asyncio.settings import local_scheduler
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
@@ -60,7 +59,7 @@ async def _client(config: Config) -> bool:
     settings = config.transport_settings()
     used = {entry.transport for entry in config.connection_priority}
     blocked = {name: transport(name).obstacle(settings, listening=False) for name in used}
-    missing = _key_obstacle(config) or _scheduler_obstacle(config)
+    missing = _key_obstacle(config)
     usable = False
     for index, entry in enumerate(config.connection_priority):
         mine = [c for c in candidates if c.entry == index]
@@ -115,7 +114,8 @@ def _show_entry(
     for what, reason in rejected:
         if what.startswith(prefix):
             found = True
-            print(f"  no:  {printable(what.removeprefix(prefix).removesuffix(')'))}: {printable(reason)}")
+            part = what.removeprefix(prefix).removesuffix(")")
+            print(f"  no:  {printable(reason if part in reason else f'{part}: {reason}')}")
     if not found:
         print("  no:  leads to no candidate (another entry already asks for the same connection)")
 
@@ -141,7 +141,7 @@ def _protection(config: Config, name: str) -> str:
 def _server(config: Config) -> bool:
     listen = config.listen
     assert listen is not None
-    usable = not (_key_obstacle(config) or _scheduler_obstacle(config))
+    usable = not _key_obstacle(config)
     for name in listen.transports:
         obstacle = _server_obstacle(config, listen, name)
         usable = usable and not obstacle
@@ -184,15 +184,6 @@ def _key_obstacle(config: Config) -> str:
     return ""
 
 
-def _scheduler_obstacle(config: Config) -> str:
-    wanted = config.multi_config.scheduler
-    try:
-        local_scheduler(wanted.name, wanted.parameters)
-    except ConfigError as error:
-        return f"multi_config.scheduler: {error}"
-    return ""
-
-
 def _show_files(config: Config) -> None:
     """Every file the configuration names, and whether it can be read."""
     ssl = config.ssl_config
@@ -214,8 +205,8 @@ def _show_files(config: Config) -> None:
     obstacle = _key_obstacle(config)
     if obstacle:
         print(f"auth: {printable(obstacle)}")
-    if obstacle := _scheduler_obstacle(config):
-        print(printable(obstacle))
+    if ":" in (name := config.multi_config.scheduler.name):
+        print(f"warning: multi_config.scheduler: {printable(name)} is code that sessions run; it was not looked at")
 
 
 def _show_certificate(path: Path) -> None:

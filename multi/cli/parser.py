@@ -7,12 +7,15 @@ An argument has the name of the function's parameter. Modules are imported when 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from multi import __version__
+from multi.errors import closest
 
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
 CLIENT, SERVER, EITHER = (
@@ -22,10 +25,21 @@ CLIENT, SERVER, EITHER = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what a person may have meant, and without a command which there are."""
+
+    def error(self, message: str) -> NoReturn:
+        if message.endswith("required: COMMAND"):
+            self.print_help(sys.stderr)
+            self.exit(2)
+        wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if wrong is not None and (guess := closest(wrong[1], re.findall(r"[\w-]+", wrong[2]))):
+            message = f"unknown command {wrong[1]!r}; did you mean {guess!r}?"
+        super().error(message)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="multi", description="One session over all the networks of this device.", allow_abbrev=False
-    )
+    parser = _Parser(prog="multi", description="One session over all the networks of this device.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"multi {__version__}", help="show the version and exit")
     parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -72,7 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_bench(parser: argparse.ArgumentParser) -> None:
+def _add_bench(parser: _Parser) -> None:
     roles = parser.add_subparsers(title="roles", metavar="serve|run", required=True)
     _add(roles, "serve", "multi.lab.bench.run:run_bench_server", "answer measurements", SERVER)
     run = _add(roles, "run", "multi.lab.bench.run:run_bench", "measure once", CLIENT)
@@ -83,7 +97,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--json", dest="as_json", action="store_true", help="print the result as JSON")
 
 
-def _add_testbed(parser: argparse.ArgumentParser) -> None:
+def _add_testbed(parser: _Parser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     up = _add(actions, "up", "multi.cli.testbed:up", "start a testbed in the background")
     links = "its links: a JSON file, or paper (default) or wifi_and_5g"
@@ -114,7 +128,7 @@ def _add_testbed(parser: argparse.ArgumentParser) -> None:
     _add(actions, "list", "multi.cli.testbed:show_all", "show the testbeds that are running")
 
 
-def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -> argparse.ArgumentParser:
+def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -> _Parser:
     """A command that calls `run`, if that is given, or has further words; `config` says whose CONFIG it takes."""
     added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
     if run:

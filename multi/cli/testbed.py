@@ -69,7 +69,8 @@ def _show_link(status: Status, name: str) -> None:
         queue = f"{figures['queue_ms']:g} ms" if figures["queue_bytes"] is None else f"{figures['queue_bytes']} bytes"
         print(
             f"    {way:4} {figures['rate_mbps']:g} Mbit/s, delay {figures['delay_ms']:g} ms"
-            f" +- {figures['jitter_ms']:g}, loss {figures['loss']:g}, queue {queue};"
+            f" +- {figures['jitter_ms']:g}, loss {figures['loss']:g}, queue {queue}"
+            f"{', blackhole' if link['blackhole'][way] else ''};"
             f" {done['packets']} packets, {done['bytes']} bytes, lost: {done['queue_drops']} queue full,"
             f" {done['random_losses']} random, {done['cut_drops']} cut; waiting {done['queue_ms']:.1f} ms"
         )

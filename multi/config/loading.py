@@ -127,7 +127,7 @@ def _restored(state: dict[Any, Any]) -> Config:
 def _from_file(path: Path) -> Config:
     text = _text_of(path)
     try:
-        config = _from_mapping(_parsed(text, path))
+        config = _from_mapping(_parsed(text))
         return _with_warnings(config.located_in(Path(os.path.abspath(path)).parent))
     except ConfigError as error:
         error.add_note(f"in {_named(path)}")
@@ -174,19 +174,17 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value if times[key] == 1 else REPEATED for key, value in pairs}
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parsed(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"no JSON: {error.msg} at line {error.lineno}, column {error.colno} of {_named(path)}"
-        ) from error
+        raise ConfigError(f"no JSON: {error.msg} at line {error.lineno}, column {error.colno}") from error
     except RecursionError:
-        raise ConfigError(f"no configuration: {_named(path)} is nested too deeply") from None
+        raise ConfigError("no configuration: nested too deeply") from None
     except ValueError as error:  # CPython refuses integers of more than 4300 digits
-        raise ConfigError(f"no JSON for us: {_named(path)} holds a number that is too long") from error
+        raise ConfigError("no JSON for us: a number that is too long") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"found {shown(value)} in {_named(path)}; allowed: an object, {{...}}")
+        raise ConfigError(f"found {shown(value)}; allowed: an object, {{...}}")
     return value
 
 

@@ -372,7 +372,7 @@ _REFUSALS = {
     RefuseCode.VERSION: (Cause.REFUSED_VERSION, "the server speaks other versions of MULTI"),
     RefuseCode.PROTECTION: (
         Cause.REFUSED_PROTECTION,
-        "client and server disagree on protection (see the `protect` setting of both)",
+        "client and server disagree on protection: one has `ssl_config`, or another `protect`",
     ),
     RefuseCode.BUSY: (Cause.REFUSED_BUSY, "the server has reached a limit; try again later"),
     RefuseCode.UNKNOWN: (Cause.REFUSED_UNKNOWN, "the server says that it does not know this session"),

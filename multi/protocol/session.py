@@ -630,8 +630,6 @@ class SessionCore(SessionBase):
             paths.detached(self.now)
         elif isinstance(event, SessionResumed):
             paths.resumed()
-        elif isinstance(event, SessionEnded):
-            paths.stop()
 
     def _collect(self, connection: Connection) -> None:
         for lane, buffers in enumerate(connection.output):
@@ -871,6 +869,8 @@ class SessionCore(SessionBase):
             return
         self.move(SessionState.CLOSED)
         self.reason = reason
+        if self.paths is not None:
+            self.paths.stop()  # first: attempts that end with the session have not failed
         for connection in self.connections.alive():
             self._collect(connection)
             # Where nobody is known to listen there is no goodbye to wait for.

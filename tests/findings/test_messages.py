@@ -24,9 +24,6 @@ def secure(tmp_path: Path) -> Way:
     return Way(tmp_path, "tcp-tls")
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a client without ssl_config is told to look at its `protect` setting"
-)
 def test_a_client_without_tls_is_told_which_setting_is_missing(secure: Way) -> None:
     async def scenario() -> str:
         async with serving(secure) as (server, _):
@@ -37,9 +34,6 @@ def test_a_client_without_tls_is_told_which_setting_is_missing(secure: Way) -> N
     assert "ssl_config" in run(scenario())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="what ends a session is named as the reason why an attempt failed"
-)
 def test_an_attempt_under_way_does_not_fail_for_what_ends_the_session() -> None:
     async def scenario() -> list[Reason]:
         way, asked = Way(Path()), asyncio.Event()

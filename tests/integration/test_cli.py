@@ -308,13 +308,6 @@ def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
     assert done.stdout.endswith("NOT usable on this machine now\n")
 
 
-def test_check_says_when_the_scheduler_cannot_be_made(files: Files) -> None:
-    done = run("check", files.client_config(7788, multi_config={"scheduler": "no.such.module:Scheduler"}))
-    assert done.returncode == 1
-    assert "multi_config.scheduler: cannot import scheduler 'no.such.module:Scheduler'" in done.stdout
-    assert done.stdout.endswith("NOT usable on this machine now\n")
-
-
 def test_check_tells_whether_the_port_of_a_server_is_free(files: Files) -> None:
     assert run("check", files.server_config()).returncode == 0
     with files.serving() as (_, port):

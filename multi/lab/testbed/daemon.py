@@ -269,6 +269,7 @@ def _status(testbed: Testbed) -> Status:
             link.name: asdict(link.spec)
             | {
                 "client": [link.client_address(v) for v in link.versions],
+                "blackhole": link.dark,
                 "statistics": asdict(statistics[link.name]),
             }
             for link in testbed.links.values()

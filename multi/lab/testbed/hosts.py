@@ -176,6 +176,8 @@ class Link:
     def __init__(self, testbed: Testbed, number: int, spec: LinkSpec) -> None:
         self._testbed = testbed
         self.spec = spec
+        self.dark: dict[Way, bool] = dict.fromkeys(DIRECTIONS, False)
+        """Directions that lose every packet."""
         self._addresses = {addresses.version: addresses for addresses in link_addresses(number, spec)}
 
     @property
@@ -214,6 +216,7 @@ class Link:
     def blackhole(self, on: bool, direction: Way | None = None) -> None:
         """Lose every packet, also those on their way, without a sign."""
         self._ask(RelayLink.blackhole, _ways(direction), on)
+        self.dark.update(dict.fromkeys(_ways(direction), on))
 
     def carrier(self, on: bool) -> None:
         """Pull the client's cable, or put it in again."""

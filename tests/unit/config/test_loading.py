@@ -140,7 +140,7 @@ def test_broken_json_is_a_config_error(tmp_path: Path, text: str) -> None:
     ("text", "found"), [("[]", "an empty list"), ("7", "7"), ('"x"', '"x"'), ("null", "null"), ("NaN", "NaN")]
 )
 def test_json_that_is_no_object_is_refused(tmp_path: Path, text: str, found: str) -> None:
-    assert f"found {found} in" in str(refused(written(tmp_path, text)))
+    assert f"found {found}; allowed" in str(refused(written(tmp_path, text)))
 
 
 def test_a_key_written_twice_is_refused_with_its_place(tmp_path: Path) -> None:
