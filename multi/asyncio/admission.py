@@ -25,7 +25,7 @@ from typing import Generic, TypeVar
 from multi.asyncio.driver import SessionDriver
 from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
-from multi.protocol.receive_stream import Window
+from multi.protocol.receiver import SessionWindow
 from multi.reasons import Cause, Reason
 from multi.transports.base import AdmissionControl
 from multi.types import ConnectionId, ConnectionState
@@ -392,7 +392,7 @@ class Admission(AdmissionControl):
             self._kept_until = now + MEMORY_INTERVAL
         return self._kept
 
-    def _may_grow(self, window: Window, source: str, size: int) -> bool:
+    def _may_grow(self, window: SessionWindow, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
         most = GROWTH_SHARE * self._limits.max_memory
         taken = self._windows + size + self._kept_to_send()
