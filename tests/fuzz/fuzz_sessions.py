@@ -212,7 +212,10 @@ def check_bounds(node: Node) -> None:
     """What a peer can make grow stays below what the settings say."""
     session, settings = node.session, node.session.settings
     alive = [c for c in session.connections.values() if c.alive]
-    check(session.side is Side.CLIENT or len(alive) <= settings.max_connections, "more connections than allowed")
+    if session.side is Side.SERVER:
+        proved = sum(connection.authenticated for connection in alive)
+        check(proved <= settings.max_connections, "more connections than allowed")
+        check(len(alive) - proved <= settings.max_unproved, "more connections without a proof than allowed")
     for found in alive:
         check(found.held_size <= HELD_LIMIT, "more bytes held than allowed")
         check(found.control_backlog <= MAX_CONTROL_BACKLOG, "more unread answers than allowed")

@@ -28,6 +28,7 @@ from multi.asyncio.suspend import SleepWatch
 from multi.discovery import interfaces_async
 from multi.discovery.monitor import Loss
 from multi.protocol.payloads import decode_addresses
+from multi.protocol.session import UNKNOWN_SAID
 from multi.types import Family, Interface
 from tests.integration.support import (
     HOST,
@@ -657,13 +658,20 @@ def test_a_join_that_reached_another_server_is_tried_again_but_not_hammered(deve
     run(scenario())
 
 
-@pytest.mark.parametrize(("name", "dials"), [("tcp-tls", 1), ("tcp-sealed", 3)])
+@pytest.mark.parametrize("name", ["tcp-tls", "tcp-sealed"])
+@pytest.mark.parametrize(("shared", "dials"), [(True, 1), (False, UNKNOWN_SAID)], ids=["same key", "another key"])
 def test_a_server_that_forgot_the_session_ends_it_at_once_only_if_it_has_proved_itself(
-    name: str, dials: int, development_certificates: Path
+    name: str, shared: bool, dials: int, development_certificates: Path, tmp_path: Path
 ) -> None:
+    key = tmp_path / "reset.key"
+    key.write_text("5a" * 32)
+
     async def scenario() -> None:
         way = Way(development_certificates, name)
-        async with serving(way) as (server, inbox), serving(way) as (stranger, _):
+        listen = {"host": "0.0.0.0", "port": 0, "transports": ["tcp"]}
+        keyed = listen | {"reset_key_file": str(key)}
+        other = keyed if shared else listen
+        async with serving(way, listen=keyed) as (server, inbox), serving(way, listen=other) as (stranger, _):
             balancer = Balancer(server.port)
             async with balancer.listening() as port:
                 session = await opened(way.client(port))

@@ -15,6 +15,8 @@ from multi.asyncio import resolution as resolve
 from multi.asyncio import roaming as networks
 from multi.asyncio.session import Session
 from multi.discovery import interfaces_async
+from multi.protocol.connection import Connection
+from multi.protocol.sender import Sender
 from multi.types import Family
 from tests.integration.support import HOST, LOOPS, run
 
@@ -123,8 +125,7 @@ def test_a_server_that_announces_without_end_is_not_looked_after_each_time(monke
 def test_a_handover_ends_when_the_session_fails_by_itself(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("a bug")
+    fill = Sender.fill
 
     async def scenario() -> None:
         async with Sessions() as sessions:
@@ -139,7 +140,13 @@ def test_a_handover_ends_when_the_session_fails_by_itself(
             session.network_changed("", usable=False)
             handover = asyncio.ensure_future(session.handover(moving))
             await asyncio.sleep(0)
-            monkeypatch.setattr(session._core.sender, "fill", broken)
+
+            def broken(sender: Sender, usable: list[Connection], now: float) -> None:
+                if sender is session._core.sender:
+                    raise RuntimeError("a bug")
+                fill(sender, usable, now)
+
+            monkeypatch.setattr(Sender, "fill", broken)
             session.writer.write(b"x")
             with pytest.raises(multi.MultiError):
                 await asyncio.wait_for(handover, 3.0)
