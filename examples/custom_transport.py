@@ -98,7 +98,8 @@ class Counted(multi.Transport):
     ) -> multi.Listener:
         try:
             server = await asyncio.get_running_loop().create_server(lambda: Channel(accept), host, port)
-            listener: multi.Listener = SimpleNamespace(address=server.sockets[0].getsockname()[:2], close=server.close)
+            sock = server.sockets[0]
+            listener: multi.Listener = SimpleNamespace(address=sock.getsockname()[:2], sock=sock, close=server.close)
             return listener
         except OSError as error:
             raise multi.TransportError(f"cannot listen on port {port}: {error.strerror}") from error

@@ -7,7 +7,7 @@
     |- TransportError         (OSError)          one transport connection failed
     |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
     |- SessionRefused         (ConnectionError)  the server said no
-    `- SessionLost            (ConnectionError)  the session ended before everything arrived
+    `- SessionLost            (ConnectionResetError)  the session ended before everything arrived
        `- StreamReset                            one stream was reset; the session lives on
 
 "You misused me" and "the peer misbehaved" are different exceptions, as in h11.
@@ -78,7 +78,7 @@ class SessionRefused(_SessionError):
     """The server refused the session; `reason` says why."""
 
 
-class SessionLost(_SessionError):
+class SessionLost(_SessionError, ConnectionResetError):
     """The session ended before everything arrived; `reason` says why."""
 
 
@@ -103,3 +103,8 @@ def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:
     # difflib takes quadratic time: only the beginning of a long word is compared.
     close = difflib.get_close_matches(word[:64].casefold(), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else ""
+
+
+def printable(text: str) -> str:
+    """`text` without characters that would steer a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

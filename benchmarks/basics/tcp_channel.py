@@ -30,6 +30,8 @@ LOOPS = ("asyncio", "uvloop")
 class Meter:
     """A sink that counts bytes and sends the time they took through a pipe."""
 
+    behind = False
+
     def __init__(self, expected: int) -> None:
         self._missing = expected
         self._started = 0.0

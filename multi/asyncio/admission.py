@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from ipaddress import IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from math import inf
+from time import monotonic
 from typing import Generic, TypeVar
 
 from multi.asyncio.driver import SessionDriver
@@ -35,8 +36,11 @@ logger = logging.getLogger("multi.server")
 LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
+MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
+AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
+TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
 
 NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer"}
@@ -66,12 +70,15 @@ def source_of(host: str) -> str:
 @lru_cache(maxsize=4096)  # asked several times for each connection
 def place_of(host: str) -> tuple[str, str]:
     """(source, address in it): an address is an IPv4 address or an IPv6 /64, of which each device may use all."""
-    address = ip_address(host.partition("%")[0])
-    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
+    address = _address(host)
     if address.version == 4:
         return str(ip_network((address, 24), strict=False)), str(address)
     return str(ip_network((address, 56), strict=False)), str(ip_network((address, 64), strict=False))
+
+
+def _address(host: str) -> IPv4Address | IPv6Address:
+    address = ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address
 
 
 class _Ranking:
@@ -138,6 +145,9 @@ class BySource(Generic[T]):
             del self._members[source]
         self._ranking.change(source, -1)
 
+    def members(self, source: str) -> list[T]:
+        return [member for members in self._members.get(source, {}).values() for member in members]
+
     def count(self, source: str) -> int:
         return self._ranking.counts.get(source, 0)
 
@@ -197,13 +207,18 @@ class _Account:
 class Admission(AdmissionControl):
     """Owned by a server. Its methods are called in the order of a session's life: by listeners, then by the server."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, proxies: Iterable[str] = ()) -> None:
         super().__init__(limits.handshake_timeout)
+        self._proxies = [ip_network(proxy) for proxy in proxies]
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._log = LimitLog(self._loop.time)
         self._half_open: BySource[Hashable] = BySource()
         self._drops: dict[Hashable, Callable[[str], None]] = {}
+        self._waiting: BySource[Hashable] = BySource()
+        """Those for whose peers something is to be done."""
+        self._works: dict[Hashable, Callable[[], None]] = {}
+        self._turn: asyncio.Handle | None = None
         self._accounts: dict[SessionDriver, _Account] = {}
         self._unconfirmed: BySource[SessionDriver] = BySource()
         self._detached: BySource[SessionDriver] = BySource()
@@ -226,9 +241,10 @@ class Admission(AdmissionControl):
         self._log.hit(limit, source_of(host) if host else "this process")
 
     def stop(self) -> None:
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        for handle in (self._sweeper, self._turn):
+            if handle is not None:
+                handle.cancel()
+        self._sweeper = self._turn = None
 
     # --- half-open connections, from accepting them until their peers have proved themselves ---
 
@@ -249,8 +265,23 @@ class Admission(AdmissionControl):
         drop("too many connections have not proved themselves")
 
     def settled(self, connection: Hashable) -> None:
-        self._half_open.discard(connection)
-        self._drops.pop(connection, None)
+        for places in (self._half_open, self._waiting):
+            places.discard(connection)
+        for known in (self._drops, self._works):
+            known.pop(connection, None)
+
+    def in_turn(self, connection: Hashable, host: str, work: Callable[[], None]) -> None:
+        """TLS handshakes and first segments cost a millisecond: in a flood its sources take turns."""
+        self._works[connection] = work
+        self._waiting.add(connection, host)
+        if self._turn is None:
+            self._turn = self._loop.call_soon(self._take_turns)
+
+    def _take_turns(self) -> None:
+        until = monotonic() + TURNS_TIME
+        while len(self._waiting) and monotonic() < until:
+            self._works.pop(self._waiting.next())()
+        self._turn = self._loop.call_soon(self._take_turns) if len(self._waiting) else None
 
     def crowded(self, host: str) -> bool:
         """Half of what may be half open from where `host` is, is."""
@@ -359,6 +390,7 @@ class Admission(AdmissionControl):
                 self.on_confirmed(driver)
             case SessionDetached():
                 self._detached.add(driver, account.host)
+                self._left(driver, account.host)
                 if len(self._detached) > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
@@ -369,6 +401,20 @@ class Admission(AdmissionControl):
                     oldest.pump_soon()
             case SessionResumed():
                 self._detached.discard(driver)
+
+    def _left(self, driver: SessionDriver, host: str) -> None:
+        """A session has lost its last connection. What looks like its client's death may be that of what is between."""
+        if driver.core.left_at is None:
+            return
+        since, fallen = driver.core.left_at - AT_ONCE, [driver]
+        if not any(_address(host) in proxy for proxy in self._proxies):
+            others = self._detached.members(source_of(host))
+            fallen = [d for d in others if d.core.left_at is not None and d.core.left_at >= since]
+            if len(fallen) <= MOST_LEFT:
+                return
+        for fell in fallen:
+            fell.core.wait_for_peer(now=fell.now())
+            fell.pump_soon()
 
     def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
         host = account.hosts.get(event.connection)

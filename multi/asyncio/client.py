@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 from collections.abc import Generator, Mapping
@@ -127,10 +128,17 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
         raise
     except SessionLost:
         await driver.settle()
-        raise NoUsableConnection(str(core.reason), driver.failures) from None
+        kind = _ConnectionRefused if driver.dial_errors == {errno.ECONNREFUSED} else NoUsableConnection
+        raise kind(str(core.reason), driver.failures) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")
         await driver.settle()
         raise
     return session
+
+
+class _ConnectionRefused(NoUsableConnection, ConnectionRefusedError):
+    """What is caught as `ConnectionRefusedError` with asyncio."""
+
+    errno = errno.ECONNREFUSED

@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 from typing import assert_never
 from weakref import WeakSet
 
@@ -42,7 +45,8 @@ from multi.protocol.connection import Connection
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, ChannelInfo, TransportSettings, transport
+from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport
+from multi.transports.sockets import close_in_child
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
 logger = logging.getLogger("multi.session")
@@ -61,10 +65,13 @@ UNANSWERED = frozenset(
         errno.ENOBUFS,
     )
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
+CLOSED_BY_PEER = frozenset((errno.ECONNRESET, errno.EPIPE))
 UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
+FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one was forked from")
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 ENDED_KEPT = 64  # ended connections remembered for `connections`
+EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
 MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
 
@@ -72,24 +79,46 @@ Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
 _sampling: WeakSet[SessionDriver] = WeakSet()
 """Sessions that are about to look at their transports."""
+_living: WeakSet[SessionDriver] = WeakSet()
 
 
 class _Link:
     """A channel's sink: translates its callbacks into inputs of the core."""
 
-    __slots__ = ("_driver", "channel", "id")
+    __slots__ = ("_driver", "_end", "_going_on", "channel", "id")
 
     def __init__(self, driver: SessionDriver, connection: ConnectionId, channel: Channel) -> None:
         self._driver = driver
         self.id = connection
         self.channel = channel
+        self._going_on = False
+        self._end: tuple[TransportError | None] | None = None
+        """Why the connection ended, until all that came on it has been taken."""
+
+    @property
+    def behind(self) -> bool:
+        return self._driver.core.behind(self.id)
 
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
+        until = monotonic() + READ_TIME
         try:
-            driver.core.receive(self.id, data, lane, now=driver.loop.time())
+            driver.core.receive(self.id, data, lane, now=driver.loop.time(), enough=lambda: monotonic() >= until)
         except Exception as error:
             driver.fail(error)
+            return
+        if self.behind and not self._going_on:
+            self._going_on = True
+            driver.loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """Another turn of the event loop for what took too long for one."""
+        self._going_on = False
+        self.data_received(memoryview(b""), 0)
+        if self._end is not None:
+            self.connection_lost(*self._end)
+        else:
+            self.batch_finished()
 
     def batch_finished(self) -> None:
         driver = self._driver
@@ -100,9 +129,13 @@ class _Link:
 
     def connection_lost(self, error: TransportError | None) -> None:
         driver = self._driver
+        if self.behind:
+            self._end = (error,)
+            return
         driver.links.pop(self.id, None)
         driver.released(self)
-        failure = Reason(Cause.TRANSPORT, str(error)) if error else None
+        cause = Cause.PEER_CLOSED if error and error.errno in CLOSED_BY_PEER else Cause.TRANSPORT
+        failure = Reason(cause, str(error)) if error else None
         driver.core.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
 
@@ -118,6 +151,8 @@ class SessionDriver:
         self.closed_error: MultiError | None = None
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
+        self.dial_errors: set[int | None] = set()
+        """`errno` of every dial that failed."""
         self._settings = settings
         self.send_buffer = send_buffer
         self.on_opened: Callable[[SessionDriver], None] = _ignore
@@ -155,6 +190,7 @@ class SessionDriver:
         self.attempted_all = self.loop.create_future()
         self.closed = self.loop.create_future()
         self._lifeline = LoopShutdownHook(self._cut)
+        _living.add(self)
         for text in core.settings.warnings:
             core.notify(Warned(text))
 
@@ -229,8 +265,9 @@ class SessionDriver:
                 self._notify(effect.event)
             case Dial():
                 task = self.loop.create_task(self._open(effect.connection, effect.candidate))
-                self._dials[effect.connection] = task
-                self.settle_after(task)
+                if not task.done():  # an eager task may be
+                    self._dials[effect.connection] = task
+                    self.settle_after(task)
             case CancelDial():
                 if (dial := self._dials.pop(effect.connection, None)) is not None:
                     dial.cancel()
@@ -318,11 +355,20 @@ class SessionDriver:
     def fail(self, error: Exception) -> None:
         """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""
         logger.error("internal error in session %s", self.core.session_id.hex(), exc_info=error)
+        self._break(Reason(Cause.INTERNAL, f"internal error: {error!r}"))
+
+    def forked(self) -> None:
+        """In a child of this process: only one of the two may use the keys, and take back what was changed here."""
+        self.on_closed = self.on_event = _ignore
+        self._break(FORKED)
+
+    def _break(self, reason: Reason) -> None:
+        """End at once, without a word to the peer: nothing is asked of the core any more."""
         self._broken = True
         self._abort_channels()
         if not self.closed.done():
-            self.core.reason = Reason(Cause.INTERNAL, f"internal error: {error!r}")
-            self._finish(SessionLost(self.core.reason))
+            self.core.reason = reason
+            self._finish(SessionLost(reason))
 
     def _abort_channels(self) -> None:
         leaving, self._leaving = self._leaving, set()
@@ -331,8 +377,13 @@ class SessionDriver:
         self.links.clear()
         self._left.set()
 
-    def _cut(self) -> None:
-        """The event loop shuts down: the peer is told if a socket takes it at once, and nothing stays open."""
+    async def _cut(self) -> None:
+        """The event loop shuts down: what was closed may end in order; else the peer is told if a socket takes it."""
+        if self.core.closing and not self.closed.done():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EXIT_LINGER):
+                    await asyncio.shield(self.closed)
+                    await self.settle()
         if not self.closed.done():
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
@@ -362,7 +413,9 @@ class SessionDriver:
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)
-            answered = not (isinstance(error, OSError) and error.errno in UNANSWERED)
+            code = error.errno if isinstance(error, OSError) else None
+            self.dial_errors.add(code)
+            answered = code not in UNANSWERED
             reason = Reason(Cause.TRANSPORT, str(error) or repr(error))
             self.core.attempt_failed(connection, reason, answered=answered, now=self.loop.time())
             self.pump()
@@ -521,6 +574,15 @@ class SessionDriver:
         self._unfinished.add(work)
         work.add_done_callback(self._unfinished.discard)
 
+    def forgotten(self) -> None:
+        """Nobody holds the session any more, which may be found out in any thread: end it in order."""
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        self.core.close(now=self.loop.time())
+        self.pump()
+
     async def settle(self) -> None:
         """Wait until a closed session has no dial task and no socket left: as long as `Channel.close` may take."""
         while self._unfinished:
@@ -600,3 +662,13 @@ def _wake_all(waiting: Waiting, stream: StreamId) -> None:
 
 def _ignore(*_: object) -> None:
     """Nobody wants to know."""
+
+
+def _forked() -> None:
+    close_in_child()
+    for driver in list(_living):
+        driver.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,7 +69,7 @@ class Networks:
         """Find the candidates anew, soon; changes that come meanwhile are not missed."""
         if self._closed:
             return
-        if self._task is not None:
+        if self._task is not None and not self._task.done():  # an eager task is done when we get it
             self._again = True
             return
         self._task = self._driver.loop.create_task(self._look())
@@ -173,7 +174,8 @@ class Networks:
         driver, before = self._driver, self._usable
         if not found.candidates and not self._started.done():
             if not found.expecting:
-                raise NoUsableConnection("no candidate is usable on this machine", found.rejected)
+                kind = _UnknownName if found.errors else NoUsableConnection
+                raise kind("no candidate is usable on this machine", found.rejected)
             return
         self._usable = frozenset(c.interface for c in found.candidates if c.interface)
         self._signals.watch(self._wifi(found))
@@ -207,3 +209,7 @@ class Networks:
         """In a thread, which goes on when the session is over: what is switched then would never be put back."""
         with self._power_lock:
             return "" if self._closed else power.hold(name, on)
+
+
+class _UnknownName(NoUsableConnection, socket.gaierror):
+    """What is caught as `socket.gaierror` with asyncio."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from multi.asyncio.admission import Admission, BySource, source_of
+from multi.asyncio.admission import Admission, source_of
 from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
@@ -33,7 +35,6 @@ from multi.types import ConnectionId, SessionId, Side
 logger = logging.getLogger("multi.server")
 
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
-GREETING_TIME = 0.020  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
 
@@ -57,6 +58,10 @@ class _PendingConnection:
         server.arrivals[self] = None
         server.admission.admit(self, self.host, self.drop)
 
+    @property
+    def behind(self) -> bool:
+        return False
+
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return
@@ -71,7 +76,7 @@ class _PendingConnection:
 
     def batch_finished(self) -> None:
         if self.first and not self._answered:
-            self._server.greeted(self)
+            self._server.admission.in_turn(self, self.host, partial(self._server.route, self))
 
     def writable(self) -> None:
         """Nothing waits to be written before the first segment."""
@@ -98,19 +103,8 @@ class _PendingConnection:
 
     def leave(self) -> None:
         self._deadline.cancel()
-        self._server.waiting.discard(self)
         self._server.arrivals.pop(self, None)
         self._server.admission.settled(self)
-
-
-@dataclass(frozen=True, slots=True)
-class BoundAddress:
-    """A listening socket as far as applications need it."""
-
-    address: tuple[str, int]
-
-    def getsockname(self) -> tuple[str, int]:
-        return self.address
 
 
 class Server:
@@ -129,7 +123,7 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits)
+        self.admission = Admission(limits, config.listen.proxies if config.listen is not None else ())
         self._table: SessionTable[SessionDriver] = SessionTable(
             TableLimits(limits.max_sessions, limits.max_sessions_per_source),
             self._create,
@@ -138,9 +132,6 @@ class Server:
         )
         self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}
-        self.waiting: BySource[_PendingConnection] = BySource()
-        """Those whose first bytes have not been looked at yet."""
-        self._greeting: asyncio.Handle | None = None
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,9 +161,9 @@ class Server:
         return tuple(dict.fromkeys(listener.address for listener in self._listeners))
 
     @property
-    def sockets(self) -> tuple[BoundAddress, ...]:
-        """What `asyncio.Server.sockets` is asked for: `server.sockets[0].getsockname()`."""
-        return tuple(BoundAddress(listener.address) for listener in self._listeners) if self.is_serving() else ()
+    def sockets(self) -> tuple[TransportSocket, ...]:
+        """The sockets listened on; look at them, but leave them alone."""
+        return tuple(listener.sock for listener in self._listeners) if self.is_serving() else ()
 
     @property
     def port(self) -> int:
@@ -216,10 +207,11 @@ class Server:
             self._maybe_stop()
 
     async def wait_closed(self) -> None:
-        """Return when the server is closed and its last session has ended."""
+        """Return when the server is closed and its last session has ended: `abort` makes that now.
+
+        Handlers may still wait for something else, as asyncio's may.
+        """
         await self._empty.wait()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
         for driver in list(self._leaving):
             await driver.settle()
 
@@ -257,7 +249,7 @@ class Server:
             driver.core.abort(Reason(Cause.ABORTED, "the server stops"), now=driver.now())
             driver.pump()
 
-    def _cut(self) -> None:
+    async def _cut(self) -> None:
         """The event loop shuts down. The sessions have lifelines of their own."""
         self.close()
         self._stop()
@@ -298,21 +290,7 @@ class Server:
             return
         channel.start(_PendingConnection(self, channel))
 
-    def greeted(self, arrival: _PendingConnection) -> None:
-        """First bytes have come. What they ask for may cost a millisecond, so in a flood its sources take turns."""
-        self.waiting.add(arrival, arrival.host)
-        if self._greeting is None:
-            self._greeting = self._loop.call_soon(self._greet)
-
-    def _greet(self) -> None:
-        self._greeting = None
-        until = self._loop.time() + GREETING_TIME
-        while len(self.waiting) and self._loop.time() < until:
-            self._route(self.waiting.next())
-        if len(self.waiting):
-            self._greeting = self._loop.call_soon(self._greet)
-
-    def _route(self, arrival: _PendingConnection) -> None:
+    def route(self, arrival: _PendingConnection) -> None:
         """Hand a connection to its session as soon as its first segment says which one that is."""
         try:
             found = self._session_for(arrival)
@@ -389,29 +367,35 @@ class Server:
         self._sessions[driver] = session
         try:
             result = self._on_client(session.reader, session.writer)
-        except Exception:
-            logger.exception("on_client failed")
-            session.abort(APPLICATION_FAILED)
+        except Exception as error:
+            self._failed(session, error)
             return
         if asyncio.iscoroutine(result):
             task = self._loop.create_task(self._run(result, session))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    @staticmethod
-    async def _run(coroutine: Awaitable[None], session: Session) -> None:
-        """Await one client's callback; what it lets escape ends its session and is logged once."""
+    async def _run(self, coroutine: Awaitable[None], session: Session) -> None:
+        """Await one client's callback; what it lets escape ends its session and is told once."""
         try:
             await coroutine
         except asyncio.CancelledError:
-            session.abort("the server stops")
+            if not session.writer.is_closing():
+                session.abort("the server stops")
             raise
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)
             session.abort(str(error))
-        except Exception:
-            logger.exception("on_client failed in session %s", session.id.hex()[:8])
-            session.abort(APPLICATION_FAILED)
+        except Exception as error:
+            self._failed(session, error)
+
+    def _failed(self, session: Session, error: Exception) -> None:
+        """A bug of the application goes where asyncio's server reports it: error trackers and tests look there."""
+        message = f"on_client failed in session {session.id.hex()[:8]}"
+        self._loop.call_exception_handler(
+            {"message": message, "exception": error, "transport": session.writer.transport}
+        )
+        session.abort(APPLICATION_FAILED)
 
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)

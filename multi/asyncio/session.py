@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import socket
+import warnings
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -21,7 +25,7 @@ from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
-from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Role, StreamId
+from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Family, Role, StreamId
 
 
 class Session:
@@ -35,13 +39,19 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._aborted = False
-        self.reader = SessionReader(driver, STREAM_ZERO, limit)
+        self.reader = SessionReader(driver, STREAM_ZERO, limit, session=self)
         """Reads stream 0."""
         self.writer = SessionWriter(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
         """Writes stream 0."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id.hex()} {self._core.state.value}>"
+
+    def __del__(self) -> None:
+        # Its readers and writers hold it: the application has let go of all of them.
+        if not self._core.closing and self._core.reason is None:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
+            self._driver.forgotten()
 
     # --- facts ---
 
@@ -101,7 +111,7 @@ class Session:
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
         return (
-            SessionReader(self._driver, stream, self._limit),
+            SessionReader(self._driver, stream, self._limit, session=self),
             SessionWriter(self._driver, stream, self._extra_info, closes_session=False),
         )
 
@@ -328,11 +338,36 @@ class Session:
             case "peercert":
                 channels = (link.channel.info for _, link in sorted(self._driver.links.items()))
                 return next((channel.peer_certificate for channel in channels if channel.peer_certificate), default)
-            case "peername" | "sockname":
+            case "peername" | "sockname" | "socket":
                 known = sorted(self.connections, key=lambda c: c.state is not ConnectionState.ACTIVE)
                 if known:
-                    return split_address(known[0].remote if name == "peername" else known[0].local)
+                    sock = ConnectionSocket(known[0])
+                    return {"peername": sock.getpeername(), "sockname": sock.getsockname(), "socket": sock}[name]
         return default
+
+
+class ConnectionSocket:
+    """What libraries ask a writer's `socket` for: how it is addressed, at the moment of asking.
+
+    The connections of a session come and go, so their sockets are not handed out, and have no options to be set.
+    """
+
+    type = socket.SOCK_STREAM
+    proto = 0
+
+    def __init__(self, info: ConnectionInfo) -> None:
+        self.family = socket.AF_INET6 if info.family is Family.IPV6 else socket.AF_INET
+        self._local, self._remote = info.local, info.remote
+
+    def getsockname(self) -> tuple[str, int]:
+        return split_address(self._local)
+
+    def getpeername(self) -> tuple[str, int]:
+        return split_address(self._remote)
+
+    def setsockopt(self, *_option: object) -> None:
+        """Raises OSError, which libraries that set options for speed are prepared for."""
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -46,6 +46,7 @@ def session_settings(config: Config) -> SessionSettings:
         follow_peer_policy=config.is_server and not multi.model_fields_set & {"scheduler", "reinject", "mode"},
         handshake_timeout=limits.handshake_timeout,
         resume_timeout=multi.resume_timeout,
+        abandon_timeout=multi.abandon_timeout,
         idle_timeouts=tuple((name, config.section_of(name).idle_timeout or NEVER) for name in transport_names()),
         max_connections=limits.max_connections_per_session,
         psk=psk,

@@ -30,17 +30,20 @@ Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
 class SessionReader:
     """Reads one stream. See `asyncio.StreamReader` for each method."""
 
-    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int = DEFAULT_LIMIT) -> None:
+    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int, session: object) -> None:
         if limit <= 0:
             raise ValueError("Limit cannot be <= 0")
+        self._session = session
+        """Ends when nobody holds it, so whoever reads does."""
         self._driver = driver
         self._streams = driver.core.streams
         self._stream = stream
         self._received = driver.core.receiver.streams.get(stream)
         self._limit = limit
-        self._buffer = bytearray()
+        self._taken = bytearray()
         """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
 
+        Not `_buffer`: redis-py looks at that of asyncio's reader for unread bytes, and would find none in this one.
         Waiting inside the session's buffer for the end of a line would keep the window shut that has to bring it.
         """
 
@@ -48,7 +51,7 @@ class SessionReader:
         return f"<SessionReader stream={self._stream} buffered={self._readable()}>"
 
     def _readable(self) -> int:
-        return len(self._buffer) + self._streams.readable(self._stream)
+        return len(self._taken) + self._streams.readable(self._stream)
 
     def exception(self) -> MultiError | None:
         """Why reading ends early, or None. Bytes that arrived before can still be read."""
@@ -65,11 +68,11 @@ class SessionReader:
 
     def _take(self, limit: int) -> bytes:
         """Up to `limit` bytes of what is there; negative = all of it."""
-        if not self._buffer:
+        if not self._taken:
             return self._pull(limit)
-        end = limit if limit >= 0 else len(self._buffer)
-        data = bytes(memoryview(self._buffer)[:end])
-        del self._buffer[:end]
+        end = limit if limit >= 0 else len(self._taken)
+        data = bytes(memoryview(self._taken)[:end])
+        del self._taken[:end]
         return data
 
     def _pull(self, limit: int) -> bytes:
@@ -97,7 +100,7 @@ class SessionReader:
             return await self._gather(-1, "read")
         received = self._received
         while True:
-            if received is not None and received.next_offset > received.consumed and not self._buffer:
+            if received is not None and received.next_offset > received.consumed and not self._taken:
                 return self._pull(n)  # the common case, written out
             if self._readable():
                 return self._take(n)
@@ -128,7 +131,7 @@ class SessionReader:
                 if wanted > 0:
                     missing -= len(piece)
         except BaseException:
-            self._buffer[:0] = b"".join(pieces)
+            self._taken[:0] = b"".join(pieces)
             raise
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -139,10 +142,10 @@ class SessionReader:
         except asyncio.IncompleteReadError as error:
             return error.partial
         except asyncio.LimitOverrunError as error:
-            if self._buffer.startswith(b"\n", error.consumed):
-                del self._buffer[: error.consumed + 1]
+            if self._taken.startswith(b"\n", error.consumed):
+                del self._taken[: error.consumed + 1]
             else:
-                self._buffer.clear()
+                self._taken.clear()
             raise ValueError(error.args[0]) from None
 
     async def readuntil(self, separator: Separator = b"\n") -> bytes:
@@ -155,7 +158,7 @@ class SessionReader:
         if not separators or not all(separators):
             raise ValueError("Separator should be at least one-byte string")
         longest = max(map(len, separators))
-        buffer, searched = self._buffer, 0
+        buffer, searched = self._taken, 0
         while True:
             found = [(buffer.find(s, max(0, searched + 1 - len(s))), len(s)) for s in separators]
             ends = [(index + size, index) for index, size in found if index >= 0]
@@ -318,9 +321,9 @@ class SessionWriter(asyncio.WriteTransport):
             raise error
 
     def reset(self, code: int = 0) -> None:
-        """Give the stream up at once: the peer's reader raises `StreamReset`."""
-        self._closing = self._ended = True
+        """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
         self._core.reset(self._stream, code, now=self._driver.loop.time())
+        self._closing = self._ended = True
         self._driver.pump_soon()
 
     def abort(self) -> None:
@@ -337,7 +340,7 @@ class SessionWriter(asyncio.WriteTransport):
     # --- facts ---
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`session`, `peername`, `sockname`, `peercert`, `psk_id`, `stream`, `connections`; else `default`."""
+        """`session`, `peername`, `sockname`, `socket`, `peercert`, `psk_id`, `stream`, `connections`; or `default`."""
         return self._extra_info(name, self._stream, default)
 
     def get_write_buffer_size(self) -> int:

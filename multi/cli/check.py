@@ -17,8 +17,7 @@ from multi.asyncio.settings import local_scheduler
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
-from multi.errors import ConfigError, TransportError
-from multi.lab.files.protocol import printable
+from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.linux.permission import may_administer
 from multi.transports import transport, transport_names
@@ -75,6 +74,7 @@ async def _client(config: Config) -> bool:
         print(f"warning: {warning}")
     multi = config.multi_config
     print(f"session: {multi.connect}, {multi.mode}, scheduler {multi.scheduler.name}, reinject {multi.reinject}")
+    print(f"without a network: waits {multi.resume_timeout:g} s, or as long as the server does if that is shorter")
     _show_files(config)
     _show_kernel(config, used)
     for text in _not_permitted(config):

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from multi.config import load_config
-from multi.errors import ConfigError, MultiError
+from multi.config import Config, load_config
+from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
 from multi.lab.files.progress import Progress, summary
-from multi.lab.files.protocol import FileRefused, Problem, printable
+from multi.lab.files.protocol import FileRefused, Problem
 
+STANDARD_OUTPUT = Path("-")
 GO_ON = "the same command goes on from there"
 USELESS = (Problem.NOT_FOUND, Problem.FORBIDDEN, Problem.EXISTS, Problem.BAD_REQUEST, Problem.DAMAGED)
 
 Copy = Callable[[OnProgress], Awaitable[Copied]]
 
 
-def run_get(config: str, name: str, output: Path | None) -> int:
-    """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise."""
+def run_get(config: str, name: str, output: Path | None, *, force: bool) -> int:
+    """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise.
+
+    A file that was named as `output` is replaced, one that only has the same name wants `force`.
+    """
     loaded = load_config(config)
+    if output == STANDARD_OUTPUT:
+        return _print(loaded, name)
     last = PurePosixPath(name).name
     target = output if output is not None else Path(last)
     if output is not None and output.is_dir():
@@ -36,7 +45,18 @@ def run_get(config: str, name: str, output: Path | None) -> int:
         size = kept.stat().st_size if kept.exists() else 0
         return f"{size} bytes are kept in {printable(str(kept))}, {GO_ON}" if size else ""
 
-    return _run(lambda progress: get_file(loaded, name, target, progress=progress), hint)
+    named = target == output
+    return _run(lambda progress: get_file(loaded, name, target, force=force or named, progress=progress), hint)
+
+
+def _print(config: Config, name: str) -> int:
+    """Write a file to standard output: not a byte before all of it has come and is verified."""
+    with TemporaryDirectory(prefix="multi-get-") as directory:
+        target = Path(directory) / "file"
+        code = _run(lambda progress: get_file(config, name, target, progress=progress), lambda _: "", stderr=True)
+        with target.open("rb") as file:
+            shutil.copyfileobj(file, sys.stdout.buffer)
+    return code
 
 
 def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
@@ -52,8 +72,9 @@ def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
     return _run(copy, hint)
 
 
-def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
-    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True))
+def _run(copy: Copy, hint: Callable[[Transfer | None], str], *, stderr: bool = False) -> int:
+    """Copy, and say how it goes on standard output or `stderr`."""
+    progress = Progress(Console(highlight=False, markup=False, soft_wrap=True, stderr=stderr))
 
     async def run() -> Copied:
         # SIGTERM is an interruption too: the session is told, and what has arrived is kept.
@@ -70,5 +91,5 @@ def _run(copy: Copy, hint: Callable[[Transfer | None], str]) -> int:
         if not useless and (text := hint(progress.transfer)):
             error.add_note(text)
         raise
-    print("\n".join(summary(copied)))
+    print("\n".join(summary(copied)), file=sys.stderr if stderr else sys.stdout)
     return 0

@@ -40,8 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _report(error: Exception, *, traceback: bool) -> int:
     """Say what went wrong; return the exit code for it."""
-    from multi.errors import ConfigError, MultiError
-    from multi.lab.files.protocol import printable
+    from multi.errors import ConfigError, MultiError, printable
 
     if traceback:
         import traceback as traces

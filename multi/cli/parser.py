@@ -46,10 +46,15 @@ def make_parser() -> argparse.ArgumentParser:
 
     get = _add(commands, "get", "multi.cli.copy:run_get", "fetch a file over all connections", CLIENT)
     get.add_argument("name", metavar="NAME", help="the file's name on the server")
-    get.add_argument("-o", "--output", metavar="FILE", type=Path, help="where to put it (default: here, same name)")
+    where = "where to put it, - for standard output (default: here, same name)"
+    get.add_argument("-o", "--output", metavar="FILE", type=Path, help=where)
+    get.add_argument("--force", action="store_true", help="replace a file that -o does not name")
 
     show = "show the interfaces of this machine and what a session can do with them"
     _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", show)
+
+    psk = _add(commands, "psk", "multi.cli.psk:run_psk", "make a pre-shared key: a line for the file of auth.psk_file")
+    psk.add_argument("name", metavar="NAME", nargs="?", default="default", help="its name (default: default)")
 
     put = _add(commands, "put", "multi.cli.copy:run_put", "store a file on the server over all connections", CLIENT)
     put.add_argument("file", metavar="FILE", type=Path, help="the file")
@@ -125,8 +130,8 @@ def _positive(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 86400")
+    if not 0 < value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and up to 3600")
     return value
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from multi.asyncio.server import Server, start_server
 from multi.config import Config, load_config
-from multi.lab.files.protocol import LINE_LIMIT, printable
+from multi.errors import printable
+from multi.lab.files.protocol import LINE_LIMIT
 from multi.lab.files.service import FileService
 from multi.lab.files.tree import FileTree
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import stat
 from pathlib import Path
 
-from multi.config.model import ConfigModel
+from multi.config.model import Auth, ConfigModel
 from multi.errors import ConfigError
 
 MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
+GOOD_KEY = 32  # bytes; what is shorter may be words, which can be guessed at any length
 MIN_RESET_KEY = 32  # bytes
 MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
 _HEX = re.compile(rf"\s*([0-9a-fA-F]{{2}}\s*){{{MIN_KEY},}}")
@@ -24,6 +26,21 @@ def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
     auth = config.auth
     if auth is None:
         return {}
+    keys = _read(config, auth)
+    if auth.strict and (doubt := _doubt(keys)):
+        raise ConfigError(f"{doubt}; allowed: longer ones", "auth.strict")
+    return keys
+
+
+def new_key(name: str) -> str:
+    """A line of a key file with a fresh key. Raises ConfigError for what cannot be a name."""
+    line = f"{name}:{secrets.token_hex(GOOD_KEY)}"
+    if re.search(r"[^!-~]|[,:]|^#", name) or len(name) not in range(1, MAX_ID + 1):
+        raise ConfigError(f"found {name!r}; allowed: at most {MAX_ID} ASCII letters, digits and signs but , and :")
+    return line
+
+
+def _read(config: ConfigModel, auth: Auth) -> dict[bytes, bytes]:
     if auth.psk_env is not None:
         value = os.environ.get(auth.psk_env)
         if value is None:
@@ -95,15 +112,29 @@ def _needed_files(config: ConfigModel) -> dict[str, Path]:
 
 
 def key_warnings(config: ConfigModel) -> tuple[str, ...]:
-    """What is doubtful about where the keys are kept."""
+    """What is doubtful about the keys, and about where they are kept."""
     named = {"auth.psk_file": config.psk_path}
+    if config.ssl_config is not None and config.ssl_config.key is not None:
+        named["ssl_config.key"] = config.resolve(config.ssl_config.key)
     if config.listen is not None and config.listen.reset_key_file is not None:
         named["listen.reset_key_file"] = config.resolve(config.listen.reset_key_file)
-    return tuple(
-        f"{key}: {path} can be read by others; use mode 0600"
-        for key, path in named.items()
-        if path is not None and _others_can_read(path)
+    try:
+        doubt = _doubt(load_keys(config))
+    except ConfigError:
+        doubt = ""  # whoever needs them is told
+    return (
+        *([f"auth: {doubt}"] if doubt else []),
+        *(
+            f"{key}: {path} can be read by others; use mode 0600"
+            for key, path in named.items()
+            if path is not None and _others_can_read(path)
+        ),
     )
+
+
+def _doubt(keys: dict[bytes, bytes]) -> str:
+    short = ", ".join(repr(name.decode()) for name, key in keys.items() if len(key) < GOOD_KEY)
+    return f"keys of less than {GOOD_KEY} bytes may be guessed (`multi psk` makes new ones): {short}" if short else ""
 
 
 def _others_can_read(path: Path) -> bool:

@@ -104,6 +104,13 @@ def _announced(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        return str(ipaddress.ip_network(value, strict=False))
+    except ValueError:
+        raise ValueError("an IP address or a network such as 192.0.2.0/24") from None
+
+
 def _transport(value: object) -> object:
     if value not in transport_names():
         raise not_one_of(transport_names())
@@ -291,8 +298,13 @@ class MultiConfig(Section):
     """`aggregate` uses all connections, `switch` the best one while the next stands by. Default `aggregate`:
     faster, and a dying network costs less."""
     resume_timeout: Annotated[float, Range(0.0, 604_800.0)] = 60.0
-    """Seconds a session without any connection waits for a new one; 0 = it is lost at once. Default 60: a
-    lift, a tunnel or a reboot of the access point, and the time Linux MPTCP allows."""
+    """Seconds a session without any connection waits for a new one; 0 = it is lost at once. Both sides tell theirs, and
+    the smaller one holds. Default 60: a lift, a tunnel or a reboot of the access point, and the time Linux MPTCP
+    allows."""
+    abandon_timeout: Annotated[float, Range(0.0, 604_800.0), Side.SERVER] = 2.0
+    """The same where the client itself has closed or reset all connections without ending the session, as when its
+    process was killed; 0 = `resume_timeout` holds. Default 2: a client that lives dials at once, and is back by then
+    from any network that works."""
     reinject: Literal["off", "rescue", "full"] = "full"
     """Sending unacknowledged bytes again on another connection: `off` only when their connection is dead,
     `rescue` also when it is suspect, `full` also when that delivers earlier. Default `full`: no stall when a
@@ -365,6 +377,8 @@ class Auth(Section):
     psk_id: KeyName | None = None
     """Name of the key, at most 64 bytes, sent in clear so that the server knows which key is meant.
     Default null: the first key."""
+    strict: bool = False
+    """Whether keys of less than 32 bytes are refused. Default false: there is a warning."""
 
 
 class Listen(Section):
@@ -390,6 +404,9 @@ class Listen(Section):
     ] = ()
     """Further IP addresses of this server, told to clients that have proved themselves: they use them as
     alternatives to those its name has, with the same port. Default none: the name's addresses are all."""
+    proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)] = ()
+    """IP addresses or networks of proxies and load balancers that clients come through: when those restart, all their
+    connections end as if clients had died, so `multi_config.abandon_timeout` does not count there. Default none."""
 
 
 class Limits(Section):

@@ -26,7 +26,7 @@ from multi.events import (
 )
 from multi.paths.history import ConnectionHistory
 from multi.paths.racing import Connect, Race
-from multi.paths.slots import Attempt, Slot, slot_key, slots_of
+from multi.paths.slots import DIAL_APART, Attempt, Slot, slot_key, slots_of
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Role
 
@@ -71,6 +71,8 @@ class _Handover:
     deadline: float
     left: list[Slot]
     """Those of `slots` that an earlier handover had left."""
+    since: float
+    """Attempts that began later are made for it: what becomes of earlier ones tells nothing of the network now."""
 
 
 class PathManager:
@@ -352,11 +354,11 @@ class PathManager:
             done(Reason(Cause.NETWORK_GONE, absent) if absent else Reason(Cause.REMOVED, "it is not wanted any more"))
             return
         left = [slot for slot in slots if slot.standby or slot.reactivated]
-        self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left)
+        self._handover = _Handover(slots, done, now + HANDOVER_TIMEOUT, left, now - DIAL_APART)
         for slot in slots:
             slot.standby = slot.reactivated = False
-            if slot.connection is None and not slot.attempts:
-                slot.retry_at = now
+            if slot.connection is None:
+                slot.dial_soon(now)
         self._notify(HandoverChanged(HandoverState.STARTED, _names(slots)))
         self._continue_handover(now)
 
@@ -531,9 +533,13 @@ class PathManager:
         if slot.wants_dial and not slot.attempts and slot.retry_at is None:
             busy = reason.cause is Cause.REFUSED_BUSY
             self._plan_next(slot, now, answered=answered, raced=attempt.raced, busy=busy)
-        wanted = self._handover.slots if self._handover is not None else []
-        if slot in wanted and slot.attempted and not any(s.attempts or s.healthy or s.retry_at == now for s in wanted):
-            self._fail_handover(reason)
+        handover = self._handover
+        if handover is not None and slot in handover.slots and attempt.started > handover.since:
+            tried = slot.failures >= len(slot.candidates)
+            if tried and not any(
+                s.healthy or s.retry_at == now or s.tries_since(handover.since) for s in handover.slots
+            ):
+                self._fail_handover(reason)
 
     def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, busy: bool) -> None:
         if busy and not self._established:

@@ -97,6 +97,10 @@ class Slot:
         """A new connection would be of use: there is none, or the one there is may be dead."""
         return not self.standby and not self.absent and not self.healthy
 
+    def tries_since(self, when: float) -> bool:
+        """A dial is under way that began after `when`."""
+        return any(attempt.started > when for attempt in self.attempts.values())
+
     def dial_again_at(self, *, detached: bool) -> float | None:
         """When to dial next; beside attempts that nobody has answered too."""
         if not self.wants_dial:

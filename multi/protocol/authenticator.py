@@ -398,12 +398,13 @@ class ServerAuthenticator(Authenticator):
         if cipher is None:
             self._refuse(connection, RefuseCode.PROTECTION)
             return
-        psk = self._psk(hello.psk_id) if self._psk is not None else b""
+        psk = b""
+        if self._psk is not None:
+            # For a name without a key there is one that nobody has: strangers do not learn which names there are.
+            psk = self._psk(hello.psk_id) or self.session.entropy(32)
         binding = connection.facts.channel_binding
         proved_by_binder = bool(psk) and connection.facts.secure
-        # An empty key proves nothing: where keys are required it counts as an unknown one.
-        unknown = self._psk is not None and not psk
-        if psk is None or unknown or (proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding))):
+        if proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding)):
             self._refuse(connection, RefuseCode.REFUSED)
             return
         if not repeat:

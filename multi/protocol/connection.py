@@ -6,6 +6,7 @@ happens to it by the session.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -80,8 +81,8 @@ class Connection:
     role_pending: bool = False
     """This side has set the role before the peer had proved itself here."""
 
-    held: list[tuple[int, bytes]] = field(default_factory=list)
-    """(lane, bytes) that came before the handshake was far enough."""
+    held: deque[tuple[int, bytes]] = field(default_factory=deque)
+    """(lane, bytes) that came before the handshake was far enough, or before there was time."""
     held_size: int = 0
     decoders: list[SegmentDecoder] = field(init=False)
     sealers: list[Sealer] | None = None
@@ -208,6 +209,11 @@ class Connection:
             output.append(self.sealers[lane].seal(header, buffers))
 
     # --- state  ---
+
+    @property
+    def behind(self) -> bool:
+        """Some of what has come could be taken and was not: there was no time."""
+        return bool(self.held) and self.receives
 
     def step(self, step: Step, reason: Reason | None = None) -> None:
         """Enter the next phase, for `reason`; without one nobody need be told."""

@@ -6,6 +6,8 @@ who takes its content. What is done about it is left to the streams, the sender,
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from multi.errors import RemoteProtocolError
@@ -29,7 +31,7 @@ from multi.protocol.payloads import (
     encode_keepalive,
 )
 from multi.protocol.scheduling import Scheduling
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentDecoder, SegmentType
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
@@ -43,6 +45,11 @@ MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not f
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
+def never() -> bool:
+    """There is time for everything."""
+    return False
+
+
 @dataclass(slots=True, eq=False)
 class Incoming:
     """Takes the bytes of all connections of one session."""
@@ -54,15 +61,24 @@ class Incoming:
     _scheduling: Scheduling
     _policy_number: int = -1
     _address_number: int = -1
+    _enough: Callable[[], bool] = never
 
-    def receive(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
-        """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection."""
-        if lane and not connection.receives:
+    def receive(
+        self, connection: Connection, data: memoryview, lane: int, now: float, enough: Callable[[], bool]
+    ) -> None:
+        """Take bytes of one lane, in order. Raises RemoteProtocolError when they end the connection.
+
+        Asked after each segment, `enough` says whether the others have to wait (`Connection.behind`).
+        """
+        self._enough = enough
+        if connection.behind:
+            if data:
+                connection.held.append((lane, bytes(data)))
+            self._release_held(connection, now)
+        elif lane and not connection.receives:
             self._hold(connection, lane, bytes(data))
-            return
-        decoder = connection.decoders[lane]
-        decoder.streaming = connection.receives and connection.openers is None
-        self._feed(connection, decoder, data, lane, now)
+        else:
+            self._feed(connection, data, lane, now)
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
         if connection.phase is not Phase.DISCARDING:
@@ -71,19 +87,23 @@ class Incoming:
         if connection.held_size > HELD_LIMIT:
             raise RemoteProtocolError("too many bytes before the handshake", Cause.FLOW_CONTROL)
 
-    def release_held(self, connection: Connection, now: float) -> None:
-        """The handshake is far enough: take what had to wait for it."""
-        held, connection.held = connection.held, []
-        for lane, data in held:
-            if not connection.alive:
+    def _release_held(self, connection: Connection, now: float) -> None:
+        """The handshake is far enough, or there is time again: take what had to wait for it."""
+        held, connection.held = connection.held, deque()
+        while held and connection.alive:
+            lane, data = held.popleft()
+            self._feed(connection, memoryview(data), lane, now)
+            if connection.held or self._enough():
+                connection.held += held
                 return
-            decoder = connection.decoders[lane] if lane else SegmentDecoder()
-            self._feed(connection, decoder, memoryview(data), lane, now)
 
-    def _feed(self, connection: Connection, decoder: SegmentDecoder, data: memoryview, lane: int, now: float) -> None:
+    def _feed(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
+        decoder = connection.decoders[lane]
+        decoder.streaming = connection.receives and connection.openers is None
         for segment in decoder.feed(data):
             if not connection.alive:
                 return
+            taken = decoder.taken
             if segment.session_id != self._session.session_id:
                 raise RemoteProtocolError("a segment of another session")
             if connection.openers is not None and (segment.type not in HANDSHAKE_TYPES or connection.receives):
@@ -94,9 +114,15 @@ class Incoming:
             else:
                 self._session.needs_flush = True
                 self._segment(connection, segment, lane, now)
+            if connection.behind or self._enough():
+                if taken < len(data):
+                    connection.held.append((lane, bytes(data[taken:])))
+                return
 
     def _data(self, connection: Connection, segment: Segment, now: float) -> None:
         """The common case, once the handshake is far enough."""
+        if not segment.payload:
+            raise RemoteProtocolError("a DATA segment without data")
         self._heard(connection, now)
         self._still_needed(connection, now)
         connection.payload_received += len(segment.payload)
@@ -139,8 +165,8 @@ class Incoming:
             if lane:
                 raise RemoteProtocolError("a handshake segment outside lane 0")
             self._auth.handle(connection, segment, now)
-            if connection.receives and connection.held:
-                self.release_held(connection, now)
+            if connection.behind:
+                self._release_held(connection, now)
             return
         if not connection.receives:
             if self._session.side is Side.CLIENT:

@@ -165,10 +165,12 @@ class SegmentDecoder:
     its own at its own sequence number, and the rest follows. Only unsealed segments can be cut so.
     """
 
-    __slots__ = ("_need", "_rest", "_stash", "streaming", "unfinished")
+    __slots__ = ("_need", "_rest", "_stash", "streaming", "taken", "unfinished")
 
     def __init__(self) -> None:
         self.streaming = False
+        self.taken = 0
+        """Bytes of the last feed up to the end of the segment yielded last; who stops there feeds the others later."""
         self.unfinished = 0
         """Number of the unfinished segment: each that comes in pieces has another."""
         self._stash = bytearray()
@@ -182,7 +184,7 @@ class SegmentDecoder:
         return len(self._stash)
 
     def feed(self, data: memoryview) -> Iterator[Segment]:
-        """Yield the segments completed by `data`; must be exhausted before the next call.
+        """Yield the segments completed by `data`; must be exhausted before the next call, or given up (see `taken`).
 
         Raises RemoteProtocolError after yielding everything before the fault.
         """
@@ -195,23 +197,27 @@ class SegmentDecoder:
             self._stash, self._need = bytearray(), HEADER_LENGTH
             segment = self._cut(stash, 0, _header_at(stash, 0), owned=True)
             if self._rest is None:
+                self.taken = position
                 yield segment
-        if self._rest is not None:
+        if self._rest is not None and position < total:
             last, missing = self._rest
             payload = data[position : position + missing]
             start = last.sequence + len(last.payload)
             part = Segment(last.type, last.session_id, start, last.stream, last.header, payload, False)
             self._rest = (part, missing - len(payload)) if len(payload) < missing else None
-            yield part
             position += len(payload)
+            self.taken = position
+            yield part
         while total - position >= HEADER_LENGTH:
             header = _header_at(data, position)
             need = self._enough(header)
             if total - position < need:
                 self._need = need
                 break
-            yield self._cut(data, position, header, owned=False)
-            position += header[2]
+            segment = self._cut(data, position, header, owned=False)
+            position = self.taken = min(position + header[2], total)
+            if segment.payload or self._rest is None:
+                yield segment
         if position < total:
             if data[position] != VERSION:
                 raise RemoteProtocolError(f"unknown version {data[position]}")

@@ -9,6 +9,7 @@ the bytes. Which connections should exist is decided by `multi.paths`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from multi.events import (
@@ -35,7 +36,7 @@ from multi.paths.manager import NETWORK_GONE, PathManager
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
-from multi.protocol.dispatch import Incoming
+from multi.protocol.dispatch import Incoming, never
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.payloads import (
@@ -74,6 +75,7 @@ MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a 
 MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
+TROUBLE = 10.0  # seconds after a silent loss in which a peer that closes the rest may have lost its networks
 UNKNOWN_SAID = 3  # times on every network that is there: then a session without a connection believes it is forgotten
 
 ABORTED = Reason(Cause.ABORTED, "aborted")
@@ -84,6 +86,7 @@ PEER_CLOSED = Reason(Cause.PEER_CLOSED, "the peer closed the connection")
 PEER_CLOSED_EARLY = Reason(Cause.PEER_CLOSED, "the peer closed the connection during the handshake")
 PEER_LOST = Reason(Cause.PEER_LOST, "the peer lost it")
 READS_NOTHING = Reason(Cause.FLOW_CONTROL, "the peer sends and does not read")
+LEFT = "the peer closed all connections and did not come back: "
 NO_CONNECTION = Reason(Cause.NO_CONNECTION, "no connection could be opened")
 REMOVED = Reason(Cause.REMOVED, "removed")
 SESSION_GONE = Reason(Cause.SESSION_GONE, "session gone: the server no longer knows this session")
@@ -133,6 +136,12 @@ class SessionCore(SessionBase):
         self._created_at = now
         self.resume_timeout = settings.resume_timeout
         """Seconds without a connection after which it ends: the smaller of what the two sides want."""
+        self._patience = settings.resume_timeout
+        """Seconds it waits since it was detached."""
+        self._trouble_at = -inf
+        """When a connection was lost last in another way than closed by the peer."""
+        self.left_at: float | None = None
+        """When the peer closed the last connection, as the death of its process does; None = it is here, or lost."""
         self._said_unknown: dict[str, int] = {}
         """How often a server that has proved nothing said so since the last connection, by interface."""
         self.streams.create(STREAM_ZERO, DEFAULT_PRIORITY)
@@ -165,15 +174,27 @@ class SessionCore(SessionBase):
         self.notify(created.changed())
         self._auth.opened(created, now)
 
-    def receive(self, connection: ConnectionId, data: memoryview, lane: int = 0, *, now: float) -> None:
-        """Bytes of one lane have come, in order."""
+    def receive(
+        self,
+        connection: ConnectionId,
+        data: memoryview,
+        lane: int = 0,
+        *,
+        now: float,
+        enough: Callable[[], bool] = never,
+    ) -> None:
+        """Bytes of one lane have come, in order.
+
+        Asked after each segment, `enough` says whether the others have to wait. While the session is `behind` with them
+        it goes on with each call, also with one that brings nothing.
+        """
         self.now = now
         found = self.connections.get(connection)
         if found is None or not found.alive:
             return
         found.bytes_received += len(data)
         try:
-            self._incoming.receive(found, data, lane, now)
+            self._incoming.receive(found, data, lane, now, enough)
         except RemoteProtocolError as error:
             self.needs_flush = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
@@ -181,6 +202,11 @@ class SessionCore(SessionBase):
                 if not found.authenticated and not found.answered and self.side is Side.CLIENT:
                     reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
                 self.disconnect(found, reason, abort=True)
+
+    def behind(self, connection: ConnectionId) -> bool:
+        """Whether bytes that have come on it wait for the next `receive`."""
+        found = self.connections.get(connection)
+        return found is not None and found.alive and found.behind
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
@@ -283,6 +309,11 @@ class SessionCore(SessionBase):
             if self._hears(connection):
                 connection.send(SegmentType.CLOSE, payload, self.now)
         self._end(reason)
+
+    def wait_for_peer(self, *, now: float) -> None:
+        """Its process may live although it has closed all connections: give it the whole `resume_timeout`."""
+        self._act(now)
+        self._patience = self.resume_timeout
 
     def fail(self, reason: Reason, *, now: float) -> None:
         """End the session for a reason outside of it: no candidate could be opened."""
@@ -436,10 +467,10 @@ class SessionCore(SessionBase):
         for connection in self.connections.alive():
             self._liveness.check(connection, now)
         self._auth.handle_timer(now)
-        if self._detached_at is not None and now >= self._detached_at + self.resume_timeout:
-            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            text = f"no connection for {self.resume_timeout:g} s"
-            self._end(IN_ORDER if everything_said else Reason(Cause.RESUME_TIMEOUT, text))
+        if self._detached_at is not None and now >= self._detached_at + self._patience:
+            abandoned = self._patience < self.resume_timeout
+            cause, text = (Cause.PEER_CLOSED, LEFT) if abandoned else (Cause.RESUME_TIMEOUT, "")
+            self._end_alone(Reason(cause, f"{text}no connection for {self._patience:g} s"))
         if self.lingering_since is not None and now >= self.lingering_since + self._linger:
             self._end(IN_ORDER)
         if (
@@ -474,7 +505,7 @@ class SessionCore(SessionBase):
         if self.paths is not None:
             due.append(self.paths.next_timer())
         if self._detached_at is not None:
-            due.append(self._detached_at + self.resume_timeout)
+            due.append(self._detached_at + self._patience)
         if self.lingering_since is not None:
             due.append(self.lingering_since + self._linger)
         alive = self.connections.alive()
@@ -688,6 +719,7 @@ class SessionCore(SessionBase):
         if self._detached_at is not None:
             after, self._detached_at = self.now - self._detached_at, None
             self.move(SessionState.OPEN)
+            self.left_at = None
             self.notify(SessionResumed(after))
         self._bound_connections(connection)
         if connection.role_pending:
@@ -702,7 +734,6 @@ class SessionCore(SessionBase):
         if self.side is Side.SERVER:
             connection.allowance = None
         self._auth.hand_out_tickets(connection)
-        self._incoming.release_held(connection, self.now)
 
     def start_over(self, connection: Connection) -> None:
         connection.unprotect()
@@ -721,10 +752,7 @@ class SessionCore(SessionBase):
         networks = self.paths.networks() if self.paths is not None else {""}
         everywhere = all(said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks)
         if everywhere or self._auth.knows_reset(refuse.token):
-            # Where all we wrote was acknowledged, the server has heard so and ended: nothing is lost.
-            everything_said = self.closing and self.streams.all_sent_acknowledged and self.outbox.settled
-            lingers = self.lingering_since is not None
-            self._end(IN_ORDER if lingers or everything_said else SESSION_GONE)
+            self._end_alone(SESSION_GONE)
 
     def disconnect(
         self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST
@@ -741,8 +769,11 @@ class SessionCore(SessionBase):
 
     def _retire(self, connection: Connection, state: ConnectionState, reason: Reason) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
-        if state is ConnectionState.LOST and connection.authenticated and connection.id != self._peer_lost:
-            self._liveness.say(connection, DrainStep.LOST)
+        closed_by_peer = reason.cause is Cause.PEER_CLOSED
+        if state is ConnectionState.LOST and connection.authenticated:
+            self._trouble_at = self._trouble_at if closed_by_peer else self.now
+            if connection.id != self._peer_lost:
+                self._liveness.say(connection, DrainStep.LOST)
         connection.step(Step.CLOSE if state is ConnectionState.CLOSED else Step.LOSE, reason)
         self.outbox.lose(connection)
         self.sender.lose(connection)
@@ -754,8 +785,13 @@ class SessionCore(SessionBase):
         lives = self.confirmed and self.state is not SessionState.CLOSED and self.lingering_since is None
         if lives and self._detached_at is None and not self.connections.authenticated():
             self._detached_at = self.now
+            self._patience = self.resume_timeout
+            abandon = self.settings.abandon_timeout if self.side is Side.SERVER else 0.0
+            if abandon and closed_by_peer and self.now >= self._trouble_at + TROUBLE:
+                self.left_at = self.now
+                self._patience = min(self._patience, abandon)
             self.move(SessionState.DETACHED)
-            self.notify(SessionDetached(self.settings.resume_timeout))
+            self.notify(SessionDetached(self._patience))
 
     def forget_connection(self, connection: ConnectionId) -> None:
         """Drop the record of a connection that has ended; its final facts were given with its last event."""
@@ -813,6 +849,12 @@ class SessionCore(SessionBase):
         left = self.sender.unacked
         text = f"the peer closed the session before {left} bytes were acknowledged"
         self._end(Reason(Cause.PEER_CLOSED, text) if left else IN_ORDER)
+
+    def _end_alone(self, reason: Reason) -> None:
+        """The peer will not come back. After our `close` that is in order where it has all, and one end is known."""
+        has_all = not self.sender.unacked and self.streams.all_received
+        told = self.streams.all_sent_acknowledged
+        self._end(IN_ORDER if self.closing and (told or has_all) else reason)
 
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""

@@ -42,6 +42,8 @@ class SessionSettings:
     """Servers: take the client's policy unless the server's own configuration says otherwise."""
     handshake_timeout: float = 5.0
     resume_timeout: float = 60.0
+    abandon_timeout: float = 2.0
+    """The same after the peer itself has closed all connections without a word; 0 = that changes nothing. Servers."""
     idle_timeout: float = 60.0
     """A connection on which nothing was received for so long is lost; per transport, see `idle_timeouts`."""
     idle_timeouts: tuple[tuple[str, float], ...] = ()

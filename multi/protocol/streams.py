@@ -17,6 +17,7 @@ from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, Side, StreamId
 
 LOWEST_PRIORITY = 7
+HIGHEST_CODE = 2**32 - 1
 DEFAULT_PRIORITY = 3
 STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
 RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
@@ -50,8 +51,7 @@ class Streams:
             self._receiver.discard(received)
 
     def open(self, priority: int) -> StreamId | None:
-        if not 0 <= priority <= LOWEST_PRIORITY:
-            raise LocalProtocolError(f"priority {priority} is not in 0..{LOWEST_PRIORITY}")
+        _check("priority", priority, LOWEST_PRIORITY)
         if self._over:
             raise self._ended or SessionLost()
         if self._closing:
@@ -125,6 +125,7 @@ class Streams:
                 self._outbox.add(SegmentType.FIN, encode_unsigned((stream.end_offset, 8)), stream.id)
 
     def reset(self, stream: StreamId, code: int, now: float) -> None:
+        _check("code", code, HIGHEST_CODE)
         found = self._sender.streams.get(stream)
         if found is None or found.finish_acked or found.reset_code is not None or self._over:
             return
@@ -139,11 +140,21 @@ class Streams:
         for stream in list(self._sender.streams):
             self.finish(stream)
         for received in list(self._receiver.streams.values()):
-            self._receiver.discard(received)
+            self._discard(received)
+
+    def _discard(self, received: ReceiveStream) -> None:
+        """Read no more; whoever waits to read hears of it now, and not when the peer says something."""
+        self._receiver.discard(received)
+        self._session.emit(received.news)
 
     @property
     def all_sent_acknowledged(self) -> bool:
         return all(s.done for s in self._sender.streams.values())
+
+    @property
+    def all_received(self) -> bool:
+        """Everything the peer has written has come, up to the end of each stream."""
+        return all(r.complete for r in self._receiver.streams.values())
 
     def send_error(self, stream: StreamId) -> SessionLost | None:
         """Why the writing side no longer works, or None."""
@@ -189,10 +200,11 @@ class Streams:
         return self._ended
 
     def stop_sending(self, stream: StreamId, code: int) -> None:
+        _check("code", code, HIGHEST_CODE)
         found = self._receiver.streams.get(stream)
         if found is None or found.discarding or self._over:
             return
-        self._receiver.discard(found)
+        self._discard(found)
         if not found.complete:
             self._outbox.add(SegmentType.STOP_SENDING, encode_unsigned((code, 4)), stream)
         self.maybe_over(stream)
@@ -272,3 +284,9 @@ class Streams:
     def session_ended(self, error: SessionLost | None) -> None:
         self._over = True
         self._ended = error
+
+
+def _check(name: str, found: int, highest: int) -> None:
+    """Refuse what the wire has no room for before anything has changed."""
+    if not isinstance(found, int) or not 0 <= found <= highest:
+        raise LocalProtocolError(f"{name} {found} is not in 0..{highest}")

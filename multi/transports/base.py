@@ -5,7 +5,8 @@ beside this module that calls `register_transport` is a new transport, and the s
 `tests/integration/test_transport_contract.py`.
 
 Rules every channel keeps
-- It always reads its socket; flow control is session credit, never socket back-pressure.
+- It always reads its socket, unless its sink is behind; flow control is session credit, never socket back-pressure.
+- It reads for `READ_TIME` at most before the event loop's other callbacks get their turn.
 - `write` never blocks and never fails: what the network does not take is kept and sent later; a failure is
   reported once through `sink.connection_lost`, never from inside `write`, `flush`, `close` or `abort`.
 - Callbacks are never made from inside `dial`, and never from inside `write` or `flush`.
@@ -15,6 +16,7 @@ Rules every channel keeps
 from __future__ import annotations
 
 import re
+from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -60,6 +62,13 @@ class AdmissionControl:
     def settled(self, connection: Hashable) -> None:
         """Its peer has proved itself, or it is gone."""
 
+    def in_turn(self, connection: Hashable, host: str, work: Callable[[], None]) -> None:
+        """Do for a connection that was counted in what may cost a millisecond, when it is the turn of `host`.
+
+        It is not done when the connection is settled before; more work in the place of what has not been done.
+        """
+        work()
+
     def crowded(self, host: str) -> bool:
         """Whether whoever comes from there should show that the address is his own before he gets a connection."""
         return False
@@ -86,8 +95,15 @@ class TransportSettings:
         return given
 
 
+READ_TIME = 0.005  # seconds of one callback for reading and for what a sink does about it: others wait meanwhile
+
+
 class ChannelSink(Protocol):
     """What a channel calls. Implemented by the session driver and by the server's reception."""
+
+    @property
+    def behind(self) -> bool:
+        """It has no time for all that was delivered. A channel waits with more, and asks in each turn of the loop."""
 
     def data_received(self, data: memoryview, lane: int) -> None:
         """Bytes of one lane, in order. The memory is valid during the call only."""
@@ -160,6 +176,10 @@ class Listener(Protocol):
     @property
     def address(self) -> tuple[str, int]:
         """The address and port really bound."""
+
+    @property
+    def sock(self) -> TransportSocket:
+        """As in asyncio's `Server.sockets`."""
 
     def close(self) -> None:
         """Stop accepting. Channels already accepted live on."""

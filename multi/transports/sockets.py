@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from multi.errors import TransportError
 from multi.transports.tcp.settings import TcpSettings
@@ -22,6 +23,7 @@ from multi.types import Candidate, Family
 
 SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
+Socket = TypeVar("Socket", bound=socket.socket)
 
 LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 NOTSENT_LOWAT = 16 * 1024  # bytes; unsent ones cannot be taken back from a slow path. Channels raise it on fast ones
@@ -43,6 +45,21 @@ _WORDS = {  # where the system's own text is not what people say
     errno.EAFNOSUPPORT: "this machine does not support that IP version",
     errno.ENOBUFS: "no buffer space",
 }
+
+
+_ours: WeakSet[socket.socket] = WeakSet()
+
+
+def ours(sock: Socket) -> Socket:
+    """Every socket that carries or accepts connections goes through here, for `close_in_child`."""
+    _ours.add(sock)
+    return sock
+
+
+def close_in_child() -> None:
+    """In a forked child: close its copies, so that nothing it does is heard. Their connections are the parent's."""
+    for sock in list(_ours):
+        sock.close()
 
 
 def words(error: OSError) -> str:
@@ -123,7 +140,7 @@ def bound_socket(candidate: Candidate, kind: int, protocol: int = 0) -> socket.s
         except OSError as error:
             raise transport_error(error, doing) from error
         undo.pop_all()
-    return sock
+    return ours(sock)
 
 
 def tune_stream(sock: socket.socket, settings: TcpSettings, remote: str) -> None:
@@ -211,11 +228,12 @@ async def ready(sock: socket.socket, *, writing: bool = False) -> None:
     loop = asyncio.get_running_loop()
     add, remove = (loop.add_writer, loop.remove_writer) if writing else (loop.add_reader, loop.remove_reader)
     event = asyncio.Event()
-    add(sock.fileno(), event.set)
+    descriptor = sock.fileno()
+    add(descriptor, event.set)
     try:
         await event.wait()
     finally:
-        remove(sock.fileno())
+        remove(descriptor)
 
 
 def listening_socket(host: str, port: int, open_socket: Callable[[int], socket.socket]) -> socket.socket:
@@ -251,4 +269,4 @@ def _bind_server(host: str, port: int, open_socket: Callable[[int], socket.socke
         except OSError as error:
             raise transport_error(error, f"cannot listen on {format_address((host, port))}") from error
         undo.pop_all()
-    return sock
+    return ours(sock)

@@ -6,10 +6,11 @@ Decides what is verified and how application bytes become records. Sockets and e
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,11 +19,12 @@ from typing import Any
 from multi.errors import TransportError
 from multi.transports.base import Buffer, ChannelInfo, TlsSettings
 from multi.transports.certificates import check_own, check_pin, fault_of, read_certificates, refused, stamp
-from multi.transports.sockets import ready, transport_error
+from multi.transports.sockets import ours, ready, transport_error
 
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this
 CONTEXTS_KEPT = 8  # a process talks to few servers that want different certificates
+RECORDS_PER_READ = 128  # twice as many full ones as fit the buffer; a peer may send records of one byte
 WRITE_SIZE = 64 * 1024  # bytes per SSL_write: four full records; small buffers are gathered up to it
 
 _NO_TLS = "the peer does not speak TLS"
@@ -123,11 +125,21 @@ def secured_info(info: ChannelInfo, sock: ssl.SSLSocket, tls: TlsSettings, peer:
     )
 
 
-async def handshake(sock: ssl.SSLSocket, peer: str) -> None:
-    """Raises TransportError in words, in which `peer` names the other side; cancelling is safe."""
+async def at_once(step: Callable[[], None]) -> None:
+    """Nobody else waits."""
+    step()
+
+
+async def handshake(
+    sock: ssl.SSLSocket, peer: str, take: Callable[[Callable[[], None]], Awaitable[None]] = at_once
+) -> None:
+    """Raises TransportError in words, in which `peer` names the other side; cancelling is safe.
+
+    `take` takes a step, which may cost a millisecond, when it may.
+    """
     while True:
         try:
-            sock.do_handshake()
+            await take(sock.do_handshake)
             break
         except ssl.SSLWantReadError:
             writing = False
@@ -146,7 +158,7 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
     The new object owns the file descriptor. Raises TransportError.
     """
     try:
-        return context.wrap_socket(
+        secure = context.wrap_socket(
             sock,
             server_side=server_name is None,
             do_handshake_on_connect=False,
@@ -155,6 +167,7 @@ def wrap(sock: socket.socket, context: ssl.SSLContext, server_name: str | None) 
         )
     except (OSError, ValueError) as error:
         raise TransportError(f"TLS cannot start: {error}") from error
+    return ours(secure)
 
 
 def handshake_error(error: OSError, peer: str) -> TransportError:
@@ -190,12 +203,14 @@ class TlsStream:
             return self._sock.recv_into(buffer)  # TLS is over: the rest is only thrown away, still encrypted
         total = 0
         try:
-            while total < len(buffer):
+            for _ in range(RECORDS_PER_READ):
                 size: Any = self._sock.read(len(buffer) - total, buffer[total:])  # an int
                 if not size:
                     self._ended = True
                     break
                 total += size
+                if total == len(buffer):
+                    break
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not total:
                 raise BlockingIOError from None
@@ -246,5 +261,5 @@ def _gather(buffers: Sequence[Buffer]) -> Buffer:
 
 def _stream_error(error: ssl.SSLError) -> TransportError:
     if isinstance(error, ssl.SSLEOFError):
-        return TransportError("connection cut off without a TLS goodbye")
+        return TransportError(errno.ECONNRESET, "connection cut off without a TLS goodbye")
     return TransportError(_reason(error))

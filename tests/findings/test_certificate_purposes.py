@@ -38,9 +38,6 @@ async def talks(files: Certificates, way: str, engine: str, server: str, client:
             await exchanged(session)
 
 
-fails_today = pytest.mark.xfail(
-    strict=True, raises=pytest.fail.Exception, reason="QUIC does not look at the purpose a certificate is made for"
-)
 WAYS = {"tls": ("tcp-tls", "aioquic"), "aioquic": ("quic", "aioquic"), "qh3": ("quic", "qh3")}
 
 
@@ -51,15 +48,13 @@ def talk(files: Certificates, way: str, server: str, client: str | None = None) 
     run(talks(files, name, engine, server, client))
 
 
-@pytest.mark.parametrize(
-    "way", ["tls", pytest.param("aioquic", marks=fails_today), pytest.param("qh3", marks=fails_today)]
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_certificate_for_clients_is_not_taken_as_the_server_s(way: str, certificates: Certificates) -> None:
-    with pytest.raises(multi.MultiError):
+    with pytest.raises(multi.MultiError, match=r"the certificate of .* is not made for this purpose"):
         talk(certificates, way, "posing")
 
 
-@pytest.mark.parametrize("way", ["tls", pytest.param("aioquic", marks=fails_today)])
+@pytest.mark.parametrize("way", ["tls", "aioquic"])
 def test_a_certificate_for_servers_is_not_taken_as_a_client_s(way: str, certificates: Certificates) -> None:
     with pytest.raises(multi.MultiError):
         talk(certificates, way, "server", "server")
@@ -72,3 +67,9 @@ def test_certificates_made_for_both_ends_are_taken(way: str, certificates: Certi
 
 def test_a_certificate_made_for_the_server_is_taken_by_either_engine(certificates: Certificates) -> None:
     talk(certificates, "qh3", "server")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_ip_address_among_the_dns_names_is_refused_in_words(way: str, certificates: Certificates) -> None:
+    with pytest.raises(multi.MultiError, match=r"the certificate of .* is not for that name"):
+        talk(certificates, way, "misnamed")

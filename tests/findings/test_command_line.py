@@ -52,7 +52,6 @@ def test_for_a_mistyped_command_the_right_one_is_suggested() -> None:
     assert re.search(r"(did you|maybe you|perhaps you) mean\S*\W+check\b", done.stderr), done.stderr
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="`get -o -` writes to a file whose name is a minus sign")
 def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
     done = run("get", files.client_config(port), "letter", "-o", "-", cwd=files.here)
     given(done.returncode == 0, done.stderr)
@@ -65,7 +64,6 @@ def test_a_minus_as_output_is_standard_output(files: Files, port: int) -> None:
 # --- messages ---
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="a line of the QUIC engine stands before the error")
 def test_an_error_comes_without_lines_of_the_quic_engine(files: Files, port: int) -> None:
     other = run("cert", files.root / "other-certs")
     given(other.returncode == 0, other.stderr)
@@ -138,9 +136,6 @@ def test_checking_a_configuration_calls_no_function_it_names(
     assert foreign("os:abort").returncode in (0, 1, 2)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="nobody looks who else may read or change the private key of a server"
-)
 def test_a_private_key_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
     files = Files(tmp_path)
     config = files.server_config()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import os
 import socket
-import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,13 +13,16 @@ from pathlib import Path
 
 import pytest
 
+from multi.protocol.payloads import Ack, encode_ack
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.settings import Protect
 from multi.types import ConnectionState, SessionId, StreamId
+from tests.integration.callbacks import CALLBACK, Callback, callbacks_measured
 from tests.integration.hostile import HandMade
 from tests.integration.support import Way, collect, run, serving, until
 
 KIB, MIB = 1 << 10, 1 << 20
+WINDOW = 64 * KIB  # what a server lets a session send at first, and counts for it
 
 
 def data(session: SessionId, offset: int, size: int, stream: int = 0) -> bytes:
@@ -36,25 +38,6 @@ async def client_at(port: int) -> HandMade:
 # --- time ---
 
 
-class Turns:
-    """Measures the processor time this thread spends in each turn of its event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.longest = 0.0
-        self._begun = time.thread_time()
-        self._handle = self._loop.call_soon(self._next)
-
-    def _next(self) -> None:
-        self.longest = max(self.longest, time.thread_time() - self._begun)
-        time.sleep(0.01)  # so that there is always something to read
-        self._begun = time.thread_time()
-        self._handle = self._loop.call_soon(self._next)
-
-    def stop(self) -> None:
-        self._handle.cancel()
-
-
 @contextmanager
 def socket_of(client: HandMade) -> Iterator[socket.socket]:
     """Its socket for another thread to write to."""
@@ -63,44 +46,80 @@ def socket_of(client: HandMade) -> Iterator[socket.socket]:
         yield raw
 
 
-async def longest_turn(way: Way, size: int) -> float:
-    """Seconds of processor time in the longest turn of a server that is sent the same bytes again and again."""
+async def longest_callback(way: Way, segment: Callable[[SessionId], bytes]) -> Callback:
+    """The longest of a server that is sent the same bytes again and again."""
     async with serving(way) as (server, _):
         client = await client_at(server.port)
-        with socket_of(client) as raw:
-            segment = data(client.session_id, 0, size)
-            said = segment * (VOLUME // len(segment))
-            turns = Turns()
-            try:
-                with suppress(OSError):
-                    await asyncio.to_thread(raw.sendall, said)
-            finally:
-                turns.stop()
-                client.writer.transport.abort()
-            return turns.longest
+        try:
+            with socket_of(client) as raw, callbacks_measured() as longest, suppress(OSError):
+                said = segment(client.session_id)
+                await asyncio.to_thread(raw.sendall, said * (VOLUME // len(said)))
+        finally:
+            client.writer.transport.abort()
+        return longest
 
 
-VOLUME = 8 * MIB
-TURN = 0.1  # seconds; today it is 0.3
+VOLUME = 4 * MIB
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="a turn reads up to 4 MiB, however many segments they are"
+@pytest.mark.parametrize(
+    "segment",
+    [
+        pytest.param(lambda session: data(session, 0, 1), id="a byte"),
+        pytest.param(lambda session: data(session, 0, 16 * KIB), id="many bytes"),
+        pytest.param(lambda session: encode(SegmentType.KEEPALIVE, session, bytes(9)), id="a question"),
+        pytest.param(lambda session: encode(SegmentType.ACK, session, encode_ack(Ack(WINDOW, 0))), id="an ACK"),
+        pytest.param(lambda session: encode(SegmentType.DRAIN, session, b"\0\0\0\x63\4"), id="DRAIN again"),
+    ],
 )
-@pytest.mark.parametrize("size", [0, 1])
-def test_tiny_segments_do_not_keep_a_server_from_its_other_connections(
-    size: int, development_certificates: Path
+def test_no_segments_keep_a_server_from_its_other_connections(
+    segment: Callable[[SessionId], bytes], development_certificates: Path
 ) -> None:
-    assert run(longest_turn(Way(development_certificates, "tcp-plain"), size)) < TURN
+    longest = run(longest_callback(Way(development_certificates, "tcp-plain"), segment))
+    assert longest.seconds < CALLBACK, longest
 
 
-def test_large_segments_do_not_keep_a_server_from_its_other_connections(development_certificates: Path) -> None:
-    assert run(longest_turn(Way(development_certificates, "tcp-plain"), 16 * KIB)) < TURN
+async def read_from_leaver(way: Way, size: int) -> bytes:
+    """What is read of a client that says bytes one by one, more than there is time for at once, and no more."""
+    async with serving(way) as (server, inbox):
+        client = await client_at(server.port)
+        session = await inbox.session()
+        said = b"".join(data(client.session_id, offset, 1) for offset in range(size))
+        with socket_of(client) as raw:
+            await asyncio.to_thread(raw.sendall, said)
+        client.writer.write_eof()
+        try:
+            return await session.reader.readexactly(size)
+        finally:
+            client.writer.transport.abort()
+
+
+def test_what_a_server_has_no_time_for_is_not_lost_with_the_connection(development_certificates: Path) -> None:
+    assert run(read_from_leaver(Way(development_certificates, "tcp-plain"), 20_000)) == bytes(20_000)
+
+
+async def ended_by(way: Way, segment: Callable[[SessionId], bytes]) -> bool:
+    """Whether the server ends a connection that says this."""
+    async with serving(way) as (server, _):
+        client = await client_at(server.port)
+        client.send(segment(client.session_id))
+        try:
+            await asyncio.wait_for(client.gone(), 1)
+        except TimeoutError:
+            return False
+        finally:
+            client.writer.transport.abort()
+        return True
+
+
+def test_data_without_a_byte_costs_the_connection(development_certificates: Path) -> None:
+    way = Way(development_certificates, "tcp-plain")
+    assert run(ended_by(way, lambda session: data(session, 0, 0)))
+    assert not run(ended_by(way, lambda session: data(session, 0, 1)))
 
 
 # --- memory ---
 
-WINDOW = 64 * KIB  # what a server lets a session send at first, and counts for it
 MOST = 5 * MIB // 2  # today it is 7
 
 

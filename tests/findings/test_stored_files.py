@@ -91,11 +91,6 @@ async def name_of_unfinished(directory: Path) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="ONLY ROOT can make files of another user")
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a file of another user in the place of the unfinished one is written to and kept, and stays his to change",
-)
 def test_what_was_stored_cannot_be_changed_by_another_user(tmp_path: Path) -> None:
     async def scenario() -> bytes:
         served, original = tmp_path / "served", tmp_path / "original"
@@ -127,14 +122,10 @@ def test_a_file_that_fits_is_taken(tmp_path: Path) -> None:
     assert isinstance(run(answer_to(tmp_path, len(CONTENT))), Receiving)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="whatever size is announced, the server begins to write it down"
-)
 def test_a_file_larger_than_the_disk_is_refused_before_it_is_sent(tmp_path: Path) -> None:
     assert isinstance(run(answer_to(tmp_path, EXBIBYTE)), FileRefused)
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="nothing ever removes files that nobody went on storing")
 def test_unfinished_files_of_long_ago_are_removed(tmp_path: Path) -> None:
     async def scenario() -> list[str]:
         served, original = tmp_path / "served", tmp_path / "original"
@@ -151,11 +142,6 @@ def test_unfinished_files_of_long_ago_are_removed(tmp_path: Path) -> None:
     assert run(scenario()) == ["another"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="whoever asks to store a file of the same name is told size and hash of what another has begun to store",
-)
 def test_a_client_is_not_told_what_one_with_another_key_has_begun_to_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

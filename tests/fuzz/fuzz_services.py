@@ -216,6 +216,9 @@ class _Writer:
     def close(self) -> None:
         self.closed = True
 
+    def is_closing(self) -> bool:
+        return self.closed
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self if name == "session" else default
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ DAY = datetime.timedelta(days=1)
 class Certificates:
     """Files in one directory: an authority, a server for localhost, a client, and things gone wrong.
 
-    "posing" bears the server's names and is for clients.
+    "posing" bears the server's names and is for clients, "misnamed" has an address where a DNS name belongs.
     """
 
     directory: Path
@@ -67,6 +68,7 @@ def certificates_in(directory: Path) -> Certificates:
         ]:
             _issue(files, name, authority, key, server, since, until)
         _issue(files, "posing", authority, key, True, -5, 10, purpose=ExtendedKeyUsageOID.CLIENT_AUTH)
+        _issue(files, "misnamed", authority, key, True, -5, 10, names=[x509.DNSName("127.0.0.1")])
         _issue(files, "stranger", other, other_key, False, -5, 10)
     return files
 
@@ -91,6 +93,11 @@ def _issue(
     since: int,
     until: int,
     purpose: x509.ObjectIdentifier | None = None,
+    names: Sequence[x509.GeneralName] = (
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+        x509.IPAddress(ipaddress.ip_address("::1")),
+    ),
 ) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     issuer = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
@@ -102,8 +109,6 @@ def _issue(
         x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False
     )
     if server:
-        names: list[x509.GeneralName] = [x509.DNSName("localhost")]
-        names += [x509.IPAddress(ipaddress.ip_address(host)) for host in ("127.0.0.1", "::1")]
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     files.cert(name).write_bytes(_pem(builder.sign(authority_key, hashes.SHA256())))
     files.key(name).write_bytes(

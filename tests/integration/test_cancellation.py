@@ -333,7 +333,7 @@ def test_leaving_connect_flushes_everything(development_certificates: Path) -> N
 def test_event_loop_may_end_while_a_session_is_open(
     busy: bool, way: str, loop: str, development_certificates: Path
 ) -> None:
-    async def scenario() -> None:
+    async def scenario() -> multi.SessionWriter:
         inbox, described = Inbox(), Way(development_certificates, way)
         server = await multi.start_server(inbox.on_client, described.server())
         _, writer = await multi.open_connection(described.client(server.port))
@@ -342,6 +342,7 @@ def test_event_loop_may_end_while_a_session_is_open(
             writer.write(bytes(50_000_000))
             server_writer.write(bytes(50_000_000))
             await asyncio.sleep(0)
+        return writer  # held until the loop has ended
 
     run(scenario(), loop)  # which fails for warnings, sockets and reports
 

@@ -285,6 +285,7 @@ def test_check_explains_a_client(files: Files) -> None:
     assert "entry 0: tcp, ipv4, 127.0.0.2 to 127.0.0.1 port 7788, active; protected by TLS 1.3" in done.stdout
     assert "yes: quic over 127.0.0.3 to 127.0.0.1:7788" in done.stdout
     assert "MPTCP: " in done.stdout
+    assert "waits 60 s, or as long as the server does if that is shorter" in done.stdout
     assert done.stdout.endswith("usable\n")
 
 

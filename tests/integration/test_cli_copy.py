@@ -81,11 +81,40 @@ def test_mode_is_kept_without_set_user_id(files: Files, port: int) -> None:
     assert (files.here / "back").stat().st_mode & 0o7777 == 0o755
 
 
-def test_get_replaces_an_existing_file_at_once(files: Files, port: int) -> None:
+@pytest.mark.parametrize("options", [("--force",), ("-o", "f"), ("-o", ".", "--force")], ids=" ".join)
+def test_get_replaces_an_existing_file_at_once(files: Files, port: int, options: tuple[str, ...]) -> None:
     (files.served / "f").write_bytes(b"new")
     (files.here / "f").write_bytes(b"old and longer")
-    assert run("get", files.client_config(port), "f", cwd=files.here).returncode == 0
+    assert run("get", files.client_config(port), "f", *options, cwd=files.here).returncode == 0
     assert (files.here / "f").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("options", [(), ("-o", ".")], ids=" ".join)
+def test_get_replaces_no_file_that_was_not_named(files: Files, port: int, options: tuple[str, ...]) -> None:
+    (files.served / "f").write_bytes(b"new")
+    (files.here / "f").write_bytes(b"old")
+    done = run("get", files.client_config(port), "f", *options, cwd=files.here)
+    assert (done.returncode, done.stderr) == (1, "multi: f: it exists already (--force replaces it)\n")
+    assert [(path.name, path.read_bytes()) for path in files.here.iterdir()] == [("f", b"old")]
+
+
+def test_standard_output_gets_nothing_but_the_whole_file(files: Files, port: int) -> None:
+    (files.served / "f").write_bytes(content(3 * MEGABYTE))
+    arguments = command("get", files.client_config(port), "f", "-o", "-")
+    done = subprocess.run(arguments, capture_output=True, timeout=60, cwd=files.here, check=True)
+    assert done.stdout == content(3 * MEGABYTE)
+    assert hashlib.sha256(done.stdout).hexdigest().encode() in done.stderr
+    absent = run("get", files.client_config(port), "absent", "-o", "-", cwd=files.here)
+    assert (absent.returncode, absent.stdout) == (1, "")
+    assert list(files.here.iterdir()) == []
+
+
+def test_a_full_standard_output_is_an_error(files: Files, port: int) -> None:
+    (files.served / "f").write_bytes(content(MEGABYTE))
+    arguments = command("get", files.client_config(port), "f", "-o", "-")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, timeout=60, cwd=files.here)
+    assert (done.returncode, b"no space left" in done.stderr) == (1, True)
 
 
 def test_interrupted_get_says_how_to_go_on_and_is_resumed(files: Files, port: int) -> None:

@@ -19,7 +19,7 @@ from tests.integration.cli_runner import Files
 from tests.integration.cli_runner import run as run_command
 from tests.integration.support import Inbox, Way, run
 
-ALICE, BOB = "a1" * 16, "b2" * 24
+ALICE, BOB = "a1" * 32, "b2" * 48
 VARIABLE = "MULTI_TEST_KEYS"
 CLIENT: dict[str, Any] = {"connection_priority": [["tcp", "ipv4", "any"]], "remote_host": "127.0.0.1"}
 
@@ -128,6 +128,24 @@ def test_keys_that_do_not_fit_are_a_clear_error(
     print(way, who, said)
     assert "pre-shared key" in said
     assert ALICE not in said + caplog.text
+
+
+@pytest.mark.parametrize("name", ["sensors", "a" * 64])
+def test_a_key_that_was_made_can_be_used_and_is_another_each_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [run_command("psk", name).stdout for _ in range(2)]
+    assert made[0] != made[1]
+    monkeypatch.setenv(VARIABLE, made[0])
+    ((found, key),) = load_keys(load_config({**CLIENT, "auth": {"psk_env": VARIABLE, "strict": True}})).items()
+    assert (found, len(key)) == (name.encode(), 32)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a:b", "a,b", "a b", "#a", "a\n", "\N{LATIN SMALL LETTER E WITH ACUTE}", "a" * 65]
+)
+def test_what_cannot_be_the_name_of_a_key_is_refused(name: str) -> None:
+    made = run_command("psk", name)
+    assert (made.returncode, made.stdout) == (2, "")
+    assert "allowed: at most 64 ASCII letters" in made.stderr
 
 
 def test_a_key_file_that_others_can_read_is_a_warning(

@@ -335,6 +335,7 @@ def test_an_application_that_fails_ends_its_session_for_a_reason(
 ) -> None:
     async def scenario() -> None:
         ended: asyncio.Future[Reason] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # a bug is reported to it
 
         async def watch(session: multi.Session) -> None:
             async for event in session.events():

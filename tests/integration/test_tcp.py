@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 import sys
@@ -351,7 +352,9 @@ async def test_connection_cut_inside_tls_is_not_taken_for_an_orderly_end(files: 
     await writer.drain()
     await sink.until_received(7)
     raw.shutdown(socket.SHUT_WR)
-    assert str(await sink.until_lost()) == "connection cut off without a TLS goodbye"
+    error = await sink.until_lost()
+    assert error is not None
+    assert (str(error), error.errno) == ("connection cut off without a TLS goodbye", errno.ECONNRESET)
     writer.transport.abort()
     assert not reader.at_eof()
     server.listener.close()

@@ -81,6 +81,8 @@ def reason(candidate: Candidate, privileged: bool) -> tuple[str, float]:
 class Receiver:
     """Counts what comes, and the longest time nothing came."""
 
+    behind = False
+
     def __init__(self) -> None:
         self.bytes = 0
         self.gap = 0.0

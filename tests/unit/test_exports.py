@@ -110,7 +110,7 @@ def test_the_first_session_waits_for_no_import(program: str) -> None:
 
 
 def test_errors_are_what_an_application_may_catch() -> None:
-    assert issubclass(multi.SessionLost, ConnectionError)
+    assert issubclass(multi.SessionLost, ConnectionResetError)
     assert issubclass(multi.SessionRefused, ConnectionError)
     assert issubclass(multi.StreamReset, multi.SessionLost)
     assert issubclass(multi.TransportError, OSError)

@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from multi.errors import MultiError
-from multi.lab.files.protocol import LineReader, printable
+from multi.errors import MultiError, printable
+from multi.lab.files.protocol import LineReader
 
 PROTOCOL = 1
-LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of an hour in intervals of 0.1 s
+LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of MAX_SECONDS in intervals of 0.1 s
 INTERVAL = 0.1  # seconds
 WRITE = 64 * 1024  # bytes given to `write` at a time
-MAX_SECONDS = 86_400  # seconds to be measured
+MAX_SECONDS = 3600  # seconds to be measured
 MAX_SIZE = (1 << 63) - 1  # bytes
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
 
@@ -143,13 +142,7 @@ class Payload:
         start = offset % BLOCK
         return memoryview(self._block)[start : start + size]
 
-    def matches(self, pieces: Iterable[bytes], offset: int = 0) -> bool:
-        """Whether `pieces`, one after the other, are the payload from `offset` on."""
-        for piece in pieces:
-            view = memoryview(piece)
-            while view:
-                size = min(len(view), WRITE)
-                if view[:size] != self.piece(offset, size):
-                    return False
-                view, offset = view[size:], offset + size
-        return True
+    def matches(self, data: bytes, offset: int) -> bool:
+        """Whether `data` is the payload from `offset` on. As fast as memory: views would be compared byte by byte."""
+        cuts = range(0, len(data), WRITE)
+        return all(data.startswith(self.piece(offset + cut, min(WRITE, len(data) - cut)), cut) for cut in cuts)

@@ -1,7 +1,7 @@
 """`multi bench`: how fast a session is, measured by the applications at both ends, like iperf3.
 
 The receiver always reads and records when bytes came; the sender writes 64 KiB at a time and waits in `drain`. Nothing
-here knows how the session spreads the bytes.
+here knows how the session spreads the bytes. They are compared as they come, at the speed of memory, and not kept.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from multi.config import load_config
 from multi.lab.bench.protocol import (
     INTERVAL,
     LINE_LIMIT,
+    MAX_SECONDS,
+    MAX_SIZE,
     WRITE,
     Answer,
     BenchError,
@@ -35,9 +37,10 @@ from multi.lab.bench.protocol import (
     read,
 )
 
-KEPT = 256 * 1024 * 1024  # bytes kept to be checked after the clock has stopped; longer payloads are checked in passing
 READ = 1024 * 1024  # bytes asked for at a time
 DEFAULT_SECONDS = 10.0
+REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
+LONGEST = MAX_SECONDS + 60.0  # seconds a client gets for a measurement, whatever it asked for
 
 
 # --- receiving and sending ---
@@ -116,19 +119,14 @@ def _connections(session: Session) -> list[Carrier]:
 async def _receive(reader: SessionReader, session: Session, request: Request, payload: Payload) -> Report:
     recorder = _Recorder(session)
     clock = asyncio.get_running_loop().time
-    kept: list[bytes] = []
-    check = request.bytes > 0
-    keep = check and request.bytes <= KEPT
-    intact = True
-    while data := await reader.read(READ):
-        if keep:
-            kept.append(data)
-        elif check:
-            intact = intact and payload.matches([data], recorder.bytes)
+    damaged = False
+    while recorder.bytes <= (request.bytes or MAX_SIZE) and (data := await reader.read(READ)):
+        if request.bytes:
+            damaged = damaged or not payload.matches(data, recorder.bytes)
         recorder.read(len(data), clock())
-    report = recorder.report()
-    damaged = check and not (intact and payload.matches(kept) and report.bytes == request.bytes)
-    return replace(report, damaged=damaged)
+    if request.bytes:
+        damaged = damaged or recorder.bytes != request.bytes
+    return replace(recorder.report(), damaged=damaged)
 
 
 async def _send(writer: SessionWriter, request: Request, payload: Payload) -> None:
@@ -159,11 +157,19 @@ async def _serve(config: str) -> signal.Signals:
     async def on_client(reader: SessionReader, writer: SessionWriter) -> None:
         session: Session = writer.get_extra_info("session")
         try:
-            request = await read(reader, Request)
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                request = await read(reader, Request)
+            async with asyncio.timeout(LONGEST):
+                await measure(session, request)
         except BenchError as error:
             writer.write(encode(Answer(str(error))))
-            writer.close()
-            return
+        except TimeoutError:
+            session.abort("the measurement took too long")
+        writer.close()
+        await writer.wait_closed()
+
+    async def measure(session: Session, request: Request) -> None:
+        reader, writer = session.reader, session.writer
         writer.write(encode(Answer()))
         amount = f"{request.bytes} bytes" if request.bytes else f"{request.seconds:g} s"
         print(
@@ -176,8 +182,6 @@ async def _serve(config: str) -> signal.Signals:
             report = await _receive(reader, session, request, payload)
             print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
             writer.write(encode(report))
-            writer.close()
-        await writer.wait_closed()
 
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     server = await start_server(on_client, loaded, limit=LINE_LIMIT)
@@ -201,7 +205,6 @@ async def _send_to(
     await _send(data_writer, request, payload)
     print(f"sent {(await read(reader, Received)).received} bytes", flush=True)
     writer.write(encode(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
-    writer.close()
 
 
 # --- client ---

@@ -110,7 +110,7 @@ async def _copy(copy: str, work: Path, file: Path, back: Path, port: int, stall_
         try:
             if copy == "put":
                 return await put_file(config, file, file.name, progress=saboteur.moved), saboteur.recorder
-            return await get_file(config, file.name, back, progress=saboteur.moved), saboteur.recorder
+            return await get_file(config, file.name, back, force=True, progress=saboteur.moved), saboteur.recorder
         finally:
             saboteur.stop()
 

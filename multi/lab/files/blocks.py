@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.errors import RemoteProtocolError
@@ -28,10 +30,18 @@ from multi.lab.files.protocol import (
 )
 from multi.lab.files.tree import FileLocation, refused
 
+if TYPE_CHECKING:
+    from hashlib import _Hash as Hash
+
 T = TypeVar("T")
 
 OnBytes = Callable[[int], None]
 """Called with the number of bytes that were copied just now."""
+
+STEP = 64 << 20  # bytes between the hashes that are remembered: some 0.1 s of work
+STEPS_KEPT = 1024  # of a file: those of its first 64 GiB, 0.4 MB
+FILES_KEPT = 64
+SETTLED = 2_000_000_000  # nanoseconds since a change; later ones cannot have the same time
 
 
 class _OpenFile:
@@ -69,11 +79,60 @@ class _OpenFile:
         self.position += len(data)
         return data
 
-    async def hash_up_to(self, position: int) -> None:
-        """Move to `position`, hashing what lies before; less when the file is shorter."""
-        while self.position < position:
-            if not await _in_thread(partial(self._read, min(BLOCK_LIMIT, position - self.position))):
-                break
+    def read_up_to(self, position: int) -> bytes:
+        """The next block, at most up to `position`."""
+        return self._read(min(BLOCK_LIMIT, position - self.position))
+
+    def restore(self, position: int, hashed: Hash) -> None:
+        """Go on at `position`; `hashed` is what lies before."""
+        self._hash, self.position = hashed.copy(), position
+
+    def hashed(self) -> Hash:
+        """What lies before `position`, for `restore`."""
+        return self._hash.copy()
+
+    def version(self) -> tuple[int, ...]:
+        """Another one as soon as the content is: whoever sets back the other times of a file changes this one."""
+        status = os.fstat(self._descriptor)
+        return status.st_ctime_ns, status.st_dev, status.st_ino, status.st_size
+
+
+class Prefixes:
+    """Hashes of the beginnings of files, to go on where an earlier try has stopped.
+
+    A peer asks for gigabytes of hashing with a line. So it is done for one at a time, only for who waits for it, and
+    what was hashed once is remembered.
+    """
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+        self._known: OrderedDict[tuple[int, ...], list[Hash]] = OrderedDict()
+        """For versions of files, the hashes at each multiple of STEP from the first on."""
+
+    async def hash_up_to(self, file: _OpenFile, position: int, wanted: Callable[[], bool] = lambda: True) -> None:
+        """Move `file` to `position`; less when it is shorter. Raises EOFError when that is not `wanted` any more."""
+        version = file.version()
+        known = self._known.get(version, [])
+        if steps := min(position // STEP, len(known)):
+            file.restore(steps * STEP, known[steps - 1])
+        while file.position < position:
+            async with self._turn:
+                if not wanted():
+                    raise EOFError("the peer has ended the session")
+                if not await _in_thread(partial(file.read_up_to, position)):
+                    break
+            if file.position % STEP == 0:
+                self._remember(version, file)
+
+    def _remember(self, version: tuple[int, ...], file: _OpenFile) -> None:
+        if time.time_ns() - version[0] < SETTLED:
+            return
+        known = self._known.setdefault(version, [])
+        self._known.move_to_end(version)
+        if len(self._known) > FILES_KEPT:
+            self._known.popitem(last=False)
+        if file.position == (len(known) + 1) * STEP and len(known) < STEPS_KEPT:
+            known.append(file.hashed())
 
 
 class SentFile(_OpenFile):
@@ -86,9 +145,8 @@ class SentFile(_OpenFile):
         self.mode = status.st_mode & 0o777
         self._identity = (status.st_size, status.st_mtime_ns)
 
-    async def resume(self, offset: int, prefix_sha256: str) -> None:
-        """Go on at `offset` if what lies before has this hash, else begin again."""
-        await self.hash_up_to(min(offset, self.size))
+    def resume(self, offset: int, prefix_sha256: str) -> None:
+        """Go on at `offset` if that is `position` and what lies before has this hash, else begin again."""
         if self.position != offset or self.sha256 != prefix_sha256.lower():
             self.rewind()
 
@@ -104,10 +162,19 @@ class SentFile(_OpenFile):
 class ReceivedFile(_OpenFile):
     """A file that is received, possibly begun earlier."""
 
-    def __init__(self, descriptor: int, shown: str) -> None:
+    def __init__(self, descriptor: int, shown: str, spared: int = 0) -> None:
+        """`spared` bytes of the disk are not for it; of a small disk only a twentieth is not."""
         super().__init__(descriptor, shown)
+        self._spared = spared
         self.kept = os.fstat(descriptor).st_size
         """Bytes from an earlier try."""
+
+    def check_room(self, size: int) -> None:
+        """Raises FileRefused when the disk has no room for so many bytes more."""
+        disk = os.fstatvfs(self._descriptor)
+        spared = min(self._spared, disk.f_blocks * disk.f_frsize // 20)
+        if size > disk.f_bavail * disk.f_frsize - spared:
+            raise FileRefused(Problem.NO_SPACE, f"{self.shown}: no space left on the disk for {size} bytes more")
 
     def resume(self, offset: int) -> None:
         """Keep what lies before `position` if that is `offset`, else nothing; drop what comes after."""
@@ -120,6 +187,8 @@ class ReceivedFile(_OpenFile):
 
     def write(self, pieces: list[bytes]) -> None:
         """Append. Raises FileRefused when the disk is full; what fitted stays."""
+        if self._spared:
+            self.check_room(sum(map(len, pieces)))
         for piece in pieces:
             view = memoryview(piece)
             while view:
@@ -191,10 +260,10 @@ async def receive_blocks(reader: SessionReader, sink: ReceivedFile, size: int, o
 
 
 @contextmanager
-def receiving(location: FileLocation, *, force: bool) -> Iterator[ReceivedFile]:
+def receiving(location: FileLocation, *, force: bool, spared: int = 0) -> Iterator[ReceivedFile]:
     """The unfinished file at a location, which stays for the next try unless it is committed. Raises FileRefused."""
     location.check_free(force=force)
-    with ReceivedFile(location.open_partial(), location.shown) as sink:
+    with ReceivedFile(location.open_partial(), location.shown, spared) as sink:
         try:
             yield sink
         except BaseException as error:

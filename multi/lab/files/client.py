@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeVar
 from multi.asyncio.client import ConfigLike, connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
-from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
+from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
+from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
@@ -31,7 +31,6 @@ from multi.lab.files.protocol import (
     Sending,
     Stored,
     encode,
-    printable,
     read_message,
 )
 from multi.lab.files.tree import NAME_LIMIT, FileLocation, allowed_mode, refused
@@ -123,14 +122,19 @@ def partial_of(target: Path) -> Path:
 
 
 async def get_file(
-    session: Session | ConfigLike, name: str, target: Path, *, progress: OnProgress = lambda _: None
+    session: Session | ConfigLike,
+    name: str,
+    target: Path,
+    *,
+    force: bool = False,
+    progress: OnProgress = lambda _: None,
 ) -> Copied:
-    """Fetch `name` and put it at `target`, replacing what is there once everything has come and is verified.
+    """Fetch `name` and put it at `target` once everything has come and is verified; `force` replaces what is there.
 
     A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
     disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
     """
-    with _location_of(target) as location, receiving(location, force=True) as sink:
+    with _location_of(target) as location, receiving(location, force=force) as sink:
         async with _session(session) as opened:
             return await _get(opened, name, location, sink, progress)
 
@@ -138,7 +142,7 @@ async def get_file(
 async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
     transfer = Transfer("get", name, session, on_progress=progress)
     progress(transfer)
-    await sink.hash_up_to(sink.kept)
+    await Prefixes().hash_up_to(sink, sink.kept)
     session.writer.write(encode(Get(name, sink.position, sink.sha256)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Sending))
@@ -151,6 +155,7 @@ async def _get(session: Session, name: str, location: FileLocation, sink: Receiv
 
     await _complete(receive_blocks(session.reader, sink, answer.size, transfer.count))
     await asyncio.to_thread(sink.finish, allowed_mode(answer.mode))
+    # Asked before the copy began; without `force` it would need hard links, which a memory stick has not.
     await asyncio.to_thread(partial(location.commit, force=True))
     return transfer.copied(sink.sha256)
 
@@ -179,7 +184,8 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
     session.writer.write(encode(Put(name, file.size, file.mode, force)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Receiving))
-    await file.resume(answer.offset, answer.prefix_sha256)
+    await Prefixes().hash_up_to(file, min(answer.offset, file.size))
+    file.resume(answer.offset, answer.prefix_sha256)
     session.writer.write(encode(Begin(file.position)))
     transfer.done = transfer.resumed_from = file.position
     progress(transfer)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
+from multi.errors import printable
 from multi.events import (
     AttemptFailed,
     ConnectionChanged,
@@ -27,7 +28,6 @@ from multi.events import (
     Warned,
 )
 from multi.lab.files.client import Copied, Transfer, place_of
-from multi.lab.files.protocol import printable
 from multi.types import ConnectionState, Role
 
 REFRESH = 0.1  # seconds between frames on a terminal

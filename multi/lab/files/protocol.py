@@ -11,7 +11,7 @@ message follows: `end`, or `refusal` when the rest will not come.
            server  sending {size, offset, mode}          offset as asked when the hash fits, otherwise 0
                    blocks from offset to size, end {sha256}
     put    client  put {name, size, mode, force}
-           server  receiving {offset, prefix_sha256}     what it kept from an earlier try
+           server  receiving {offset, prefix_sha256}     what it kept of this client's earlier try
            client  begin {offset}                        that offset when the hash fits, otherwise 0
                    blocks from offset to size, end {sha256}
            server  stored {size, sha256}                 on disk, under its name
@@ -31,7 +31,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from multi.errors import MultiError, RemoteProtocolError
+from multi.errors import MultiError, RemoteProtocolError, printable
 
 VERSION = 1
 LINE_LIMIT = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some of them as six characters
@@ -242,8 +242,3 @@ async def read_length(reader: LineReader) -> int:
     if length > BLOCK_LIMIT:
         raise RemoteProtocolError(f"a block of {length} bytes; allowed: at most {BLOCK_LIMIT}")
     return int(length)
-
-
-def printable(text: str) -> str:
-    """`text` without characters that would steer a terminal or cannot be encoded."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -6,12 +6,13 @@ One request per session, see `protocol`. `tree` refuses what leaves the director
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from functools import partial
 
 from multi.asyncio.streams import SessionReader, SessionWriter
-from multi.errors import MultiError, RemoteProtocolError, SessionLost
-from multi.lab.files.blocks import SentFile, receive_blocks, receiving, send_blocks
+from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
+from multi.lab.files.blocks import Prefixes, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     Begin,
     FileRefused,
@@ -24,7 +25,6 @@ from multi.lab.files.protocol import (
     Stored,
     encode,
     pack_length,
-    printable,
     read_message,
     refusal_of,
 )
@@ -33,6 +33,8 @@ from multi.lab.files.tree import FileLocation, FileTree, allowed_mode
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
 FAREWELL_TIMEOUT = 10.0  # seconds a client gets to read our last message and to close
 DISCARDED_AT_ONCE = 1 << 20  # bytes
+SPARED = 1 << 30  # bytes of the disk that clients cannot fill
+EXPIRED_EVERY = 3600.0  # seconds
 
 
 class FileService:
@@ -42,6 +44,9 @@ class FileService:
         self._tree = tree
         self._allow_put = allow_put
         self._log = log
+        self._prefixes = Prefixes()
+        self._expired = float("-inf")
+        """When unfinished files of long ago were removed."""
         self.running = 0
         """Transfers under way."""
 
@@ -77,7 +82,7 @@ class FileService:
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
         transfer.what = f"{request.type} {printable(request.name)}"
-        with self._tree.locate(request.name) as location:
+        with self._tree.locate(request.name, _owner(writer)) as location:
             if isinstance(request, Get):
                 await self._send(request, location, writer, transfer)
             elif isinstance(request, Put):
@@ -85,7 +90,9 @@ class FileService:
 
     async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
         with SentFile(location.open_for_reading(), location.shown) as source:
-            await source.resume(request.offset, request.prefix_sha256)
+            offset = min(request.offset, source.size)
+            await self._prefixes.hash_up_to(source, offset, lambda: not writer.is_closing())
+            source.resume(request.offset, request.prefix_sha256)
             writer.write(encode(Sending(source.size, source.position, source.mode)))
             transfer.in_blocks = True
             await send_blocks(writer, source, transfer.count)
@@ -97,8 +104,11 @@ class FileService:
     ) -> None:
         if not self._allow_put:
             raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
-        with receiving(location, force=request.force) as sink:
-            await sink.hash_up_to(min(sink.kept, request.size))
+        await self._expire()
+        with receiving(location, force=request.force, spared=SPARED) as sink:
+            offset = min(sink.kept, request.size)
+            sink.check_room(request.size - offset)
+            await self._prefixes.hash_up_to(sink, offset, lambda: not writer.is_closing())
             writer.write(encode(Receiving(sink.position, sink.sha256)))
             begin = await read_message(reader, Begin)
             if begin.offset not in (0, sink.position):
@@ -109,6 +119,19 @@ class FileService:
             await asyncio.to_thread(partial(location.commit, force=request.force))
             writer.write(encode(Stored(sink.position, sink.sha256)))
             self._log(transfer.line("done"))
+
+    async def _expire(self) -> None:
+        """Now and then remove what clients have begun to store long ago."""
+        now = asyncio.get_running_loop().time()
+        if now - self._expired > EXPIRED_EVERY:
+            self._expired = now
+            await asyncio.to_thread(self._tree.expire_partials)
+
+
+def _owner(writer: SessionWriter) -> str:
+    """Who a client has proved to be: nobody else hears of what it has begun to store. The same for all who have not."""
+    certificate: bytes = writer.get_extra_info("peercert", b"")
+    return f"{writer.get_extra_info('psk_id', '')} {hashlib.sha256(certificate).hexdigest()}"
 
 
 class _Transfer:

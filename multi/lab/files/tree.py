@@ -12,16 +12,20 @@ import fcntl
 import hashlib
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from multi.lab.files.protocol import FileRefused, Problem, printable
+from multi.errors import printable
+from multi.lab.files.protocol import FileRefused, Problem
 
 NAME_LIMIT = 255  # bytes of a component, NAME_MAX of Linux's file systems
 PATH_LIMIT = 4096  # bytes, PATH_MAX
 PARTIAL_PREFIX = ".multi-partial-"  # of files that are being received; peers cannot name them
 PRIVATE = 0o600  # an unfinished file is nobody else's business
+WRITABLE_BY_OTHERS = 0o022
+EXPIRY = 7 * 86_400.0  # seconds since somebody has gone on with an unfinished file; then it is removed
 
 
 def refused(error: OSError, what: str) -> FileRefused:
@@ -57,11 +61,11 @@ def allowed_mode(mode: int) -> int:
 class FileLocation:
     """A name in an open directory: where a file is, or will be."""
 
-    def __init__(self, directory: int, name: str, shown: str, partial: str = "") -> None:
-        """`partial` is the name of the file while it is unfinished, by default a hidden one that peers cannot name."""
+    def __init__(self, directory: int, name: str, shown: str, partial: str) -> None:
+        """`partial` is the name of the file while it is unfinished."""
         self._directory = directory
         self._name = name
-        self._partial = partial or PARTIAL_PREFIX + hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+        self._partial = partial
         self.shown = shown
         """The whole name, safe to print."""
 
@@ -89,23 +93,34 @@ class FileLocation:
             raise FileRefused(Problem.EXISTS, f"{self.shown}: it exists already (--force replaces it)")
 
     def open_partial(self) -> int:
-        """A descriptor of the unfinished file, locked. Raises FileRefused, also when another transfer has it."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        """A descriptor of the unfinished file, locked. Raises FileRefused, also when another transfer has it.
+
+        It is ours alone: who may write to the directory too could have put a file there that stays his to change.
+        """
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         while True:
+            found = self._status(self._partial)
+            self._check(found, must_exist=False)
+            if found is not None and not _ours(found):
+                self._remove_partial()
+                continue
             try:
-                descriptor = os.open(self._partial, flags, PRIVATE, dir_fd=self._directory)
+                create = os.O_CREAT | os.O_EXCL if found is None else 0
+                descriptor = os.open(self._partial, flags | create, PRIVATE, dir_fd=self._directory)
+            except (FileExistsError, FileNotFoundError):
+                continue  # another transfer was faster
             except OSError as error:
                 raise refused(error, self.shown) from error
             try:
-                self._check(os.fstat(descriptor), must_exist=True)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # Its last owner may have renamed it between our open and our lock.
                 now = self._status(self._partial)
-                if now is not None and os.path.samestat(now, os.fstat(descriptor)):
+                if now is not None and _ours(now) and os.path.samestat(now, os.fstat(descriptor)):
                     if now.st_nlink == 1:
+                        os.utime(descriptor)  # it is gone on with, so it does not expire
                         return descriptor
                     # A crash in the middle of `commit`: writing to it would change the finished file.
-                    os.unlink(self._partial, dir_fd=self._directory)
+                    self._remove_partial()
                 os.close(descriptor)
             except BlockingIOError:
                 os.close(descriptor)
@@ -148,7 +163,15 @@ class FileLocation:
         """
         status = self._status(self._partial)
         if status is not None and (useless or not status.st_size):
+            self._remove_partial()
+
+    def _remove_partial(self) -> None:
+        try:
             os.unlink(self._partial, dir_fd=self._directory)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise refused(error, self.shown) from error
 
     def _status(self, name: str) -> os.stat_result | None:
         try:
@@ -170,6 +193,11 @@ class FileLocation:
             raise FileRefused(Problem.FORBIDDEN, f"{self.shown}: it is not a regular file")
 
 
+def _ours(status: os.stat_result) -> bool:
+    """Nobody else can have it open to write to it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & WRITABLE_BY_OTHERS
+
+
 class FileTree:
     """An open directory. Use as a context manager."""
 
@@ -184,8 +212,11 @@ class FileTree:
         os.close(self._root)
 
     @contextmanager
-    def locate(self, name: str) -> Iterator[FileLocation]:
-        """The location of `name`, a relative path with `/`. Raises FileRefused for any name that leads elsewhere."""
+    def locate(self, name: str, owner: str = "") -> Iterator[FileLocation]:
+        """The location of `name`, a relative path with `/`. Raises FileRefused for any name that leads elsewhere.
+
+        Each `owner` has an unfinished file of his own.
+        """
         shown = printable(name)
         *directories, last = _components(name, shown)
         current = os.dup(self._root)
@@ -194,9 +225,20 @@ class FileTree:
                 deeper = _step(current, component, shown)
                 os.close(current)
                 current = deeper
-            yield FileLocation(current, last, shown)
+            unfinished = hashlib.sha256(os.fsencode(f"{owner}\0{last}")).hexdigest()[:32]
+            yield FileLocation(current, last, shown, PARTIAL_PREFIX + unfinished)
         finally:
             os.close(current)
+
+    def expire_partials(self) -> None:
+        """Remove unfinished files that nobody has gone on with for `EXPIRY`, in all directories."""
+        oldest = time.time() - EXPIRY
+        for _, _, names, directory in os.fwalk(dir_fd=self._root):
+            for name in names:
+                if name.startswith(PARTIAL_PREFIX):
+                    with suppress(OSError):
+                        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime < oldest:
+                            os.unlink(name, dir_fd=directory)
 
 
 def _components(name: str, shown: str) -> list[str]:

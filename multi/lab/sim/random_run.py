@@ -186,6 +186,8 @@ class RandomRun:
         """Both close: both end, in order unless the session was lost for a good reason before."""
         pair = self.pair
         in_order = not self._ended and not self.closing
+        if in_order and self._random.random() < 0.2:
+            self._lose_the_close()
         for end in pair.ends:
             end.close()
         limit = CLOSE + self.settings.resume_timeout
@@ -198,6 +200,19 @@ class RandomRun:
         pair.run(2.0)
         if any(end.wires for end in pair.ends):
             raise AssertionError("a connection was left open")
+
+    def _lose_the_close(self) -> None:
+        """One end closes, all networks go away with its last words, and the other closes without having heard them."""
+        pair, closer = self.pair, self._end()
+        closer.close()
+        pair.until(lambda: closer.closed is not None or closer.session.lingering_since is not None, CLOSE)
+        for index in range(len(pair.routes)):
+            pair.cut(index, 0.05, down=True)
+        for end in pair.ends:
+            end.close()
+        pair.run(self._random.choice((0.5, 5.0, 30.0)))
+        for index in range(len(pair.routes)):
+            pair.restore(index)
 
     # --- operations  ---
 

@@ -6,43 +6,165 @@ connection only after its draining period. Those facts are read here.
 
 from __future__ import annotations
 
+import logging
 import ssl
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aioquic.quic.configuration import QuicConfiguration
-from aioquic.quic.connection import QuicConnection
-from aioquic.quic.packet import QuicProtocolVersion
+from aioquic.quic.connection import (
+    CONNECTION_LIMIT_FRAME_CAPACITY,
+    MAX_STREAM_DATA_FRAME_CAPACITY,
+    QuicConnection,
+    QuicConnectionError,
+)
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersion
+from aioquic.quic.packet_builder import QuicPacketBuilder
+from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
-from aioquic.quic.stream import QuicStreamSender
-from aioquic.tls import Alert, Group, verify_certificate
+from aioquic.quic.stream import QuicStream, QuicStreamSender
+from aioquic.tls import Alert, Direction, Epoch, Group
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.engine import QuicEngine, RoundTrips, third_party
+from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.verification import verify
 
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
+FIRST_WINDOW = 64 * 1024
+"""Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
+`multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
+SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
+MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
+MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
 
-class _Connection(QuicConnection):
-    """QuicConnection that can ask the client for a certificate, which aioquic does only in its own tests.
+_SILENT = logging.Logger("aioquic", logging.CRITICAL + 1)
+"""Takes what aioquic logs, with the words of strangers in it: why a connection ends is told to who holds it."""
 
-    A client makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than
-    the rest of its first flight.
+
+class _Frames(dict[int, Any]):
+    """aioquic's table of frames, which it asks for each one, refuses those of a packet that consists of them alone."""
+
+    def __init__(self, frames: dict[int, Any]) -> None:
+        super().__init__(frames)
+        self.left = MOST_FRAMES
+
+    def __getitem__(self, frame_type: int) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "too many frames in a packet")
+        return super().__getitem__(frame_type)
+
+
+class _Ranges(RangeSet):
+    """What has come of a stream with gaps. RangeSet walks all of its ranges for each frame."""
+
+    def __init__(self, most: Callable[[], int]) -> None:
+        super().__init__()
+        self._most = most
+
+    def add(self, start: int, stop: int | None = None) -> None:
+        assert stop is not None
+        ranges: list[range] = vars(self)["_RangeSet__ranges"]
+        first = bisect_left(ranges, start, key=lambda found: found.stop)
+        end = bisect_right(ranges, stop, lo=first, key=lambda found: found.start)
+        if first < end:
+            start, stop = min(start, ranges[first].start), max(stop, ranges[end - 1].stop)
+        ranges[first:end] = [range(start, stop)]
+        if len(ranges) > self._most():
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, QuicFrameType.STREAM_BASE, "too many gaps")
+
+
+class _Connection(QuicConnection):
+    """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
+
+    It judges certificates as TLS does, and can ask a client for one, which aioquic does only in its tests. A client
+    makes a key for each group it offers, used or not: those of P-384 and X448 take a millisecond, longer than the rest
+    of its first flight.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._local_max_streams_bidi.value = 0 if self._is_client else len(LANE_STREAMS)
+        self._local_max_streams_uni.value = 0
+        self._window = FIRST_WINDOW
+        frames = vars(self)["_QuicConnection__frame_handlers"]
+        self._frames = vars(self)["_QuicConnection__frame_handlers"] = _Frames(frames)
+
+    def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
+        self._frames.left = MOST_FRAMES
+        return super()._payload_received(*arguments, **more)
+
+    def _get_or_create_stream(self, frame_type: int, stream_id: int) -> QuicStream:
+        stream = super()._get_or_create_stream(frame_type, stream_id)
+        self._bound_gaps(stream)
+        return stream
+
+    def _bound_gaps(self, stream: QuicStream) -> None:
+        if not isinstance(stream.receiver._ranges, _Ranges):
+            stream.receiver._ranges = _Ranges(lambda: self._window // SMALLEST_GAP)
+
+    def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
+        super()._handle_crypto_frame(context, frame_type, buf)
+        if self._crypto_streams[context.epoch].receiver.highest_offset > MOST_CRYPTO:
+            raise QuicConnectionError(QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, frame_type, "a TLS handshake without end")
+
+    # aioquic doubles what it grants, so that it would keep as much as the peer has sent so far.
+
+    def _grant(self, granted: int, taken: int) -> int:
+        """How far the peer may send; a little more is not worth a frame."""
+        more = taken + self._window
+        return more if more >= granted + self._window // 8 else granted
+
+    def _write_connection_limits(self, builder: QuicPacketBuilder, space: Any) -> None:
+        limit, taken = self._local_max_data, 0
+        for stream in self._streams.values():
+            taken += stream.receiver.starting_offset()
+        self._window = min(max(FIRST_WINDOW, taken), RECEIVE_WINDOW)
+        limit.value = self._grant(limit.value, taken)
+        if limit.value != limit.sent:
+            capacity = CONNECTION_LIMIT_FRAME_CAPACITY
+            frame = builder.start_frame(limit.frame_type, capacity, self._on_connection_limit_delivery, (limit,))
+            frame.push_uint_var(limit.value)
+            limit.sent = limit.value
+
+    def _write_stream_limits(self, builder: QuicPacketBuilder, space: Any, stream: QuicStream) -> None:
+        limit = self._grant(stream.max_stream_data_local, stream.receiver.starting_offset())
+        stream.max_stream_data_local = limit
+        if limit != stream.max_stream_data_local_sent:
+            capacity = MAX_STREAM_DATA_FRAME_CAPACITY
+            handler = self._on_max_stream_data_delivery
+            frame = builder.start_frame(QuicFrameType.MAX_STREAM_DATA, capacity, handler, (stream,))
+            frame.push_uint_var(stream.stream_id or 0)
+            frame.push_uint_var(limit)
+            stream.max_stream_data_local_sent = limit
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
+        for stream in self._crypto_streams.values():
+            self._bound_gaps(stream)
         if self._is_client:
+            self.tls.update_traffic_key_cb = self._install
             known = self.tls._supported_groups
             self.tls._supported_groups = [group for group in OFFERED_GROUPS if group in known]
         elif self._configuration.cadata:
             self.tls._request_client_certificate = True
+
+    def _install(self, direction: Direction, epoch: Epoch, cipher_suite: Any, secret: bytes) -> None:
+        # The first secret of the application's keys: the server has proved that it holds the key of its certificate,
+        # and our Finished is not made yet.
+        issuers, tls = self._configuration.cadata, self.tls
+        if epoch is Epoch.ONE_RTT and direction is Direction.DECRYPT and issuers:
+            assert tls._peer_certificate is not None  # a server without one does not come so far
+            verify(tls._peer_certificate, tls._peer_certificate_chain, issuers, self._configuration.server_name)
+        self._update_traffic_key(direction, epoch, cipher_suite, secret)
 
 
 class _Pacer(QuicPacketPacer):
@@ -68,13 +190,19 @@ class Engine(QuicEngine):
     ) -> None:
         size = min(datagram_size, MAX_DATAGRAM)
         super().__init__(configuration, size, original_id, retry_id)
+        self._connection._logger = _SILENT
         self._loss: QuicPacketRecovery = self._connection._loss
         self._loss._pacer = _Pacer(max_datagram_size=size)
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
-        verify_mode = None if common["cadata"] else ssl.CERT_NONE
-        return QuicConfiguration(congestion_control_algorithm=quic.congestion, verify_mode=verify_mode, **common)
+        return QuicConfiguration(
+            congestion_control_algorithm=quic.congestion,
+            max_data=FIRST_WINDOW,
+            max_stream_data=FIRST_WINDOW,
+            verify_mode=ssl.CERT_NONE,  # `_Connection` verifies
+            **common,
+        )
 
     def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
         take = self._connection.receive_datagram
@@ -92,8 +220,8 @@ class Engine(QuicEngine):
         if tls._peer_certificate is None:
             raise TransportError("the client showed no certificate")
         try:
-            verify_certificate(tls._peer_certificate, tls._peer_certificate_chain, cadata=tls._cadata)
-        except (Alert, ValueError) as error:
+            verify(tls._peer_certificate, tls._peer_certificate_chain, tls._cadata)
+        except Alert as error:
             raise refused("the client", fault_of(str(error))) from error
 
     def has_stream(self, stream_id: int) -> bool:

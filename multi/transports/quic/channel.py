@@ -16,16 +16,15 @@ from typing import Protocol
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
 
-from multi.errors import TransportError
+from multi.errors import TransportError, printable
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.engine import EngineError, QuicEngine
+from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
 from multi.types import TransportSample, host_of
 
-LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
 
 SLACK = 32 * 1024  # bytes that may wait unsent beyond what congestion control allows now
@@ -98,6 +97,9 @@ class QuicChannel:
         self._sink: ChannelSink | None = None
         self._arrived: list[tuple[int, list[bytes]]] = []
         """What is not delivered yet, the bytes of a lane in a row as one: many packets make one delivery."""
+        self._undelivered = 0
+        """Bytes in it."""
+        self._burst_end: asyncio.Handle | None = None
         self._queue: list[tuple[int, Buffer, bool]] = []
         """What the engine has not been given: stream, bytes, whether the stream ends."""
         self._queued = 0
@@ -130,7 +132,7 @@ class QuicChannel:
     def start(self, sink: ChannelSink) -> None:
         self._sink = sink
         if self._arrived or self._end is not None:
-            self._loop.call_soon(self.burst_finished)
+            self.burst_finished()
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
         if self._state is _State.OPEN:
@@ -193,7 +195,7 @@ class QuicChannel:
         # A QUIC close drops what is not acknowledged, so the streams are ended first and acknowledged by the peer.
         self._queue.extend((stream_id, b"", True) for stream_id in LANE_STREAMS)
         self._state = _State.FLUSHING
-        self._arrived.clear()
+        self._forget_arrived()
         self._linger_until = self._loop.time() + LINGER_MAX
         self._arm_linger()
         if not self._in_callback:
@@ -201,7 +203,7 @@ class QuicChannel:
 
     def abort(self, code: int = ABORTED, reason: str = "") -> None:
         self._sink = None
-        self._arrived.clear()
+        self._forget_arrived()
         if self._state is not _State.CLOSED:
             self._release(code, reason)
 
@@ -229,6 +231,8 @@ class QuicChannel:
     def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         if self._state is _State.CLOSED:
             return
+        if self._undelivered > RECEIVE_WINDOW and self._sink is not None and self._sink.behind:
+            return  # lost, as if a router had no room for it: the peer slows down and says it again
         try:
             self.engine.receive(data, segment, address, at)
             self._take_events()
@@ -236,7 +240,16 @@ class QuicChannel:
             self._lose(error)
 
     def burst_finished(self) -> None:
+        if self._burst_end is None:
+            self._burst_end = self._loop.call_soon(self._answer_burst)  # each connection has a callback of its own
+
+    def _answer_burst(self) -> None:
+        if self._burst_end is not None:
+            self._burst_end.cancel()
+            self._burst_end = None
         self._deliver()
+        if self._arrived and self._sink is not None:
+            self.burst_finished()
         if self._state is _State.CLOSED:
             self._tell_end()
         else:
@@ -281,6 +294,7 @@ class QuicChannel:
             self._ended_lanes.add(lane)
         if not data or self._state is not _State.OPEN:
             return  # after `close` what the peer still sends is discarded
+        self._undelivered += len(data)
         if self._arrived and self._arrived[-1][0] == lane:
             self._arrived[-1][1].append(data)
         else:
@@ -307,12 +321,17 @@ class QuicChannel:
         finally:
             self._in_callback = False
 
+    def _forget_arrived(self) -> None:
+        self._arrived.clear()
+        self._undelivered = 0
+
     def _deliver(self) -> None:
         if self._sink is None or not self._arrived:
             return
-        while self._arrived and self._sink is not None:
+        while self._arrived and self._sink is not None and not self._sink.behind:
             lane, pieces = self._arrived.pop(0)
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._undelivered -= len(data)
             self._call(self._sink.data_received, memoryview(data), lane)
         if self._sink is not None:
             self._call(self._sink.batch_finished)
@@ -407,7 +426,7 @@ class QuicChannel:
         except EngineError as error:
             self._lose(error)
         else:
-            self.burst_finished()
+            self._answer_burst()
 
     def _measure(self) -> None:
         engine = self.engine
@@ -444,6 +463,8 @@ class QuicChannel:
         if self._is_closed():
             return  # the sink has aborted
         self._end = (error,)
+        if self._arrived:
+            self.burst_finished()
         self._release(code)
         if in_handshake:
             self._owner.failed(self, error or TransportError("closed during the QUIC handshake"))
@@ -512,7 +533,7 @@ _TLS_ALERTS = {
 
 def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
-    code, said = closing.error_code, closing.reason_phrase
+    code, said = closing.error_code, printable(closing.reason_phrase)
     if code == QuicErrorCode.NO_ERROR:
         return None
     if closing.frame_type is None:

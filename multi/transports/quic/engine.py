@@ -31,8 +31,10 @@ logger = logging.getLogger("multi.transports")
 
 CONNECTION_ID_LENGTH = 8
 
-# Session credit is the flow control; these only have to stay out of its way. Engines raise them when half used.
-RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes; also what an unauthenticated peer can make one stream buffer
+LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
+
+# Session credit is the flow control: this only has to stay out of its way.
+RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes that a peer may send ahead of what is missing
 
 
 class EngineError(TransportError):
@@ -100,8 +102,6 @@ class QuicEngine(ABC):
             connection_id_length=CONNECTION_ID_LENGTH,
             idle_timeout=quic.idle_timeout,
             is_client=server_name is not None,
-            max_data=RECEIVE_WINDOW,
-            max_stream_data=RECEIVE_WINDOW,
             server_name=server_name,
             supported_versions=list(cls.VERSIONS),
         )

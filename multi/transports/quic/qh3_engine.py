@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from aioquic.tls import Alert as AioquicAlert
-from aioquic.tls import verify_certificate
 from cryptography import x509
 from qh3 import tls as qh3_tls
 from qh3._hazmat import QuicConnectionCore, pull_quic_header
@@ -21,9 +20,10 @@ from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
 from multi.errors import TransportError
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH, QuicEngine, RoundTrips, third_party
+from multi.transports.quic.engine import CONNECTION_ID_LENGTH, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.verification import verify
 
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 TOO_LITTLE_ROOM = "packet builder capacity exhausted"
@@ -59,7 +59,7 @@ class _Connection(QuicConnection):
                 raise ValueError("the server showed no certificate")
             shown = (tls.peer_certificate, *tls.peer_certificate_chain)
             certificate, *chain = (x509.load_der_x509_certificate(one.public_bytes()) for one in shown)
-            verify_certificate(certificate, chain, server_name=name, cadata=issuers)
+            verify(certificate, chain, issuers, name)
         except (AioquicAlert, ValueError) as error:
             refusal = qh3_tls.AlertBadCertificate(str(error))  # ends the handshake, as qh3's own verification would
             if isinstance(error, AioquicAlert):
@@ -127,6 +127,8 @@ class Engine(QuicEngine):
             )
         return QuicConfiguration(
             initial_rtt=INITIAL_RTT,
+            max_data=RECEIVE_WINDOW,
+            max_stream_data=RECEIVE_WINDOW,
             probe_datagram_size=False,
             verify_mode=ssl.CERT_NONE,  # `_Connection` does it
             **common,

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import socket
 import time
+from asyncio.trsock import TransportSocket
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,8 +28,8 @@ from multi.transports.base import (
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.quic import aioquic_engine as aioquic_engine  # now: the first dial must not wait for its import
-from multi.transports.quic.channel import LANE_STREAMS, REFUSED, QuicChannel
-from multi.transports.quic.engine import QuicEngine, implementation
+from multi.transports.quic.channel import REFUSED, QuicChannel
+from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation
 from multi.transports.quic.packets import (
     RetryTokens,
     connection_of_all,
@@ -201,6 +202,10 @@ class QuicListener:
     @property
     def address(self) -> tuple[str, int]:
         return self._port.address
+
+    @property
+    def sock(self) -> TransportSocket:
+        return self._port.sock
 
     def close(self) -> None:
         self._closed = True

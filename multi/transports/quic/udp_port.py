@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 import time
+from asyncio.trsock import TransportSocket
 from collections import deque
 from contextlib import suppress
 from itertools import islice
@@ -24,7 +25,8 @@ MIN_DATAGRAM = 1200  # bytes; QUIC needs them wherever it runs (RFC 9000 section
 DATAGRAMS_PER_EVENT = 64  # then other connections get their turn
 MANY = 16  # connections on one socket: it serves more than all others of the event loop do
 READ_SHARE, READ_SHARE_OF_MANY = 0.25, 0.5  # of the time since the last reading, for the next
-MAX_READ = 0.025  # seconds
+MAX_READ = 0.010  # seconds, also for those 64
+DATAGRAMS_AT_ONCE = 16  # of those that the kernel hands over together: a peer can make each cost half a millisecond
 SEGMENTS_PER_SEND = 44  # datagrams in one system call; 44 of 1472 bytes stay below the 64 KiB of one IP packet
 SEGMENTED_MAX = 65_000  # bytes
 SOCKET_BUFFER = 2 * 1024 * 1024  # bytes; the default of 208 KiB overflows in one burst of a fast sender
@@ -67,6 +69,9 @@ class PeerAddress(NamedTuple):
         return format_address(self.peer)
 
 
+_Read = tuple[memoryview, int, PeerAddress, float]
+
+
 class DatagramUser(Protocol):
     """What a port calls."""
 
@@ -99,6 +104,9 @@ class UdpPort:
         self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
         self._burst = SEGMENTS_PER_SEND
         self._read_at = time.monotonic()
+        self._unread: _Read | None = None
+        """What there was no time for."""
+        self._reading_on: asyncio.Handle | None = None
         self.connections = 1
         """How many share it; its user keeps this up."""
         self._waited = self._waited_at = 0.0
@@ -124,6 +132,10 @@ class UdpPort:
     @property
     def address(self) -> tuple[str, int]:
         return self._local[0], self._local[1]
+
+    @property
+    def sock(self) -> TransportSocket:
+        return TransportSocket(self._sock)
 
     @property
     def closed(self) -> bool:
@@ -226,52 +238,63 @@ class UdpPort:
         user, peer = self._user, self._peer
         failure: OSError | None = None
         received = 0
-        began = time.monotonic()
+        now = began = time.monotonic()
         share = READ_SHARE_OF_MANY if self.connections > MANY else READ_SHARE
-        enough = began + min(share * (began - self._read_at), MAX_READ)
-        while received < DATAGRAMS_PER_EVENT or time.monotonic() < enough:
+        enough = began + share * (began - self._read_at)
+        while now < began + MAX_READ and (received < DATAGRAMS_PER_EVENT or now < enough):
             try:
-                size, segment, address, at = self._receive()
+                data, segment, address, at = self._unread or self._receive()
             except OSError as error:
                 if error.errno not in _BUSY and peer is not None:
                     failure = error
                 break
+            size = min(len(data), DATAGRAMS_AT_ONCE * segment)
+            self._unread = (data[size:], segment, address, at) if size < len(data) else None
             received += max(1, -(-size // segment))
-            user.datagrams_received(bytes(self._buffer[:size]), segment, address, at)
+            user.datagrams_received(bytes(data[:size]), segment, address, at)
             if self.closed:
                 return
+            now = time.monotonic()
+        if self._unread is not None and self._reading_on is None:
+            self._reading_on = self._loop.call_soon(self._read_on)
         if received:
             user.burst_finished()
         self._read_at = time.monotonic()
         if failure is not None and not self.closed:
             user.port_failed(failure)
 
-    def _receive(self) -> tuple[int, int, PeerAddress, float]:
-        """One read: bytes now in the buffer, size of each datagram in it, who sent them and when they came."""
+    def _read_on(self) -> None:
+        self._reading_on = None
+        if not self.closed:
+            self._on_readable()
+
+    def _receive(self) -> _Read:
+        """One read: the datagrams, size of each of them, who sent them and when they came."""
         at = time.monotonic()
         if hasattr(self._sock, "recvmsg_into"):
             size, ancillary, _flags, source = self._sock.recvmsg_into([self._buffer], ANCILLARY_SIZE)
         else:  # Windows
             (size, source), ancillary = self._sock.recvfrom_into(self._buffer), []
+        data = memoryview(bytes(self._buffer[:size]))
         segment = max(1, size)
         local, interface = b"", 0
-        for level, kind, data in ancillary:
+        for level, kind, value in ancillary:
             if (level, kind) == (_SOL_UDP, _UDP_GRO):
-                segment = _GRO_SIZE.unpack_from(data)[0]
+                segment = _GRO_SIZE.unpack_from(value)[0]
             elif (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
-                waited = _waited(data)
+                waited = _waited(value)
                 self._waited += (waited - self._waited) / 8
                 self._waited_at = at
                 at -= waited
             elif (level, kind) == (socket.IPPROTO_IPV6, _IPV6_PKTINFO):
-                local, interface = _IN6_PKTINFO.unpack_from(data)
+                local, interface = _IN6_PKTINFO.unpack_from(value)
             elif (level, kind) == (socket.IPPROTO_IP, _IP_PKTINFO):
-                interface, local, _ = _IN_PKTINFO.unpack_from(data)
+                interface, local, _ = _IN_PKTINFO.unpack_from(value)
         if self._peer is not None:
-            return size, segment, self._peer, at
+            return data, segment, self._peer, at
         if not local.startswith(b"\xfe\x80"):
             interface = 0  # only a link-local answer needs it; otherwise routing decides, as it does for TCP
-        return size, segment, PeerAddress(source, local, interface), at
+        return data, segment, PeerAddress(source, local, interface), at
 
 
 def largest_datagram(sock: socket.socket, wanted: int) -> int:

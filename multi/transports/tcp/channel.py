@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import islice
+from time import monotonic
 from weakref import WeakKeyDictionary
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, ChannelInfo, ChannelSink
+from multi.transports.base import READ_TIME, Buffer, ChannelInfo, ChannelSink
 from multi.transports.sockets import (
     NOTSENT_LOWAT,
     family_of,
@@ -30,7 +31,7 @@ from multi.transports.tls import TlsStream
 from multi.types import TransportSample
 
 RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
-READS_PER_EVENT = 4  # then other connections get their turn
+READS_PER_EVENT = 4  # then other connections get their turn; sooner when `READ_TIME` is over
 BUFFERS_PER_SEND = 1024  # IOV_MAX on Linux and macOS; sendmsg fails with EMSGSIZE above it
 QUANTUM_START = 64 * 1024  # bytes of credit before a rate is known
 QUANTUM_MIN = 32 * 1024  # below this the cost per call dominates
@@ -112,6 +113,7 @@ class StreamChannel:
         self._sampled_at = 0.0
         """When the last sample was taken with bytes under way, so that the next is due soon; 0.0 = there were none."""
         self._turn = SAMPLES_APART
+        self._reading_on: asyncio.Handle | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._linger_until = 0.0
         kernel = read_tcp_info(sock)
@@ -130,8 +132,7 @@ class StreamChannel:
         self._sink = sink
         if self._state is _State.OPEN and not self._failing and not handed_over:
             self._loop.add_reader(self._fd, self._on_readable)
-            if self._secured and self._secured.pending():
-                self._loop.call_soon(self._on_readable)
+            self._read_on()
 
     def _is_released(self) -> bool:
         return self._state is _State.CLOSED
@@ -226,10 +227,14 @@ class StreamChannel:
         received = False
         end: TransportError | None = None
         ended = False
+        until = monotonic() + READ_TIME
         try:
             for _ in range(READS_PER_EVENT):
                 if self._sink is None or self._state is not _State.OPEN:
                     return
+                if self._sink.behind or monotonic() >= until:
+                    self._read_on()
+                    break
                 size = self._recv_into(buffer)
                 if not size:
                     ended = True
@@ -239,8 +244,7 @@ class StreamChannel:
                 if size < RECEIVE_BUFFER and self._secured is None:
                     break  # the socket was emptied; readiness is level-triggered, so nothing is missed
             else:
-                if self._secured and self._secured.pending():
-                    self._loop.call_soon(self._on_readable)
+                self._read_on()
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
@@ -249,6 +253,13 @@ class StreamChannel:
             self._sink.batch_finished()
         if ended:
             self._lose(end)
+
+    def _read_on(self) -> None:
+        """Come back in the next turn; the socket does not call for bytes that TLS has already taken from it."""
+        if self._secured and self._secured.pending():
+            if self._reading_on is not None:
+                self._reading_on.cancel()
+            self._reading_on = self._loop.call_soon(self._on_readable)
 
     def _discard(self) -> None:
         """Read to the end and forget: closing with unread bytes resets and can destroy what we sent."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from asyncio.trsock import TransportSocket
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from time import monotonic
 
 from multi.discovery.resources import is_exhaustion
 from multi.errors import TransportError
@@ -22,6 +24,7 @@ from multi.transports.sockets import (
     LISTEN_BACKLOG,
     format_address,
     is_loopback,
+    ours,
     ready,
     send_unpaced,
     transport_error,
@@ -33,7 +36,7 @@ from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info,
 
 logger = logging.getLogger("multi.transports")
 
-ACCEPTS_PER_EVENT = 256  # then established connections get their turn; who waits in the kernel cannot be told apart
+ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
 
 Greeting = asyncio.Task[StreamChannel | None]
@@ -81,6 +84,10 @@ class StreamListener:
         return self._address
 
     @property
+    def sock(self) -> TransportSocket:
+        return TransportSocket(self._sock)
+
+    @property
     def closed(self) -> bool:
         return self._sock.fileno() < 0
 
@@ -100,9 +107,8 @@ class StreamListener:
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
-        for _ in range(ACCEPTS_PER_EVENT):
-            if self.closed:
-                return
+        until = monotonic() + ACCEPT_TIME
+        while not self.closed and monotonic() < until:
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -111,7 +117,7 @@ class StreamListener:
                 self._wait(error)
                 return
             sock.setblocking(False)
-            self._accepted(sock, unmapped(address[0]))
+            self._accepted(ours(sock), unmapped(address[0]))
 
     def _wait(self, error: OSError) -> None:
         if is_exhaustion(error):
@@ -131,12 +137,14 @@ class StreamListener:
         if self._tls is None:
             self._accept(make(sock, info, None))
             return
-        greeting = self._loop.create_task(self._greet(sock, info, make), name=f"greeting of {info.remote}")
+        greeting = self._loop.create_task(self._greet(sock, info, host, make), name=f"greeting of {info.remote}")
         self._greetings.add(greeting)
         greeting.add_done_callback(partial(self._greeted, sock, info, host))
         self._admission.admit(greeting, host, partial(self._give_up, greeting, info))
 
-    async def _greet(self, sock: socket.socket, info: ChannelInfo, make: type[StreamChannel]) -> StreamChannel | None:
+    async def _greet(
+        self, sock: socket.socket, info: ChannelInfo, host: str, make: type[StreamChannel]
+    ) -> StreamChannel | None:
         """None: the peer left without a word."""
         assert self._tls is not None
         async with asyncio.timeout(self._admission.handshake_timeout):
@@ -148,10 +156,26 @@ class StreamListener:
                 return make(sock, info, None)
             with ExitStack() as undo:
                 secure = undo.enter_context(wrap(sock, self._context, None))
-                await handshake(secure, "the client")
+                await handshake(secure, "the client", partial(self._in_turn, host))
                 info = secured_info(info, secure, self._tls, "the client", self._certificate)
                 undo.pop_all()
             return make(secure, info, TlsStream(secure))
+
+    async def _in_turn(self, host: str, step: Callable[[], None]) -> None:
+        done = self._loop.create_future()
+
+        def take() -> None:
+            if done.done():
+                return  # cancelled meanwhile
+            try:
+                step()
+            except OSError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
+        self._admission.in_turn(asyncio.current_task(), host, take)
+        await done
 
     def _greeted(self, sock: socket.socket, info: ChannelInfo, host: str, greeting: Greeting) -> None:
         self._greetings.discard(greeting)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -171,3 +173,22 @@ def test_a_limit_that_is_hit_again_and_again_fills_no_log(caplog: pytest.LogCapt
 def test_every_configured_limit_is_counted_under_its_name() -> None:
     not_counted = {"max_stream_window", "max_session_window", "max_send_buffer"}
     assert set(Limits.model_fields) - not_counted <= set(LIMITS)
+
+
+async def test_what_strangers_want_done_is_done_by_turns() -> None:
+    admission = Admission(Limits())
+    done: list[int | str] = []
+    over = asyncio.Event()
+
+    def flood() -> None:
+        for number in range(5):
+            admission.in_turn(number, "192.0.2.77", partial(done.append, number))
+        admission.in_turn(3, "192.0.2.77", lambda: done.append("3 again"))
+        admission.settled(2)
+        admission.in_turn("alone", "198.51.100.7", lambda: done.append("alone"))
+        admission.in_turn("last", "192.0.2.77", over.set)
+
+    admission.in_turn("first", "192.0.2.77", flood)
+    await over.wait()
+    assert done == [0, "alone", 1, "3 again", 4]
+    admission.stop()

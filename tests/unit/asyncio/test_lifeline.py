@@ -25,7 +25,12 @@ def test_the_end_of_the_loop_is_told_once_and_before_it_is_closed(
 
     async def main() -> LoopShutdownHook:
         loop = asyncio.get_running_loop()
-        return LoopShutdownHook(lambda: closed_when_told.append(loop.is_closed()))
+
+        async def cut() -> None:
+            await asyncio.sleep(0)  # the loop still turns
+            closed_when_told.append(loop.is_closed())
+
+        return LoopShutdownHook(cut)
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         hook = runner.run(main())
@@ -40,7 +45,7 @@ def test_what_was_released_is_not_told_and_not_kept(new_loop: Callable[[], async
     class Open:
         told = 0
 
-        def cut(self) -> None:
+        async def cut(self) -> None:
             Open.told += 1
 
     async def main() -> weakref.ref[Open]:

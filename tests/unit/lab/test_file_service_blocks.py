@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from multi.lab.files.blocks import ReceivedFile, SentFile
-from multi.lab.files.protocol import FileRefused, Problem
+from multi.lab.files import blocks
+from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile
+from multi.lab.files.protocol import BLOCK_LIMIT, FileRefused, Problem
 
 
 def source_of(path: Path) -> SentFile:
@@ -73,10 +76,84 @@ def test_full_disk_keeps_what_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_hash_of_what_is_there_stops_at_its_end(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc")
     with sink_of(tmp_path / "f") as sink:
-        await sink.hash_up_to(10)
+        await Prefixes().hash_up_to(sink, 10)
         assert (sink.kept, sink.position) == (3, 3)
         assert sink.sha256 == hashlib.sha256(b"abc").hexdigest()
         sink.rewind()
-        await sink.hash_up_to(2)
+        await Prefixes().hash_up_to(sink, 2)
         sink.resume(2)
     assert (tmp_path / "f").read_bytes() == b"ab"
+
+
+async def test_what_was_hashed_once_is_hashed_again_only_when_the_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = os.urandom(5 * BLOCK_LIMIT + 1)
+    path = tmp_path / "f"
+    path.write_bytes(content)
+    monkeypatch.setattr(blocks, "STEP", 2 * BLOCK_LIMIT)
+    monkeypatch.setattr(blocks, "SETTLED", 0)
+    prefixes, real, seen = Prefixes(), os.pread, list[int]()
+
+    def pread(descriptor: int, length: int, offset: int) -> bytes:
+        seen.append(length)
+        return real(descriptor, length, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+
+    async def bytes_read(position: int) -> int:
+        seen.clear()
+        with source_of(path) as source:
+            await prefixes.hash_up_to(source, position)
+            assert (source.position, source.sha256) == (position, hashlib.sha256(content[:position]).hexdigest())
+        return sum(seen)
+
+    assert await bytes_read(len(content)) == len(content)
+    assert await bytes_read(len(content)) == BLOCK_LIMIT + 1
+    assert await bytes_read(2 * BLOCK_LIMIT + 5) == 5
+    assert await bytes_read(BLOCK_LIMIT) == BLOCK_LIMIT
+    content = os.urandom(len(content))
+    path.write_bytes(content)
+    os.utime(path, ns=(0, 0))
+    assert await bytes_read(3 * BLOCK_LIMIT) == 3 * BLOCK_LIMIT
+
+
+async def test_what_has_just_changed_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second change in the same tick of the file system's clock could not be seen."""
+    path = tmp_path / "f"
+    path.write_bytes(bytes(2 * BLOCK_LIMIT))
+    monkeypatch.setattr(blocks, "STEP", BLOCK_LIMIT)
+    monkeypatch.setattr(time, "time_ns", lambda: path.stat().st_ctime_ns + blocks.SETTLED - 1)
+    prefixes = Prefixes()
+    for content in (b"a" * 2 * BLOCK_LIMIT, b"b" * 2 * BLOCK_LIMIT):
+        with source_of(path) as source:
+            monkeypatch.setattr(os, "pread", lambda _, length, offset, content=content: content[offset:][:length])
+            await prefixes.hash_up_to(source, BLOCK_LIMIT)
+            assert source.sha256 == hashlib.sha256(content[:BLOCK_LIMIT]).hexdigest()
+
+
+async def test_hashing_ends_with_the_one_who_waits_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    path.write_bytes(bytes(5 * BLOCK_LIMIT))
+    wanted = iter((True, True, False))
+    with source_of(path) as source:
+        with pytest.raises(EOFError):
+            await Prefixes().hash_up_to(source, 5 * BLOCK_LIMIT, lambda: next(wanted))
+        assert source.position == 2 * BLOCK_LIMIT
+
+
+@pytest.mark.parametrize(("disk", "spared", "room"), [(1000, 0, 300), (1000, 40, 260), (1000, 1 << 30, 250)])
+def test_a_part_of_the_disk_is_spared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, spared: int, room: int
+) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_blocks=disk, f_bavail=300, f_frsize=1))
+    with ReceivedFile(os.open(tmp_path / "f", os.O_RDWR | os.O_CREAT, 0o600), "f", spared) as sink:
+        sink.check_room(room)
+        with pytest.raises(FileRefused, match="f: no space left on the disk") as refusal:
+            sink.check_room(room + 1)
+        assert refusal.value.problem is Problem.NO_SPACE
+        sink.write([bytes(200)])
+        if spared:
+            with pytest.raises(FileRefused, match="f: no space left on the disk"):
+                sink.write([bytes(200), bytes(room - 199)])
+    assert (tmp_path / "f").stat().st_size == 200

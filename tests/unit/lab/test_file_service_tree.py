@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from multi.lab.files.protocol import FileRefused, Problem
-from multi.lab.files.tree import FileTree, allowed_mode
+from multi.lab.files.tree import EXPIRY, FileTree, allowed_mode
 
 
 @pytest.fixture
@@ -208,6 +208,54 @@ def test_partial_file_that_is_a_link_is_not_followed(root: Path, tree: FileTree)
         hidden.symlink_to("plain")
         with pytest.raises(FileRefused, match="symbolic link"):
             location.open_partial()
+
+
+def partial_of(root: Path) -> Path:
+    (hidden,) = root.glob(".multi-partial-*")
+    return hidden
+
+
+def test_partial_file_that_others_may_write_to_is_not_built_upon(root: Path, tree: FileTree) -> None:
+    with tree.locate("new") as location:
+        os.close(location.open_partial())
+        partial_of(root).write_text("theirs")
+        partial_of(root).chmod(0o666)
+        with partial_of(root).open("r+") as theirs:
+            ours = location.open_partial()
+            theirs.write("changed")
+        assert os.fstat(ours).st_size == 0
+        assert os.path.samestat(os.fstat(ours), partial_of(root).stat())
+        os.close(ours)
+
+
+def test_each_owner_has_a_partial_file_of_his_own(tree: FileTree) -> None:
+    sizes = []
+    for owner in ("alice", "bob", "", "alice"):
+        with tree.locate("new", owner) as location:
+            descriptor = location.open_partial()
+            sizes.append(os.fstat(descriptor).st_size)
+            os.write(descriptor, b"content")
+            os.close(descriptor)
+    assert sizes == [0, 0, 0, 7]
+
+
+def test_unfinished_files_expire_in_all_directories_unless_somebody_goes_on_with_them(
+    root: Path, tree: FileTree
+) -> None:
+    names = ("new", "sub/new", "sub/fresh")
+    for name in names:
+        with tree.locate(name) as location:
+            os.close(location.open_partial())
+    hidden = sorted(root.rglob(".multi-partial-*"))
+    for path in (*hidden, root / "plain"):
+        os.utime(path, (0, path.stat().st_mtime - EXPIRY - 60))
+    with tree.locate("sub/fresh") as location:
+        os.close(location.open_partial())
+        tree.expire_partials()
+    kept = list(root.rglob(".multi-partial-*"))
+    assert (len(hidden), len(kept)) == (3, 1)
+    assert kept[0].parent == root / "sub"
+    assert (root / "plain").exists()
 
 
 def test_longest_names_have_room_for_a_partial_file(root: Path, tree: FileTree) -> None:

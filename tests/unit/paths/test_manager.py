@@ -209,6 +209,24 @@ def test_a_handover_that_is_cancelled_has_an_end() -> None:
     assert states == [HandoverState.STARTED, HandoverState.FAILED]
 
 
+def test_a_handover_dials_beside_what_is_under_way_and_fails_only_with_what_it_has_dialled() -> None:
+    world = World(candidate(0), candidate(1))
+    world.state(0, ACTIVE)
+    world.run(0.5)
+    earlier = [connection for connection, c in world.dials if c.entry == 1]
+    done: list[Reason | None] = []
+    world.paths.hand_over([world.paths.slots[1]], done.append, world.now)
+    world.turn()
+    own = [connection for connection, c in world.dials if c.entry == 1 and connection not in earlier]
+    assert len(earlier) == len(own) == 1
+    refused = Reason(Cause.TRANSPORT, "refused")
+    world.paths.attempt_failed(earlier[0], refused, world.now)
+    world.turn()
+    assert done == []
+    world.paths.attempt_failed(own[0], refused, world.now)
+    assert done == [refused]
+
+
 def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_trial() -> None:
     world = World(candidate(0), candidate(1), mode=Mode.SWITCH)
     world.state(0, ACTIVE)

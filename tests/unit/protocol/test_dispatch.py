@@ -26,7 +26,7 @@ from multi.protocol.payloads import (
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.reasons import Cause
-from multi.types import Role, SessionId
+from multi.types import ConnectionFacts, Role, SessionId
 
 from .test_hostile_peer import two_lines, unplug
 from .wiring import CLEAR, PLAIN, QUIC, Ends, Line
@@ -277,3 +277,38 @@ def test_an_unknown_code_of_a_close_is_an_end_that_was_not_in_order() -> None:
     ends.pump()
     assert ends.client.closed is not None
     assert ends.client.closed.reason.cause is Cause.PEER_ABORTED
+
+
+# --- time  ---
+
+
+@pytest.mark.parametrize("facts", [PLAIN, QUIC], ids=["one lane", "two lanes"])
+@pytest.mark.parametrize("settings", [CLEAR, SessionSettings()], ids=["clear", "sealed"])
+def test_what_there_is_no_time_for_is_taken_later_in_order(settings: SessionSettings, facts: ConnectionFacts) -> None:
+    ends = Ends(settings, settings)
+    line = ends.connect(facts)
+    line.hold_up = True
+    pieces = [b"before the server has said anything %d " % n for n in range(50)]
+    for piece in pieces:
+        ends.write(ends.client, piece)
+    ends.pump()
+    early = [line.up.popleft() for _ in range(len(line.up))]
+    line.up.append(early.pop(0))  # HELLO
+    line.hold_up, line.hold_down = False, True
+    ends.pump()
+    line.hold_up, line.hold_down = True, False
+    ends.pump()  # ACCEPT has come back
+    session, said = ends.server.session, [*early, *line.up]
+    line.up.clear()
+    for lane in reversed(range(facts.lanes)):
+        together = b"".join(data for its_lane, data in said if its_lane == lane)
+        session.receive(line.id, memoryview(together), lane, now=0.0, enough=lambda: True)
+    turns = 0
+    while session.behind(line.id):
+        assert turns < len(said), "it takes nothing"
+        session.receive(line.id, memoryview(b""), now=0.0, enough=lambda: True)
+        turns += 1
+    line.hold_up = False
+    ends.pump()
+    assert turns > 1
+    assert ends.server.got() == b"".join(pieces)

@@ -122,6 +122,61 @@ def test_a_session_without_connections_is_lost_after_its_patience() -> None:
     assert cause(ends.client) is cause(ends.server) is Cause.RESUME_TIMEOUT
 
 
+RESET = Reason(Cause.PEER_CLOSED, "connection reset")
+
+
+@pytest.mark.parametrize("failure", [None, RESET], ids=["closed", "reset"])
+@pytest.mark.parametrize(("abandon", "end"), [(2.0, Cause.PEER_CLOSED), (0.0, None), (90.0, None)])
+def test_a_client_that_has_closed_its_last_connection_is_not_waited_for_long(
+    failure: Reason | None, abandon: float, end: Cause | None
+) -> None:
+    ends, line = joined(replace(CLEAR, abandon_timeout=abandon))
+    ends.server.session.connection_lost(line.id, failure, now=ends.now)
+    ends.pump()
+    ends.advance(1.9)
+    assert cause(ends.server) is None
+    ends.advance(0.2)
+    assert cause(ends.server) is end
+    ends.advance(58.0)
+    assert cause(ends.server) is (end or Cause.RESUME_TIMEOUT)
+    (detached,) = [event for event in ends.server.events if isinstance(event, SessionDetached)]
+    assert detached.resume_timeout == (2.0 if end else 60.0)
+
+
+def test_a_client_that_may_live_although_its_connections_were_closed_is_waited_for() -> None:
+    ends, line = joined()
+    server = ends.server.session
+    server.connection_lost(line.id, None, now=ends.now)
+    server.wait_for_peer(now=ends.now)
+    ends.advance(59.0)
+    assert cause(ends.server) is None
+    ends.advance(1.1)
+    assert cause(ends.server) is Cause.RESUME_TIMEOUT
+
+
+@pytest.mark.parametrize(("later", "end"), [(5.0, Cause.RESUME_TIMEOUT), (15.0, Cause.PEER_CLOSED)])
+def test_a_client_that_has_just_lost_another_network_may_have_lost_this_one_too(later: float, end: Cause) -> None:
+    ends, first, second = two_lines()
+    server = ends.server.session
+    server.connection_lost(first.id, GONE, now=ends.now)
+    ends.advance(later)
+    server.connection_lost(second.id, RESET, now=ends.now)
+    ends.advance(61.0)
+    assert cause(ends.server) is end
+
+
+def test_a_client_that_comes_back_in_time_was_not_dead() -> None:
+    ends, line = joined()
+    ends.server.session.connection_lost(line.id, None, now=ends.now)
+    ends.lose(line)
+    ends.advance(1.0)
+    ends.connect()
+    ends.pump()
+    ends.advance(10.0)
+    assert ends.server.session.state is SessionState.OPEN
+    assert ends.server.session.left_at is None
+
+
 def test_a_session_that_closes_while_it_has_no_connection_cannot_know_that_all_has_arrived() -> None:
     ends, line = joined(replace(CLEAR, resume_timeout=3.0))
     ends.write(ends.client, b"all of it")
