@@ -28,7 +28,7 @@ from typing import Generic, TypeVar
 from multi.asyncio.driver import SessionDriver
 from multi.config.model import Limits
 from multi.events import ConnectionChanged, Event, SessionConfirmed, SessionDetached, SessionResumed
-from multi.protocol.receive_stream import Window
+from multi.protocol.receiver import SessionWindow
 from multi.protocol.state import SessionState
 from multi.reasons import Cause, Reason
 from multi.transports.base import AdmissionControl
@@ -521,7 +521,7 @@ class Admission(AdmissionControl):
             self._kept_until = now + MEMORY_INTERVAL
         return self._windows[place] + self._kept[place]
 
-    def _may_grow(self, window: Window, source: str, size: int) -> bool:
+    def _may_grow(self, window: SessionWindow, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
         for place, sessions in (("", len(self._accounts)), (source, len(self._sessions[source]))):
             most = GROWTH_SHARE * self._most(place)

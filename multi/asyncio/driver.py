@@ -42,6 +42,7 @@ from multi.events import (
     Warned,
 )
 from multi.protocol.connection import Connection
+from multi.protocol.send_stream import SendStream
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport
@@ -175,8 +176,8 @@ class SessionDriver:
         self._pumping = False
         self.over = False
         """The session has ended; `closed` is done."""
-        self.full = False
-        """More was kept for the peer than `limits.max_send_buffer` allows, as of the last pump."""
+        self.share = send_buffer
+        """Of `limits.max_send_buffer`, for each stream as of the last pump."""
         self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
         self._broken = False
         self._progress = (0, 0)
@@ -240,7 +241,7 @@ class SessionDriver:
                 break
         else:
             self.pump_soon()
-        self.full = self.holds_too_much
+        self.share = self.send_buffer // max(1, len(sender.streams))
         if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
@@ -486,10 +487,12 @@ class SessionDriver:
                     del waiting[stream]
             raise
 
-    @property
-    def holds_too_much(self) -> bool:
-        """More is kept for the peer than `limits.max_send_buffer` allows."""
-        return self.kept_to_send > self.send_buffer
+    def holds_too_much(self, stream: SendStream | None) -> bool:
+        """More is kept for the peer than `limits.max_send_buffer` allows, and of this stream more than an equal share.
+
+        So all streams together keep no more than twice the limit, and none waits for what others keep.
+        """
+        return stream is not None and stream.memory > self.share and self.kept_to_send > self.send_buffer
 
     @property
     def kept_to_send(self) -> int:

@@ -251,19 +251,20 @@ class SessionWriter(asyncio.WriteTransport):
     async def drain(self) -> None:
         """Wait while the peer or the networks are slow.
 
-        That is, above the high-water mark of unsent bytes, or above `limits.max_send_buffer` of bytes that the peer
-        has not acknowledged, over all streams. Raises what ended the stream or the session.
+        That is, above the high-water mark of unsent bytes; or above `limits.max_send_buffer` of bytes that the peer
+        has not acknowledged, over all streams, while this one has more than an equal share of them. Raises what ended
+        the stream or the session.
         """
         buffer, driver = self._buffer, self._driver
-        if buffer is not None and not buffer.final and not driver.over and not driver.full:
+        if buffer is not None and not buffer.final and not driver.over:
             unacked = buffer.end_offset - buffer.acked
-            if buffer.end_offset - buffer.next_offset <= self._high and unacked <= driver.send_buffer:
+            if buffer.end_offset - buffer.next_offset <= self._high and unacked <= driver.share:
                 return
         else:
             self._raise_error()
-        if self.get_write_buffer_size() <= self._high and not driver.holds_too_much:
+        if self.get_write_buffer_size() <= self._high and not driver.holds_too_much(buffer):
             return
-        while self.get_write_buffer_size() > self._low or driver.holds_too_much:
+        while self.get_write_buffer_size() > self._low or driver.holds_too_much(buffer):
             await driver.wait_writable(self._stream)
             self._raise_error()
 

@@ -440,17 +440,17 @@ class Limits(Section):
     """Streams of one session that the peer may have open. Default 128: what HTTP/2 servers usually allow."""
     max_stream_window: Bytes = 16 * MIB
     """Most bytes buffered for one stream until the application reads them. Default 16 MiB: 1.3 Gbit/s at 100 ms."""
-    max_session_window: Bytes = 16 * MIB
-    """Most bytes buffered for all streams of a session; the smaller of this and the stream's window counts.
-    Default 16 MiB: one stream may use all of it."""
+    max_session_window: Bytes = 32 * MIB
+    """Most bytes to which the windows of a session's streams grow together. Each stream has 64 KiB beside that, so none
+    is stopped by others that nobody reads. Default 32 MiB: one stream leaves as much to the others."""
     max_send_buffer: Bytes = 16 * MIB
-    """Most bytes a session keeps until the peer acknowledges them; `drain()` waits above it. Default 16 MiB:
-    as much as the peer buffers."""
+    """Most bytes a session keeps until the peer acknowledges them; above it `drain()` waits on streams that have more
+    than an equal share. Default 16 MiB: as much as the peer buffers for a stream."""
     max_memory: Annotated[int, Range(MIB, 1 << 40), Side.SERVER] = 1024 * MIB
     """Most bytes kept for all sessions of a server, what their windows allow clients to send included, with 32 KiB
     for each session and 3 KiB for each stream; windows stop growing at three quarters of it, beyond an equal share
-    already at half of that, new sessions are refused when all is taken. Default 1 GiB: 48 sessions at full window, or
-    10000 that are new."""
+    already at half of that, new sessions are refused when all is taken. Default 1 GiB: 48 streams at full window, or
+    10000 sessions that are new."""
 
 
 def _current_directory() -> Path:

@@ -97,7 +97,7 @@ def _extend(pieces: list[Piece] | deque[Piece], more: list[Piece]) -> None:
 
 
 class Window:
-    """What the peer may send: an absolute offset that follows consumption, with a size that grows with its speed.
+    """What the peer may send on one stream: an absolute offset that follows reading, and grows with its speed.
 
     The size doubles whenever a quarter of it is consumed within two round trips, up to a hard cap: the receiver-side
     autotuning of TCP. At half of it, senders that double their own windows every round trip, on several connections
@@ -119,13 +119,20 @@ class Window:
         """`total` bytes have been consumed so far; return True when the peer should hear of a new window."""
         recently = now - self._mark_at <= 2 * rtt + 0.020
         if total - self._mark >= self.size // 4:
-            grown = min(self._cap, self.size * 2) if recently else self.size
-            if grown > self.size and (self.may_grow is None or self.may_grow(grown - self.size)):
-                self.size = grown
+            if recently:
+                self.grow(self.size * 2)
             self._mark, self._mark_at = total, now
         elif not recently:
             self._mark, self._mark_at = total, now
         return total + self.size - self.advertised >= self.size // 4
+
+    def grow(self, size: int) -> bool:
+        """Grow to `size` if that is more, as far as the cap and others allow; return True when it has grown."""
+        more = min(self._cap, size) - self.size
+        grows = more > 0 and (self.may_grow is None or self.may_grow(more))
+        if grows:
+            self.size += more
+        return grows
 
     def advertise(self, total: int) -> int:
         """Return the absolute offset to advertise now; it never shrinks."""

@@ -5,7 +5,7 @@ It decides what an ACK says, when one is due and which connections carry it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connections
@@ -16,12 +16,64 @@ from multi.protocol.segment import SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.reasons import Cause
 from multi.schedulers.estimates import soonest
-from multi.types import StreamId
+from multi.types import STREAM_ZERO, StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
+FIRST_SHARE = EARLY_DATA_LIMIT  # bytes of window every stream has, whatever the others hold
+LEAST_NEWS = 4096  # bytes; less room is not announced, however little the peer has left
 ISLAND_SHARE = 1024  # bytes of the session's window for each range kept above a gap; it takes 256 besides its bytes
 _ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
+
+
+class SessionWindow:
+    """What the peer may send on all streams: what has been read and room for all that the streams' windows allow.
+
+    Only the windows of streams bound what is kept, so what nobody reads on one stream takes nothing from the others.
+    A stream begins with FIRST_SHARE, always; up to `cap` windows grow beyond that. Where the server has no memory
+    left the room is less than the sum, and streams share it.
+    """
+
+    __slots__ = ("_cap", "_shares", "advertised", "may_grow", "size")
+
+    def __init__(self, cap: int) -> None:
+        self.size = self.advertised = 0
+        self.may_grow: Callable[[int], bool] | None = None
+        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
+        self._cap = cap
+        self._shares = 0
+
+    def share(self, size: int) -> bool:
+        """A stream's window would grow by `size`; return whether it may."""
+        allowed = self._shares + size <= self._cap and self._grow(self._shares + size)
+        if allowed:
+            self._shares += size
+        return allowed
+
+    def add_stream(self, size: int) -> None:
+        self._shares += size
+        self._grow(self._shares)
+
+    def remove_stream(self, size: int) -> None:
+        self._shares -= size
+
+    def _grow(self, size: int) -> bool:
+        missing = size - self.size
+        if missing > 0:
+            if self.may_grow is not None and not self.may_grow(missing):
+                return False
+            self.size = size
+        return True
+
+    def news(self, consumed: int, charged: int) -> bool:
+        """Whether the peer should hear of what was read: of a good part of the window, or of more than it has left."""
+        freed = consumed + self.size - self.advertised
+        return freed >= self.size // 4 or freed > max(LEAST_NEWS, self.advertised - charged)
+
+    def advertise(self, consumed: int) -> int:
+        """Return the absolute offset to advertise now; it never shrinks."""
+        self.advertised = max(self.advertised, consumed + self.size)
+        return self.advertised
 
 
 class Receiver:
@@ -30,9 +82,7 @@ class Receiver:
     def __init__(self, settings: SessionSettings, now: float) -> None:
         self._settings = settings
         self.streams: dict[StreamId, ReceiveStream] = {}
-        # A client may send this much before it knows any window, so less cannot be granted.
-        self._initial_window = max(settings.initial_window, EARLY_DATA_LIMIT)
-        self.window = Window(self._initial_window, max(settings.max_session_window, EARLY_DATA_LIMIT), now)
+        self.window = SessionWindow(settings.max_session_window)
         self.control = Inbox()
         self.charged = 0
         """Sum of the highest offsets of all streams: what the peer has used of the session window."""
@@ -51,7 +101,19 @@ class Receiver:
         self.ack_now = False
 
     def add(self, stream: StreamId, now: float) -> ReceiveStream:
-        window = Window(self._initial_window, max(self._settings.max_stream_window, EARLY_DATA_LIMIT), now)
+        # A client may send the first share of stream 0 before it knows any window, so less cannot be granted.
+        cap, wanted = (
+            max(self._settings.max_stream_window, FIRST_SHARE),
+            max(self._settings.initial_window, FIRST_SHARE),
+        )
+        window = Window(wanted if stream == STREAM_ZERO else FIRST_SHARE, cap, now)
+        window.may_grow = self.window.share
+        self.window.add_stream(window.size)
+        if stream == STREAM_ZERO:
+            self.window.advertise(0)  # HELLO or ACCEPT does
+        elif window.grow(wanted):
+            self._dirty[stream] = None
+            self.ack_now = True
         created = self.streams[stream] = ReceiveStream(stream, window)
         return created
 
@@ -84,7 +146,7 @@ class Receiver:
         if self.ack_due is None:
             self.ack_due = now + ACK_DELAY
         if stream.discarding and in_order:
-            self.give_back(stream.next_offset - before, now, 0.0)
+            self.give_back(stream.next_offset - before)
         return in_order
 
     def _check_room(self, advanced: int) -> None:
@@ -103,16 +165,17 @@ class Receiver:
         if stream.discarding:
             stream.consumed = stream.next_offset
 
-    def reset(self, stream: ReceiveStream, final: int, code: int, now: float) -> None:
+    def reset(self, stream: ReceiveStream, final: int, code: int) -> None:
         stream.check_final(final)
         self._check_room(final - stream.highest)
         self.charged += final - stream.highest
         self._islands -= len(stream.islands)
-        self.give_back(stream.reset(final, code), now, 0.0)
+        self.give_back(stream.reset(final, code))
 
     def forget(self, stream: ReceiveStream) -> None:
         """The stream has ended on both sides; what is not acknowledged yet still will be."""
         del self.streams[stream.id]
+        self.window.remove_stream(stream.window.size)
         if stream.id in self._dirty:
             self._closed[stream.id] = stream.next_offset
 
@@ -132,17 +195,17 @@ class Receiver:
             if stream.window.consumed(stream.consumed, now, rtt) and stream.final is None:
                 self._dirty[stream.id] = None
                 self.ack_now = True
-            self.give_back(len(data), now, rtt)
+            self.give_back(len(data))
         return data
 
-    def give_back(self, size: int, now: float, rtt: float) -> None:
+    def give_back(self, size: int) -> None:
         """`size` bytes of session window were consumed or discarded."""
         self.consumed += size
-        if self.window.consumed(self.consumed, now, rtt):
+        if self.window.news(self.consumed, self.charged):
             self.ack_now = True
 
-    def discard(self, stream: ReceiveStream, now: float) -> None:
-        self.give_back(stream.discard(), now, 0.0)
+    def discard(self, stream: ReceiveStream) -> None:
+        self.give_back(stream.discard())
 
     # --- acknowledgement  ---
 

@@ -274,13 +274,15 @@ class Sender:
             backlog += waiting.end_offset - waiting.next_offset
         if not backlog:
             return True
-        # What a writer still has, nobody knows; the best guess is as much as it has written so far.
-        self._backlog = max(backlog, self._run) if self.held_back else backlog
+        priority = -1
         while True:
             room = self.window - self.used
             stream = self._next_stream() if room > 0 else None
             if stream is None or stream.next_offset == stream.end_offset:
                 return True
+            if stream.priority != priority:
+                priority = stream.priority
+                self._backlog = self._ahead_of(priority, backlog)
             if not self._has_credit(usable):
                 return False
             available = stream.worth_sending(min(stream.window - stream.next_offset, room))
@@ -307,6 +309,14 @@ class Sender:
             backlog -= size
             if not backlog:
                 return True
+
+    def _ahead_of(self, priority: int, backlog: int) -> int:
+        """Of the `backlog` of all streams, the bytes that less urgent streams than those of `priority` wait for."""
+        ahead = sum([s.unsent for s in self.streams.values() if s.priority <= priority])
+        if ahead == backlog and self.held_back:
+            # What a writer still has, nobody knows; the best guess is as much as it has written so far.
+            return max(backlog, self._run)
+        return ahead
 
     def _next_stream(self) -> SendStream | None:
         """Strict between priorities, round robin within. It may turn out to have nothing to send."""

@@ -277,7 +277,7 @@ class SessionCore(SessionBase):
     def stop_sending(self, stream: StreamId, code: int, *, now: float) -> None:
         """Read no more; ask the peer to stop. What still comes gives its window back."""
         self._act(now)
-        self.streams.stop_sending(stream, code, now)
+        self.streams.stop_sending(stream, code)
 
     def accept_stream(self, stream: StreamId, *, now: float) -> None:
         """The application takes a stream that the peer opened (StreamOpened)."""
@@ -295,7 +295,7 @@ class SessionCore(SessionBase):
         if self.closing or self.state is SessionState.CLOSED:
             return
         self.closing = True
-        self.streams.finish_all(now)
+        self.streams.finish_all()
         if not self._opened and not self.connections.alive():
             self._end(IN_ORDER)
 
@@ -580,10 +580,10 @@ class SessionCore(SessionBase):
         for connection in self.connections.values():
             ack_wanted = ack_wanted or connection.ack_wanted
             draining = draining or connection.state is ConnectionState.DRAINING
+        if self.outbox.queue:
+            self._send_control(now)  # the peer has to know a stream before its window
         if ack_wanted or self.receiver.ack_now or self.receiver.ack_due is not None:
             self.receiver.send_acks(self.connections, now)
-        if self.outbox.queue:
-            self._send_control(now)
         usable = self.connections.for_data()
         for connection in usable:
             connection.refresh_credit(now)

@@ -25,10 +25,11 @@ class SessionSettings:
     """Bytes and seconds. The defaults are the documented ones."""
 
     initial_window: int = 64 * 1024
-    """Stream and session window granted before anything is known of the peer."""
+    """Window of the session and of stream 0 before anything is known of the peer; other streams get it once known."""
     max_stream_window: int = 16 * 1024 * 1024
     """Hard cap: sum of rates times the longest loaded round trip, twice, for 400 Mbit/s and 160 ms."""
-    max_session_window: int = 16 * 1024 * 1024
+    max_session_window: int = 32 * 1024 * 1024
+    """What the windows of streams grow to together, beside the EARLY_DATA_LIMIT each of them begins with."""
     max_streams: int = 128
     """Streams the peer may have open at a time."""
     protect: Protect = Protect.AUTO
@@ -64,4 +65,4 @@ class SessionSettings:
 
 
 KEEPALIVE_INTERVAL = 15.0  # seconds; a third of the idle timeout where that is shorter
-EARLY_DATA_LIMIT = 64 * 1024  # bytes a client may send before ACCEPT
+EARLY_DATA_LIMIT = 64 * 1024  # bytes a client may send before ACCEPT, and either side on a stream it opens

@@ -37,7 +37,6 @@ class Streams:
         self._next_peer = 1 if side is Side.CLIENT else 2
         self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
         self._peer_limit = settings.max_streams
-        self._peer_window = EARLY_DATA_LIMIT
         self._ended: SessionLost | None = None
         self._closing = False
         self._over = False
@@ -45,11 +44,11 @@ class Streams:
     # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
-        sending = self._sender.streams[stream] = SendStream(stream, self._peer_window, priority)
+        sending = self._sender.streams[stream] = SendStream(stream, EARLY_DATA_LIMIT, priority)
         received = self._receiver.add(stream, 0.0)
         if self._closing:  # the peer opened it before it heard of our end
             sending.final = True
-            self._receiver.discard(received, 0.0)
+            self._receiver.discard(received)
 
     def open(self, priority: int) -> StreamId | None:
         _check("priority", priority, LOWEST_PRIORITY)
@@ -66,10 +65,9 @@ class Streams:
         return stream
 
     def peer_known(self, window: int, max_streams: int) -> None:
-        self._peer_window = max(window, EARLY_DATA_LIMIT)
         self._own_limit = max_streams
-        for stream in self._sender.streams.values():
-            stream.window = max(stream.window, self._peer_window)
+        first = self._sender.streams[STREAM_ZERO]
+        first.window = max(first.window, window)
         self._session.emit(StreamWritable(STREAM_ZERO))
 
     def of_peer(self, stream: StreamId) -> ReceiveStream | None:
@@ -136,17 +134,17 @@ class Streams:
         self._outbox.add(SegmentType.RESET, encode_unsigned((found.next_offset, 8), (code, 4)), stream)
         self._session.emit(StreamWritable(stream))
 
-    def finish_all(self, now: float) -> None:
+    def finish_all(self) -> None:
         """Session close: end every writing side, read no more."""
         self._closing = True
         for stream in list(self._sender.streams):
             self.finish(stream)
         for received in list(self._receiver.streams.values()):
-            self._discard(received, now)
+            self._discard(received)
 
-    def _discard(self, received: ReceiveStream, now: float) -> None:
+    def _discard(self, received: ReceiveStream) -> None:
         """Read no more; whoever waits to read hears of it now, and not when the peer says something."""
-        self._receiver.discard(received, now)
+        self._receiver.discard(received)
         self._session.emit(received.news)
 
     @property
@@ -201,12 +199,12 @@ class Streams:
             return None
         return self._ended
 
-    def stop_sending(self, stream: StreamId, code: int, now: float) -> None:
+    def stop_sending(self, stream: StreamId, code: int) -> None:
         _check("code", code, HIGHEST_CODE)
         found = self._receiver.streams.get(stream)
         if found is None or found.discarding or self._over:
             return
-        self._discard(found, now)
+        self._discard(found)
         if not found.complete:
             self._outbox.add(SegmentType.STOP_SENDING, encode_unsigned((code, 4)), stream)
         self.maybe_over(stream)
@@ -230,7 +228,7 @@ class Streams:
             case SegmentType.RESET:
                 final, code = decode_unsigned(payload, 8, 4)
                 if (received := self.of_peer(stream)) is not None:
-                    self._peer_reset(received, final, code, now)
+                    self._peer_reset(received, final, code)
             case SegmentType.STOP_SENDING:
                 (code,) = decode_unsigned(payload, 4)
                 sending = self._sender.streams.get(stream) if self.of_peer(stream) is not None else None
@@ -242,10 +240,10 @@ class Streams:
                 self._own_limit = max(self._own_limit, limit)
                 self._session.emit(StreamWritable(STREAM_ZERO))
 
-    def _peer_reset(self, received: ReceiveStream, final: int, code: int, now: float) -> None:
+    def _peer_reset(self, received: ReceiveStream, final: int, code: int) -> None:
         if received.complete:
             return
-        self._receiver.reset(received, final, code, now)
+        self._receiver.reset(received, final, code)
         if not received.discarding:
             received.error = StreamReset(RESET_BY_PEER, code)
         self._session.emit(StreamReadable(received.id))

@@ -44,7 +44,7 @@ from multi.protocol.payloads import (
 )
 from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode
 from multi.protocol.session import MAX_CONTROL_BACKLOG
-from multi.protocol.settings import Protect, SessionSettings
+from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.reasons import Cause, Reason
 from multi.schedulers import scheduler_names
 from multi.types import ConnectionFacts, Role, SessionId, Side, StreamId
@@ -224,7 +224,9 @@ def check_bounds(node: Node) -> None:
     for stream in session.receiver.streams.values():
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
     kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
-    check(kept <= settings.max_session_window, "more bytes kept than the window")
+    check(kept <= session.receiver.window.size, "more bytes kept than the window")
+    most = settings.max_session_window + (2 * settings.max_streams + 2) * EARLY_DATA_LIMIT
+    check(session.receiver.window.size <= most, "a window larger than allowed")
 
 
 def _ends(choices: Choices, settings: SessionSettings, server: SessionSettings | None = None) -> Ends:

@@ -463,6 +463,36 @@ def test_an_unread_stream_does_not_starve_the_others() -> None:
     assert transfer(pair, pair.client, 1_000_000) < 3.0
 
 
+@pytest.mark.parametrize("unread", [1, 127])
+def test_unread_streams_do_not_slow_down_the_others(unread: int) -> None:
+    def seconds(unread: int) -> float:
+        pair = opened(FAST)
+        for _ in range(unread):
+            stream = pair.client.open_stream()
+            assert stream is not None
+            pair.peer.pause(stream)
+            pair.client.write(data(pair, 300_000), stream)
+        pair.run(0.1 * (unread + 2))  # until their windows are full
+        return transfer(pair, pair.client, 4_000_000)
+
+    assert seconds(unread) < 1.1 * seconds(0)
+
+
+def test_streams_that_once_had_large_windows_do_not_starve_the_others() -> None:
+    pair = opened(route(10e6, 0.050))
+    streams = [pair.client.open_stream() for _ in range(16)]
+    for stream in streams:
+        assert stream is not None
+        pair.client.write(data(pair, 1_000_000), stream)
+    assert pair.until(lambda: quiet(pair), 10.0)
+    for stream in streams:
+        assert stream is not None
+        pair.peer.pause(stream)
+        pair.client.write(data(pair, 1_000_000), stream)
+    pair.run(5.0)
+    assert transfer(pair, pair.client, 1_000_000) < 3.0
+
+
 def test_a_window_lost_with_its_connection_is_asked_for() -> None:
     # The update left on a connection that died without a word; nothing is in flight that could bring another.
     pair = opened(FAST, SLOW)

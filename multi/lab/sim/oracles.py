@@ -143,6 +143,11 @@ class Oracles:
         held = receiver.charged - receiver.consumed
         if held > receiver.window.size:
             self._fail(f"holds {held} bytes, the session window is {receiver.window.size}")
+        together = sum(stream.window.size for stream in receiver.streams.values())
+        if receiver.window.may_grow is None and together > receiver.window.size:
+            self._fail(
+                f"streams may hold {together} bytes, and of all only {receiver.window.size}: one can stop others"
+            )
         for received in receiver.streams.values():
             if received.highest - received.consumed > received.window.size:
                 self._fail(f"stream {received.id} holds {received.highest - received.consumed} bytes")

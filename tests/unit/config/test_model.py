@@ -651,7 +651,7 @@ def test_limits_have_the_documented_defaults() -> None:
         "max_detached_sessions": 1000,
         "max_streams": 128,
         "max_stream_window": 16 << 20,
-        "max_session_window": 16 << 20,
+        "max_session_window": 32 << 20,
         "max_send_buffer": 16 << 20,
         "max_memory": 1 << 30,
     }

@@ -53,7 +53,7 @@ def test_ranges_above_gaps_are_objects_up_to_one_for_each_kib_of_the_window() ->
     assert end.read() == 200
     end.arrive(5001, 5002, other)
     assert len(other.islands) == 1, "there is room again"
-    end.receiver.reset(other, 9000, 0, 0.0)
+    end.receiver.reset(other, 9000, 0)
     for start in range(5001, 5201, 2):
         end.arrive(start, start + 1)
     assert len(end.stream.islands) == WINDOW // 1024
@@ -215,7 +215,7 @@ def test_the_end_of_a_stream_counts_against_the_session_window_too() -> None:
     with pytest.raises(RemoteProtocolError, match="session window ends at"):
         end.receiver.finish(other, 101)
     with pytest.raises(RemoteProtocolError, match="session window ends at"):
-        end.receiver.reset(other, 101, 7, 0.0)
+        end.receiver.reset(other, 101, 7)
     end.receiver.finish(other, 100)
     assert end.receiver.charged == WINDOW
 
@@ -225,10 +225,10 @@ def test_what_nobody_will_read_gives_its_window_back(how: str) -> None:
     end = End()
     end.arrive(0, 30_000)
     if how == "discarded":
-        end.receiver.discard(end.stream, 0.0)
+        end.receiver.discard(end.stream)
         end.arrive(30_000, 40_000)
     else:
-        end.receiver.reset(end.stream, 40_000, 7, 0.0)
+        end.receiver.reset(end.stream, 40_000, 7)
     assert end.receiver.charged == end.receiver.consumed == 40_000
     assert end.ack().session_window >= 40_000 + WINDOW
 
@@ -257,3 +257,49 @@ def test_the_session_window_grows_only_as_far_as_the_server_has_memory() -> None
         end.read()
         end.ack()
     assert end.receiver.window.size > WINDOW
+
+
+# --- one window beside the others  ---
+
+
+def test_every_stream_has_room_whatever_the_others_hold() -> None:
+    end = End()
+    end.arrive(0, WINDOW)
+    for number in range(2, 2 * SessionSettings().max_streams, 2):
+        other = end.receiver.add(StreamId(number), 0.0)
+        end.receiver.everything_dirty()
+        end.ack()
+        end.arrive(0, WINDOW, other)
+    assert end.receiver.window.advertised == end.receiver.charged == WINDOW * SessionSettings().max_streams
+
+
+def test_windows_grow_together_as_far_as_the_session_allows_and_the_room_of_ended_streams_is_used_again() -> None:
+    end = End(SessionSettings(max_session_window=4 * WINDOW))
+    first, second = (end.receiver.add(StreamId(number), 0.0) for number in (2, 4))
+    assert first.window.grow(2 * WINDOW)
+    assert not second.window.grow(2 * WINDOW), "the sum of all windows would be five"
+    assert end.receiver.window.size == 4 * WINDOW
+    end.receiver.forget(first)
+    assert second.window.grow(2 * WINDOW)
+    assert end.receiver.window.size == 4 * WINDOW
+
+
+def test_a_stream_of_one_who_grants_much_begins_with_as_much_once_the_peer_knows_the_stream() -> None:
+    end = End(SessionSettings(initial_window=1 << 20))
+    end.receiver.add(StreamId(2), 0.0)
+    assert end.receiver.ack_now
+    ack = end.ack()
+    assert [(entry.stream, entry.window) for entry in ack.streams] == [(2, 1 << 20)]
+    assert ack.session_window == 2 << 20
+
+
+def test_what_was_read_is_announced_when_it_is_more_than_the_peer_has_left() -> None:
+    end = End()
+    end.receiver.window.may_grow = lambda _size: False
+    other = end.receiver.add(StreamId(2), 0.0)
+    end.arrive(0, WINDOW - 8000, other)
+    end.arrive(0, 8000)
+    end.ack()
+    assert end.read() == 8000
+    assert end.receiver.ack_now
+    assert end.ack().session_window == WINDOW + 8000

@@ -254,6 +254,31 @@ def test_a_scheduler_hears_how_much_waits_and_a_writer_that_is_held_back_counts_
     assert asked.requests[0].backlog == 50_000
 
 
+def test_a_scheduler_hears_only_of_what_an_urgent_stream_waits_behind() -> None:
+    asked = numbered(0)
+    bench = Bench(scheduler=asked)
+    bench.stream(priority=0)
+    bench.sender.held_back = True
+    bench.write(20_000)
+    bench.write(100, stream=2)
+    bench.fill()
+    assert [(r.stream, r.backlog) for r in asked.requests] == [(2, 100), (0, 20_000), (0, 20_000 - SLOW_SEGMENT)]
+
+
+def test_an_urgent_segment_waits_for_the_near_connection_that_bulk_has_filled() -> None:
+    bench = Bench((25 * MBYTE, 0.002), (25 * MBYTE, 0.050), scheduler=create_scheduler("adaptive", {}))
+    bench.write(4_000_000)
+    bench.stream(priority=0)
+    bench.credit(0, 100_000)
+    bench.credit(1, 500_000)
+    assert set(bench.fill()) == {0, 1}, "bulk takes what has room"
+    bench.credit(1, 100_000)
+    bench.write(100, stream=2)
+    assert bench.fill() == {}
+    bench.credit(0, 1_000)
+    assert bench.fill()[0][0] == (2, 0, 100)
+
+
 def test_a_window_can_be_expected_to_grow_until_as_much_as_it_holds_has_been_sent() -> None:
     asked = numbered(0)
     bench = Bench(scheduler=asked, window=10_000)

@@ -255,6 +255,7 @@ def test_a_reader_that_gives_up_stops_the_writer_who_hears_how_much_was_not_deli
 def test_what_nobody_reads_any_more_gives_its_window_to_the_other_streams() -> None:
     ends, _ = joined()
     ends.server.reading = False
+    ends.server.session.receiver.window.may_grow = lambda _size: False  # no memory is left: streams share a window
     stream = open_stream(ends, ends.client)
     ends.write(ends.client, bytes(CLEAR.initial_window), stream)
     ends.write(ends.client, b"waits for window")
