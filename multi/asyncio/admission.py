@@ -303,9 +303,11 @@ class Admission(AdmissionControl):
 
     def _take_turns(self) -> None:
         until = monotonic() + TURNS_TIME
-        while len(self._waiting) and monotonic() < until:
-            self._works.pop(self._waiting.next())()
-        self._turn = self._loop.call_soon(self._take_turns) if len(self._waiting) else None
+        try:
+            while len(self._waiting) and monotonic() < until:
+                self._works.pop(self._waiting.next())()
+        finally:  # a bug with one must not keep the others waiting
+            self._turn = self._loop.call_soon(self._take_turns) if len(self._waiting) else None
 
     def crowded(self, host: str) -> bool:
         """Half of what may be half open from where `host` is, is."""
