@@ -49,6 +49,7 @@ def session_settings(config: Config) -> SessionSettings:
         abandon_timeout=multi.abandon_timeout,
         idle_timeouts=tuple((name, config.section_of(name).idle_timeout or NEVER) for name in transport_names()),
         max_connections=limits.max_connections_per_session,
+        max_unproved=limits.max_pending_joins,
         psk=psk,
         psk_id=psk_id,
         warnings=() if config.is_server else host_warnings(config),  # a server says it once, not in every session

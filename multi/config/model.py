@@ -434,8 +434,8 @@ class Limits(Section):
     """Connections of one session that have not proved themselves yet; when there are more, the oldest JOIN goes for a
     fresh one, and a repeated HELLO is refused. Default 16: all connections of a session may come at once, twice."""
     max_detached_sessions: Annotated[Count, Side.SERVER] = 1000
-    """Sessions of a server that wait for their client to come back; when there are more, the longest waiting ends.
-    Default 1000: a tenth of the sessions."""
+    """Sessions of a server that wait for their client to come back; when there are more, the longest waiting of the
+    source with most of them ends. Default 1000: a tenth of the sessions."""
     max_streams: Annotated[int, Range(1, 65_536)] = 128
     """Streams of one session that the peer may have open. Default 128: what HTTP/2 servers usually allow."""
     max_stream_window: Bytes = 16 * MIB

@@ -20,7 +20,7 @@ T = TypeVar("T", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Most sessions at a time, in all and from one source address."""
+    """Most sessions at a time, in all and from one source (IPv4 /24, IPv6 /56)."""
 
     sessions: int = 10_000
     sessions_per_source: int = 2500

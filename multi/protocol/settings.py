@@ -22,7 +22,7 @@ class Protect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """Bytes and seconds. The defaults are the documented ones."""
+    """Bytes and seconds. The defaults are the documented ones, but for `max_connections`: a configuration says 8."""
 
     initial_window: int = 64 * 1024
     """Window of the session and of stream 0 before anything is known of the peer; other streams get it once known."""

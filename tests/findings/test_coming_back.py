@@ -1,4 +1,4 @@
-"""Known faults when a client comes back from another network: its own dead connections and strangers keep it out."""
+"""A client that comes back from another network is let in, whatever its own dead connections and strangers do."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def service(directory: Path, *arguments: object) -> Iterator[Service]:
 # --- bench ---
 
 SENT = 128 * MIB
-KEPT = 56 * MIB  # the window of a session is 16 MiB
+KEPT = 56 * MIB  # the window of a stream is 16 MiB
 
 
 def memory_for(directory: Path, request: Request) -> int:
