@@ -262,11 +262,6 @@ def _many_streams(client: RawClient) -> None:
         client.send(SegmentType.OPEN, b"\x03", sequence=number, stream=2 * number + 2)
 
 
-def _gaps(client: RawClient) -> None:
-    for number in range(5000):
-        client.send(SegmentType.DATA, b"x", sequence=2 * number + 1)
-
-
 def _ahead(client: RawClient) -> None:
     for number in range(600):
         client.send(SegmentType.OPEN, b"\x03", sequence=number + 1, stream=2 * number + 2)
@@ -288,7 +283,6 @@ MISBEHAVIOUR: dict[str, Callable[[RawClient], None]] = {
     ),
     "an offset no stream has": lambda c: c.send(SegmentType.ACK, _ack(1 << 63, [])),
     "300 streams": _many_streams,
-    "5,000 gaps": _gaps,
     "control far ahead": _ahead,
     "a stream of the server's that is not open": lambda c: c.send(SegmentType.DATA, b"x", stream=4001),
     "tickets from a client": lambda c: c.send(SegmentType.TICKETS, b"\x00"),

@@ -423,8 +423,11 @@ async def test_a_forged_refusal_costs_one_connection(garbage: bool, stage: Stage
 
 @pytest.mark.parametrize("code", RefuseCode, ids=lambda code: code.name)
 async def test_forged_refusals_on_the_only_network_end_a_session_only_by_unknown_and_never_hang_it(
-    code: RefuseCode, stage: Stage, plain: str, tell: Any
+    code: RefuseCode, stage: Stage, tell: Any
 ) -> None:
+    # All connections reset, and nothing comes back: to a server that would look like a client whose process has died.
+    waiting = stage.listen(PLAIN, "tcp") | {"multi_config": {"abandon_timeout": 0}}
+    await stage.server.do("serve", "plain", waiting)
     await stage.honest(stage.config(("tcp", "wlan0", PLAIN), multi_config={"resume_timeout": 4}), active=["wlan0"])
     wifi = stage.testbed.links["wifi"]
     # Something has come back: until the server has heard CONFIRM it forgets the session soon, and refuses by itself.
