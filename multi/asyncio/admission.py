@@ -44,6 +44,7 @@ AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 SOURCE_SHARE = 0.25  # of the memory one source may take; as much as of the sessions, where that is more
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
+MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
@@ -217,8 +218,10 @@ class _Account:
     host: str = ""
     """The address it was last active from."""
     hosts: dict[ConnectionId, str] = field(default_factory=dict)
-    pending: dict[ConnectionId, tuple[bytes, str]] = field(default_factory=dict)
-    """Connections that have not proved themselves, the oldest first: (nonce of the JOIN or empty, source)."""
+    pending: dict[ConnectionId, tuple[bytes, str, bool]] = field(default_factory=dict)
+    """Connections that have not proved themselves, the oldest first: (nonce of the JOIN or empty, source, repeated)."""
+    heard: dict[bytes, None] = field(default_factory=dict)
+    """Nonces of the JOINs that came, the oldest first: from then on somebody else may say them."""
 
 
 class Admission(AdmissionControl):
@@ -405,18 +408,21 @@ class Admission(AdmissionControl):
         it and was faster. Without a nonce it is the HELLO of a session that nobody has confirmed, which anybody in the
         air can repeat: sources take equal shares, and in a source who came first stays.
         """
-        pending = self._accounts[driver].pending
-        repeats = sum(other == nonce for other, _ in pending.values())
+        account = self._accounts[driver]
+        pending = account.pending
+        fresh = bool(nonce) and nonce not in account.heard
         victim: ConnectionId | None = None
-        allowed = not nonce or repeats < MAX_REPEATS
+        allowed = not nonce or sum(other == nonce for other, _, _ in pending.values()) < MAX_REPEATS
         if allowed and len(pending) >= self._limits.max_pending_joins:
-            if nonce and not repeats:
-                victim = next(iter(pending))
+            if fresh:
+                victim = next((c for c, (_, _, repeated) in pending.items() if repeated), next(iter(pending)))
+            elif nonce:
+                allowed = False
             else:
-                counts = Counter(place for _, place in pending.values())
+                counts = Counter(place for _, place, _ in pending.values())
                 busiest, most = counts.most_common(1)[0]
                 allowed = most > counts[source] + 1
-                victim = next(c for c, (_, place) in reversed(pending.items()) if place == busiest)
+                victim = next(c for c, (_, place, _) in reversed(pending.items()) if place == busiest)
         if not allowed or victim is not None:
             self._log.hit("max_pending_joins", source)
         if allowed and victim is not None:
@@ -432,7 +438,11 @@ class Admission(AdmissionControl):
         if first:
             self._unconfirmed.add(driver, host)
         account.hosts[connection] = host
-        account.pending[connection] = (nonce, source_of(host))
+        account.pending[connection] = (nonce, source_of(host), nonce in account.heard)
+        if nonce:
+            account.heard[nonce] = None
+            if len(account.heard) > MAX_HEARD:
+                del account.heard[next(iter(account.heard))]
         if not nonce and not first:  # a JOIN is in no crowd of strangers, and the session stands for its first HELLO
             self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
 

@@ -430,7 +430,7 @@ class Limits(Section):
     Default 30: longer than a network that is worth having stalls."""
     max_connections_per_session: Annotated[int, Range(1, 256), Side.SERVER] = 8
     """Connections of one session. Default 8: three networks, two transports, and room for a handover."""
-    max_pending_joins: Annotated[int, Range(1, 256), Side.SERVER] = 16
+    max_pending_joins: Annotated[int, Range(2, 256), Side.SERVER] = 16
     """Connections of one session that have not proved themselves yet; when there are more, the oldest JOIN goes for a
     fresh one, and a repeated HELLO is refused. Default 16: all connections of a session may come at once, twice."""
     max_detached_sessions: Annotated[Count, Side.SERVER] = 1000

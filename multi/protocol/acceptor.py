@@ -113,11 +113,11 @@ class SessionTable(Generic[T]):
             return refusal(session_id, Refuse(RefuseCode.BUSY), "the server is closing")
         if len(self._sessions) >= self._limits.sessions:
             return _busy(session_id, "max_sessions", f"{self._limits.sessions} sessions")
-        if self._per_source.get(source, 0) >= self._limits.sessions_per_source:
-            reason = f"{self._limits.sessions_per_source} sessions from {source}"
-            return _busy(session_id, "max_sessions_per_source", reason)
         if full := self._full(source):
             return _busy(session_id, *full)
+        if self._per_source.get(source, 0) >= self._limits.sessions_per_source:  # the last: room for it costs a session
+            reason = f"{self._limits.sessions_per_source} sessions from {source}"
+            return _busy(session_id, "max_sessions_per_source", reason)
         session = self._create(session_id, source)
         self._sessions[name] = session
         self._names[session] = name

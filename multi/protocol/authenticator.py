@@ -365,6 +365,8 @@ class ServerAuthenticator(Authenticator):
                     return
                 del self._expected[connection.id]
                 self._confirmed = True
+                if segment.type == SegmentType.PROVE and not connection.receives:
+                    self._tickets.clear()  # the client had to be asked: what it was given has been lost on the way
                 connection.protect(expected.cipher, incoming=expected.incoming)
                 self.session.authenticated(connection)
             case _:

@@ -114,7 +114,8 @@ class Incoming:
             else:
                 self._session.needs_flush = True
                 self._segment(connection, segment, lane, now)
-            if connection.behind or self._enough():
+            # Before the handshake is far enough little comes, and what may wait is held elsewhere.
+            if connection.behind or (connection.receives and self._enough()):
                 if taken < len(data):
                     connection.held.append((lane, bytes(data[taken:])))
                 return

@@ -753,7 +753,9 @@ class SessionCore(SessionBase):
         said = self._said_unknown
         said[connection.interface] = said.get(connection.interface, 0) + 1
         networks = self.paths.networks() if self.paths is not None else {""}
-        everywhere = all(said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks)
+        everywhere = bool(networks) and all(
+            said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks
+        )
         if everywhere or self._auth.knows_reset(refuse.token):
             self._end_alone(SESSION_GONE)
 
@@ -772,7 +774,8 @@ class SessionCore(SessionBase):
 
     def _retire(self, connection: Connection, state: ConnectionState, reason: Reason) -> None:
         """A connection is over: rescue what it carried, say everything again elsewhere."""
-        closed_by_peer = reason.cause is Cause.PEER_CLOSED
+        # One that was silent before may have lost its network in one direction only.
+        closed_by_peer = reason.cause is Cause.PEER_CLOSED and connection.state is not ConnectionState.SUSPECT
         if state is ConnectionState.LOST and connection.authenticated:
             self._trouble_at = self._trouble_at if closed_by_peer else self.now
             if connection.id != self._peer_lost:

@@ -7,11 +7,13 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
-from multi.asyncio.admission import LIMITS, Admission, BySource, LimitLog, place_of, source_of
+from multi.asyncio.admission import LIMITS, Admission, BySource, LimitLog, _Account, place_of, source_of
 from multi.config.model import Limits
+from multi.types import ConnectionId
 
 
 def coming(admission: Admission) -> tuple[Callable[[int, str], None], list[int]]:
@@ -204,3 +206,38 @@ def test_who_comes_from_where_few_are_may_displace_who_comes_from_where_many_are
     for number in range(8, 12):
         crowd.add(number, "198.51.100.1")
     assert not crowd.crowds_out(0, "198.51.100.1"), "of a crowd half as large"
+
+
+async def test_who_repeats_joins_he_has_heard_takes_no_place_of_one_that_is_new() -> None:
+    admission = Admission(Limits(max_pending_joins=4))
+
+    class Driver:
+        core = SimpleNamespace(confirmed=True, connections={})
+
+    driver = Driver()
+    account = admission._accounts[driver] = _Account("")  # type: ignore[index]
+    dropped: list[ConnectionId] = []
+
+    def drop(_driver: object, connections: list[ConnectionId], _text: str) -> None:
+        for connection in connections:
+            dropped.append(connection)
+            del account.pending[connection]
+
+    admission._drop = drop  # type: ignore[assignment, method-assign]
+
+    def comes(number: int, host: str, nonce: bytes) -> bool:
+        allowed = admission.may_try(driver, host, nonce)  # type: ignore[arg-type]
+        if allowed:
+            admission.connection_came(driver, ConnectionId(number), host, nonce)  # type: ignore[arg-type]
+        return allowed
+
+    for number in range(10):  # the client's, of which nothing is left but what somebody has heard
+        assert comes(number, "192.0.2.1", bytes([number]) * 32)
+        account.pending.clear()
+    assert comes(100, "192.0.2.1", b"n" * 32)
+    allowed = [comes(200 + number, "198.51.100.1", bytes([number]) * 32) for number in range(10)]
+    assert allowed == [True] * 3 + [False] * 7
+    assert comes(101, "192.0.2.1", b"m" * 32)
+    assert ConnectionId(100) in account.pending
+    assert dropped == [ConnectionId(200)]
+    admission.stop()

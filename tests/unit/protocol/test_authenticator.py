@@ -187,6 +187,23 @@ def test_a_ticket_is_good_for_one_join() -> None:
     assert ends.server.states()[replay.id] != "active"
 
 
+def test_a_client_whose_joins_were_lost_gets_tickets_again() -> None:
+    ends, _ = opened()
+    for _ in range(MAX_TICKETS):
+        lost = ends.connect()
+        lost.captured = True
+        ends.pump()
+        ends.lose(lost)
+    assert not tickets_of(ends.client)
+    asked = ends.connect()
+    ends.pump()
+    assert T.CHALLENGE in kinds(asked.sent_down)
+    assert len(tickets_of(ends.client)) == MAX_TICKETS
+    again = ends.connect()
+    ends.pump()
+    assert kinds(again.sent_down)[0] == T.ADMIT
+
+
 def test_who_is_faster_with_a_join_he_has_heard_gets_nothing() -> None:
     ends, line = opened()
     joined = ends.connect()

@@ -29,7 +29,7 @@ from multi.reasons import Cause
 from multi.types import ConnectionFacts, Role, SessionId
 
 from .test_hostile_peer import two_lines, unplug
-from .wiring import CLEAR, PLAIN, QUIC, Ends, Line
+from .wiring import CLEAR, PLAIN, QUIC, STREAM_0, Ends, Line
 
 T = SegmentType
 
@@ -312,3 +312,30 @@ def test_what_there_is_no_time_for_is_taken_later_in_order(settings: SessionSett
     ends.pump()
     assert turns > 1
     assert ends.server.got() == b"".join(pieces)
+
+
+# --- a turn that is over  ---
+
+
+def test_a_turn_that_ends_during_the_handshake_strands_nothing_that_cannot_be_read_yet() -> None:
+    ends = Ends()
+    line = ends.connect()
+    ends.pump()
+    tickets = ends.server.session._auth._tickets  # type: ignore[attr-defined]
+    tickets.clear()
+    ends.lose(line)
+    joining = ends.connect()
+    joining.hold_up = True
+    ends.client.session.write(STREAM_0, b"x" * 40_000, now=ends.now)
+    ends.pump()
+    said = b"".join(data for _, data in joining.up)  # JOIN with a ticket that is spent, and what is sealed with it
+    joining.up.clear()
+    server = ends.server.session
+    server.connection_opened(joining.id, PLAIN, now=ends.now)
+    joining.server = ends.server
+    server.receive(joining.id, memoryview(said), now=ends.now, enough=lambda: True)
+    assert not server.connections[joining.id].held
+    joining.hold_up = False
+    ends.pump()
+    assert ends.server.states()[joining.id] == "active"
+    assert ends.server.got() == b"x" * 40_000
