@@ -391,7 +391,8 @@ class Listen(Section):
     chosen by the system. Default 7788: the default of the client's `remote_port`."""
     reset_key_file: KeyFileName | None = None
     """File with a secret of at least 32 bytes in hex, from which the server proves to clients that it no longer holds
-    their sessions: after a restart with the same key they hear so at once. Default null: a new one for each start."""
+    their sessions: after a restart with the same key they hear so at once. Only servers that know each other's sessions
+    may share it. Default null: a new one for each start."""
     transports: Annotated[
         tuple[TransportName, ...],
         Field(strict=False, min_length=1, max_length=16),
