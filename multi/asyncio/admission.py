@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -426,7 +426,7 @@ class Admission(AdmissionControl):
         if not allowed or victim is not None:
             self._log.hit("max_pending_joins", source)
         if allowed and victim is not None:
-            self._drop(driver, [victim], "too many connections of this session have not proved themselves")
+            self._drop(driver, victim, "too many connections of this session have not proved themselves")
         return allowed
 
     def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str, nonce: bytes) -> None:
@@ -444,15 +444,14 @@ class Admission(AdmissionControl):
             if len(account.heard) > MAX_HEARD:
                 del account.heard[next(iter(account.heard))]
         if not nonce and not first:  # a JOIN is in no crowd of strangers, and the session stands for its first HELLO
-            self.admit((driver, connection), host, partial(self._drop, driver, [connection]))
+            self.admit((driver, connection), host, partial(self._drop, driver, connection))
 
-    def _drop(self, driver: SessionDriver, connections: Collection[ConnectionId], text: str) -> None:
-        """Give up connections, and with the last one a session that nobody has confirmed."""
+    def _drop(self, driver: SessionDriver, connection: ConnectionId, text: str) -> None:
+        """Give up a connection, and with the last one a session that nobody has confirmed."""
         session, now, reason = driver.core, driver.now(), Reason(Cause.RESOURCE_LIMIT, text)
-        for connection in connections:
-            found = session.connections.get(connection)
-            if found is not None and found.alive:
-                session.give_up(connection, reason, now=now)
+        found = session.connections.get(connection)
+        if found is not None and found.alive:
+            session.give_up(connection, reason, now=now)
         if not session.confirmed and not any(c.alive for c in session.connections.values()):
             session.fail(reason, now=now)
         driver.pump()  # the events this makes count them out

@@ -51,6 +51,8 @@ class _PendingConnection:
         """What has come on the first lane."""
         self.lanes: list[tuple[int, bytes]] = []
         """What has come on the others."""
+        self.nonce = b""
+        """Of the JOIN it begins with: what tells it from others, and from what somebody repeats."""
         self._held = 0
         self._answered = False
         self._start_clock()
@@ -312,7 +314,7 @@ class Server:
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
         link = found.adopt(connection, arrival.channel, arrival.channel.info)
-        self.admission.connection_came(found, connection, arrival.host, join_nonce(arrival.first))
+        self.admission.connection_came(found, connection, arrival.host, arrival.nonce)
         for lane, data in ((0, arrival.first), *arrival.lanes):
             link.data_received(memoryview(bytes(data)), lane)
         found.pump()
@@ -329,12 +331,14 @@ class Server:
         while isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.host):
             found = self._table.route(first, source)
         if isinstance(found, SessionDriver):
-            session_id, nonce = found.core.session_id, join_nonce(first)
-            payload = first_payload(first)
+            session_id, payload = found.core.session_id, first_payload(first)
             assert payload is not None
-            if nonce and not found.core.may_join(payload, arrival.channel.info.channel_binding):
-                return refusal(session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
-            if not self.admission.may_try(found, source, nonce):
+            if first[1] == SegmentType.JOIN:
+                join = Join.decode(payload)
+                if not found.core.may_join(join, arrival.channel.info.channel_binding):
+                    return refusal(session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
+                arrival.nonce = join.nonce
+            if not self.admission.may_try(found, source, arrival.nonce):
                 return refusal(session_id, Refuse(RefuseCode.BUSY, limit="max_pending_joins"), "too many try to join")
         return found
 
@@ -409,12 +413,6 @@ class Server:
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()
-
-
-def join_nonce(first: bytearray) -> bytes:
-    """What tells one JOIN from another, and from what somebody repeats; empty = it is no JOIN."""
-    payload = first_payload(first)
-    return Join.decode(payload).nonce if payload is not None and first[1] == SegmentType.JOIN else b""
 
 
 async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:

@@ -6,6 +6,7 @@ to a new one, or nowhere. What the segment proves is decided by that session's a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -55,19 +56,20 @@ class SessionTable(Generic[T]):
         self._create = create
         self._full = full
         self._reset_key = reset_key
-        self._sessions: dict[_Name, T] = {}
-        self._names: dict[T, _Name] = {}
+        self._sessions: dict[SessionId, dict[bytes, T]] = {}
+        """By Session ID and origin."""
+        self._names: dict[T, tuple[SessionId, bytes, str]] = {}
+        """(Session ID, origin, source)."""
         self._owned: dict[SessionId, T] = {}
         """By the ID of every confirmed session."""
-        self._sources: dict[T, str] = {}
-        self._per_source: dict[str, int] = {}
+        self._per_source: Counter[str] = Counter()
         self._closed_to_new = False
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self._names)
 
     def values(self) -> list[T]:
-        return list(self._sessions.values())
+        return list(self._names)
 
     def refuse_new(self) -> None:
         """Take no new sessions any more; JOINs are still taken."""
@@ -94,59 +96,55 @@ class SessionTable(Generic[T]):
             return None  # half a HELLO costs a stranger nothing, so it shall not cost us a session
         if type_ == SegmentType.JOIN:
             origin = bytes(payload[:ORIGIN_LENGTH])
-            found = self._sessions.get((session_id, origin))
+            found = self._sessions.get(session_id, {}).get(origin)
             if found is not None:
                 return found
             token = reset_token(self._reset_key, session_id, origin) if self._reset_key else b""
             return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
         part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])
-        return self._greeted((session_id, origin_of(part)), source)
+        return self._greeted(session_id, origin_of(part), source)
 
-    def _greeted(self, name: _Name, source: str) -> T | Refused:
-        session_id = name[0]
-        known = self._sessions.get(name)
+    def _greeted(self, session_id: SessionId, origin: bytes, source: str) -> T | Refused:
+        known = self._sessions.get(session_id, {}).get(origin)
         if known is not None:
             return known
         if session_id in self._owned:
             return refusal(session_id, Refuse(RefuseCode.REFUSED), "HELLO for the Session ID of another")
         if self._closed_to_new:
             return refusal(session_id, Refuse(RefuseCode.BUSY), "the server is closing")
-        if len(self._sessions) >= self._limits.sessions:
+        if len(self) >= self._limits.sessions:
             return _busy(session_id, "max_sessions", f"{self._limits.sessions} sessions")
         if full := self._full(source):
             return _busy(session_id, *full)
-        if self._per_source.get(source, 0) >= self._limits.sessions_per_source:  # the last: room for it costs a session
+        if self._per_source[source] >= self._limits.sessions_per_source:  # the last: room for it costs a session
             reason = f"{self._limits.sessions_per_source} sessions from {source}"
             return _busy(session_id, "max_sessions_per_source", reason)
         session = self._create(session_id, source)
-        self._sessions[name] = session
-        self._names[session] = name
-        self._sources[session] = source
-        self._per_source[source] = self._per_source.get(source, 0) + 1
+        self._sessions.setdefault(session_id, {})[origin] = session
+        self._names[session] = session_id, origin, source
+        self._per_source[source] += 1
         return session
 
     def confirmed(self, session: T) -> list[T]:
         """The client of `session` has proved itself: the ID is its own. Return those that wanted it, too."""
         session_id = self._names[session][0]
         self._owned[session_id] = session
-        return [other for other, name in self._names.items() if name[0] == session_id and other is not session]
+        return [other for other in self._sessions[session_id].values() if other is not session]
 
     def remove(self, session: T) -> None:
         """It has ended."""
         name = self._names.pop(session, None)
         if name is None:
             return
-        del self._sessions[name]
-        if self._owned.get(name[0]) is session:
-            del self._owned[name[0]]
-        source = self._sources.pop(session)
+        session_id, origin, source = name
+        del self._sessions[session_id][origin]
+        if not self._sessions[session_id]:
+            del self._sessions[session_id]
+        if self._owned.get(session_id) is session:
+            del self._owned[session_id]
         self._per_source[source] -= 1
         if not self._per_source[source]:
             del self._per_source[source]
-
-
-_Name = tuple[SessionId, bytes]
-"""(Session ID, origin)."""
 
 
 def first_payload(first: bytes | bytearray | memoryview) -> memoryview | None:

@@ -647,27 +647,9 @@ class SessionCore(SessionBase):
         return False
 
     @property
-    def carried(self) -> int:
-        """Grows whenever bytes of streams are given to connections or the transports tell that bytes have arrived."""
-        return self.sender.used + self.sender.reinjected_bytes + sum(c.sampled_acked for c in self.connections.values())
-
-    @property
     def moved_at(self) -> float:
         """When bytes of the application last made progress, in or out; in the beginning, when the session was made."""
         return max(self.receiver.moved_at, self.sender.moved_at)
-
-    @property
-    def at_rest(self) -> bool:
-        """Nothing is on its way or waits to be: what the transports tell now can change nothing."""
-        return (
-            not self.pending
-            and not self.sender.waiting
-            and not self.outbox.waiting
-            and not self.receiver.ack_now
-            and not any(
-                c.outstanding or c.ack_wanted or c.state is ConnectionState.DRAINING for c in self.connections.alive()
-            )
-        )
 
     @property
     def peer_psk_id(self) -> str:
@@ -699,9 +681,9 @@ class SessionCore(SessionBase):
     def admitted(self, connection: Connection) -> None:
         connection.step(Step.MAY_RECEIVE)
 
-    def may_join(self, payload: bytes | memoryview, binding: bytes) -> bool:
-        """Server: the JOIN with this payload comes from the client, or from somebody who has heard it."""
-        return self._auth.may_join(Join.decode(payload), binding)
+    def may_join(self, join: Join, binding: bytes) -> bool:
+        """Server: `join` comes from the client, or from somebody who has heard it."""
+        return self._auth.may_join(join, binding)
 
     def _bound_connections(self, newest: Connection) -> None:
         """The peer has proved itself on one more: beyond the limit the one heard least recently goes."""

@@ -218,10 +218,9 @@ async def test_who_repeats_joins_he_has_heard_takes_no_place_of_one_that_is_new(
     account = admission._accounts[driver] = _Account("")  # type: ignore[index]
     dropped: list[ConnectionId] = []
 
-    def drop(_driver: object, connections: list[ConnectionId], _text: str) -> None:
-        for connection in connections:
-            dropped.append(connection)
-            del account.pending[connection]
+    def drop(_driver: object, connection: ConnectionId, _text: str) -> None:
+        dropped.append(connection)
+        del account.pending[connection]
 
     admission._drop = drop  # type: ignore[assignment, method-assign]
 
