@@ -78,7 +78,7 @@ def _client_packet() -> bytes:
     configuration = quic_aioquic.Engine.configure(QuicSettings(), TlsSettings(verify=False), b"", "server.example")
     client = quic_aioquic.Engine(configuration, 1350)
     client.connect(PeerAddress(("127.0.0.1", 1)), 0.0)
-    return client.datagrams(0.0)[0][0]
+    return bytes(client.bursts(0.0)[0].data)
 
 
 def _initial(choices: Choices, packet_type: int = 0xC0) -> bytes:

@@ -22,7 +22,7 @@ from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, e
 from multi.protocol.settings import Protect
 from multi.transports.base import TlsSettings
 from multi.transports.quic.aioquic_engine import Engine
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH
+from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.types import SessionId, StreamId
@@ -82,7 +82,7 @@ def initial_datagrams() -> list[bytes]:
     """The first flight of a QUIC client that never goes on."""
     engine = Engine(Engine.configure(QuicSettings(), TlsSettings(), b"", "localhost"), 1200)
     engine.connect(PeerAddress(("127.0.0.1", 1)), time.monotonic())
-    return [data for data, _ in engine.datagrams(time.monotonic())]
+    return [bytes(burst.data) for burst in engine.bursts(time.monotonic())]
 
 
 def test_a_stalled_quic_handshake_is_given_up_in_time(development_certificates: Path) -> None:

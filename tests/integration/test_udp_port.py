@@ -9,7 +9,14 @@ import time
 
 import pytest
 
-from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, WAITED_LATELY, PeerAddress, UdpPort, largest_datagram_to
+from multi.transports.quic.udp_port import (
+    SEGMENTS_PER_SEND,
+    WAITED_LATELY,
+    Burst,
+    PeerAddress,
+    UdpPort,
+    largest_datagram_to,
+)
 from tests.integration.test_transport_contract import ipv6_works, until
 
 SIZE = 1200  # bytes
@@ -56,16 +63,16 @@ async def test_full_socket_keeps_datagrams_and_sends_them_in_order_later(monkeyp
     refusals = 2
     real = sending._send_run
 
-    def full(run: list[bytes], to: PeerAddress) -> bool:
+    def full(run: list[bytes | memoryview], first: Burst) -> int | None:
         nonlocal refusals
         refusals -= 1
-        return refusals < 0 and real(run, to)
+        return None if refusals >= 0 else real(run, first)
 
     monkeypatch.setattr(sending, "_send_run", full)
     datagrams = [number.to_bytes(2, "big").ljust(SIZE, b".") for number in range(2 * SEGMENTS_PER_SEND + 5)]
-    sending.send([(data, address) for data in datagrams[:-1]])
+    sending.send([Burst(data, SIZE, address) for data in datagrams[:-1]])
     assert sending.blocked
-    sending.send([(datagrams[-1], address)])
+    sending.send([Burst(datagrams[-1], SIZE, address)])
     await until(lambda: len(receiver.received) == len(datagrams))
     assert receiver.received == datagrams
     assert not sending.blocked
@@ -77,10 +84,27 @@ async def test_full_socket_keeps_datagrams_and_sends_them_in_order_later(monkeyp
     sending.close()
 
 
+@pytest.mark.parametrize("segmented", [True, False], ids=["segmented", "one by one"])
+@pytest.mark.parametrize("most", [1, 3, SEGMENTS_PER_SEND])
+async def test_bursts_arrive_as_their_datagrams_however_they_are_cut(most: int, segmented: bool) -> None:
+    port, receiver, sending, _, address = ports()
+    sending._segments = sending._segments and segmented
+    datagrams = [number.to_bytes(2, "big").ljust(SIZE, b".") for number in range(12)]
+    short = b"short"
+    bursts = [Burst(b"".join(datagrams[:7]), SIZE, address), Burst(datagrams[7], SIZE, address)]
+    bursts += [Burst(short, len(short), address), Burst(b"".join(datagrams[8:]) + short, SIZE, address)]
+    sending.send(bursts, most)
+    await until(lambda: len(receiver.received) == 14)
+    assert receiver.received == [*datagrams[:8], short, *datagrams[8:], short]
+    assert not sending.blocked
+    port.close()
+    sending.close()
+
+
 async def test_late_reading_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     port, receiver, sending, _, address = ports()
     sent = time.monotonic()
-    sending.send([(bytes(SIZE), address)])
+    sending.send([Burst(bytes(SIZE), SIZE, address)])
     time.sleep(0.4)  # noqa: ASYNC251 - the event loop is held up
     await until(lambda: len(receiver.received) == 1)
     now = time.monotonic()

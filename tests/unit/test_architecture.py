@@ -19,7 +19,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "multi"
 
 VALUES = ("multi.errors", "multi.types")
-PURE = ("multi.reasons", *VALUES, "multi.events", "multi.schedulers", "multi.paths", "multi.protocol", "multi.lab.sim")
+PURE = (
+    "multi.reasons",
+    *VALUES,
+    "multi.events",
+    "multi.schedulers",
+    "multi.multipath",
+    "multi.paths",
+    "multi.protocol",
+    "multi.lab.sim",
+)
 PURE_STDLIB = {
     "__future__",
     "abc",
@@ -61,11 +70,12 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.types": (),
     "multi.events": ("multi.reasons", "multi.types"),
     "multi.schedulers": VALUES,
+    "multi.multipath": ("multi.schedulers",),
     "multi.paths": ("multi.reasons", "multi.types", "multi.events"),
     "multi.protocol": ("multi.reasons", *VALUES, "multi.events", "multi.schedulers", "multi.paths"),
     "multi.discovery": VALUES,
     "multi.linux": ("multi.types", "multi.discovery"),
-    "multi.transports": (*VALUES, "multi.discovery", "multi.linux"),
+    "multi.transports": (*VALUES, "multi.multipath", "multi.discovery", "multi.linux"),
     "multi.config": (*VALUES, "multi.schedulers", "multi.transports"),
     "multi.asyncio": (
         "multi.reasons",

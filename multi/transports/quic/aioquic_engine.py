@@ -29,7 +29,9 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
+from multi.transports.quic.connection_ids import new_connection_id
+from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, RoundTrips, third_party
+from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.transports.quic.verification import verify
@@ -92,11 +94,18 @@ class _Connection(QuicConnection):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self._host_cids[0].cid = self.host_cid = self._local_initial_source_connection_id = new_connection_id()
         self._local_max_streams_bidi.value = 0 if self._is_client else len(LANE_STREAMS)
         self._local_max_streams_uni.value = 0
         self._window = FIRST_WINDOW
         frames = vars(self)["_QuicConnection__frame_handlers"]
         self._frames = vars(self)["_QuicConnection__frame_handlers"] = _Frames(frames)
+
+    def _replenish_connection_ids(self) -> None:
+        known = len(self._host_cids)
+        super()._replenish_connection_ids()
+        for made in self._host_cids[known:]:
+            made.cid = new_connection_id()
 
     def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
         self._frames.left = MOST_FRAMES
@@ -179,7 +188,7 @@ class _Pacer(QuicPacketPacer):
         self.bucket_max = max(self.bucket_max, PACING_BUCKET)
 
 
-class Engine(QuicEngine):
+class Engine(LibraryEngine):
     """See `QuicEngine`."""
 
     VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)

@@ -20,7 +20,7 @@ from multi.errors import TransportError, printable
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
-from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, PeerAddress, UdpPort
+from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, Burst, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
 from multi.types import TransportSample, host_of
@@ -58,7 +58,7 @@ class Owner(Protocol):
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
         """The handshake did not complete."""
 
-    def released(self, channel: QuicChannel, goodbye: list[tuple[bytes, PeerAddress]]) -> None:
+    def released(self, channel: QuicChannel, goodbye: list[Burst]) -> None:
         """The channel is done with the socket. `goodbye` answers packets that still come in."""
 
 
@@ -374,9 +374,9 @@ class QuicChannel:
         try:
             if self._queue:
                 self._write_queued()
-            datagrams = self.engine.datagrams(time.monotonic())
-            if datagrams:
-                self._port.send(datagrams, self._burst(len(datagrams[0][0])))
+            bursts = self.engine.bursts(time.monotonic())
+            if bursts:
+                self._port.send(bursts, self._at_once(bursts[0].segment))
         except OSError as error:
             self._loop.call_soon(self._lose, transport_error(error))
             return
@@ -392,7 +392,7 @@ class QuicChannel:
                 kept.append(queued)
         self._queue, self._queued = kept, sum(len(data) for _, data, _ in kept)
 
-    def _burst(self, size: int) -> int:
+    def _at_once(self, size: int) -> int:
         """Datagrams that may leave back to back: short queues on the way lose long bursts."""
         if self._in_one_machine or not self._rate.rate:
             return SEGMENTS_PER_SEND
@@ -480,11 +480,11 @@ class QuicChannel:
 
     def _release(self, code: int | None, reason: str = "") -> None:
         self._state = _State.CLOSED
-        goodbye: list[tuple[bytes, PeerAddress]] = []
+        goodbye: list[Burst] = []
         if code is not None:
             try:
                 self.engine.close(code, reason)
-                goodbye = self.engine.datagrams(time.monotonic())
+                goodbye = self.engine.bursts(time.monotonic())
                 self._port.send(goodbye)
             except OSError:
                 pass  # the peer will notice without

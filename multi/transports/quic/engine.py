@@ -1,8 +1,8 @@
 """One QUIC connection as a channel uses it: bytes and time in; datagrams, events and facts out.
 
-`aioquic_engine` and `qh3_engine` adapt one implementation each, and alone know the names in which these differ. Both
-ends of a connection may use different ones: what they export for channel binding is defined here, by RFC 8446 and not
-by an implementation.
+`QuicEngine` is what every implementation gives; one with several paths (RFC 10069) is a `PathEngine`. Each is adapted
+by a module of its own, which alone knows its names: `aioquic_engine`, `qh3_engine`. Both ends of a connection may use
+different ones: what they export for channel binding is defined here, by RFC 8446 and not by an implementation.
 """
 
 from __future__ import annotations
@@ -11,25 +11,21 @@ import hashlib
 import hmac
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple, cast
 
 from aioquic.quic.events import ConnectionTerminated
 
 from multi.errors import TransportError
+from multi.multipath.facts import PathFacts
+from multi.multipath.policy import PathPolicy
 from multi.transports.base import Buffer, TlsSettings
-from multi.transports.certificates import check_own
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import PeerAddress
-from multi.transports.sockets import transport_error
-from multi.transports.tls import ALPN
+from multi.transports.quic.udp_port import Burst, PeerAddress
 
 logger = logging.getLogger("multi.transports")
-
-CONNECTION_ID_LENGTH = 8
 
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 
@@ -64,117 +60,111 @@ class RoundTrips(NamedTuple):
     smallest: float = 0.0
 
 
+class PathOpened(NamedTuple):
+    """An event: the peer has answered on it, so data may be sent there."""
+
+    path: int
+    address: PeerAddress
+
+
+class PathClosed(NamedTuple):
+    """An event: it was abandoned by one of both ends."""
+
+    path: int
+    code: int
+    """RFC 10069's, or one of the application."""
+    by_peer: bool
+
+
+class PathStatusChanged(NamedTuple):
+    """An event: the peer asks not to use it while others work, or to use it again."""
+
+    path: int
+    backup: bool
+
+
 class QuicEngine(ABC):
     """One connection. What makes the implementation work raises EngineError where that fails."""
 
     VERSIONS: ClassVar[tuple[int, ...]]
     """Of QUIC, those it speaks."""
-    CONNECTION: ClassVar[Any]
-    """The class of the implementation. Both have the methods that are used here, and `_close_event`."""
 
+    @abstractmethod
     def __init__(
         self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
     ) -> None:
         """A connection that `connect` begins, or the answer to a client's first packet.
 
         `configuration` is from `configure`, `datagram_size` the largest in bytes, `original_id` the destination id of
-        the client's first packet, `retry_id` the one a Retry gave it.
+        the client's first packet, `retry_id` the one a Retry gave it. Every id that it issues is made by
+        `new_connection_id`, but for the spare ones of qh3, whose core makes them.
         """
-        self._written = 0
-        self._secrets = _Secrets()
-        self._connection = self.CONNECTION(
-            configuration=replace(configuration, max_datagram_size=datagram_size, secrets_log_file=self._secrets),
-            original_destination_connection_id=original_id,
-            retry_source_connection_id=retry_id,
-        )
 
     @classmethod
+    @abstractmethod
     def configure(cls, quic: QuicSettings, tls: TlsSettings, issuers: bytes, server_name: str | None = None) -> Any:
         """What the connections of a listener, or of a client to `server_name`, have in common.
 
         `issuers` (PEM) may have issued the peer's certificate; empty = a client accepts any, a server asks for none.
         Raises TransportError if a file cannot be read, or the engine cannot do what is asked.
         """
-        configuration = cls._configuration(
-            quic,
-            alpn_protocols=[ALPN],
-            cadata=issuers,
-            connection_id_length=CONNECTION_ID_LENGTH,
-            idle_timeout=quic.idle_timeout,
-            is_client=server_name is not None,
-            server_name=server_name,
-            supported_versions=list(cls.VERSIONS),
-        )
-        if tls.cert is not None and tls.key is not None:
-            check_own(tls.cert, tls.key)
-            try:
-                configuration.load_cert_chain(tls.cert, tls.key)
-            except OSError as error:
-                raise transport_error(error, f"cannot read {tls.key}") from error
-            except (ValueError, TypeError) as error:
-                raise TransportError(f"cannot use {tls.key} as a private key: {error}") from error
-        return configuration
 
-    @staticmethod
     @abstractmethod
-    def _configuration(quic: QuicSettings, **common: Any) -> Any:
-        """The implementation's own, with `common` and what only it has."""
-
     def channel_binding(self, certificate: bytes) -> bytes:
         """What names this connection and the server's certificate (DER) for proofs; once, after the handshake."""
-        return self._secrets.channel_binding(certificate)
 
     # What goes in
 
+    @abstractmethod
     def connect(self, address: PeerAddress, now: float) -> None:
-        with third_party():
-            self._connection.connect(address, now=now)
+        """Begin the handshake with a server."""
 
     @abstractmethod
     def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
         """Take one or more datagrams of `segment` bytes each, the last may be shorter."""
 
+    @abstractmethod
     def handle_timer(self, now: float) -> None:
-        with third_party():
-            self._connection.handle_timer(now=now)
+        """`next_timer` is over."""
 
+    @abstractmethod
     def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
         """Queue bytes; they are copied into the stream's retransmission buffer. Nothing once the connection ends."""
-        if self.closing is None:
-            self._written += len(data)
-            with third_party():
-                self._connection.send_stream_data(stream_id, data, end)
 
+    @abstractmethod
     def close(self, error_code: int, reason: str = "") -> None:
-        """Queue an application close; bytes not yet acknowledged are lost."""
-        if self.closing is None:
-            with third_party():
-                self._connection.close(error_code=error_code, reason_phrase=reason)
+        """Queue an application close; bytes not yet acknowledged are lost. Nothing once the connection ends."""
 
     # What comes out
 
+    @abstractmethod
     def next_event(self) -> Any:
-        """What happened since, one after the other, then None; all implementations name their events alike."""
-        return self._connection.next_event()
+        """What happened since, one after the other, then None.
 
-    def datagrams(self, now: float) -> list[tuple[bytes, PeerAddress]]:
-        """What is to be sent now."""
-        with third_party():
-            return cast(list[tuple[bytes, PeerAddress]], self._connection.datagrams_to_send(now=now))
+        Events are those of `aioquic.quic.events` or have their names and fields: HandshakeCompleted,
+        StreamDataReceived, ConnectionIdIssued and ConnectionIdRetired (of every id by which the peer may address it),
+        StreamReset, StopSendingReceived; of a `PathEngine` also those defined above.
+        """
 
+    @abstractmethod
+    def bursts(self, now: float) -> list[Burst]:
+        """What is to be sent now, in this order."""
+
+    @abstractmethod
     def next_timer(self) -> float | None:
-        return cast(float | None, self._connection.get_timer())
+        """When `handle_timer` is due."""
 
     # What is known
 
     @property
+    @abstractmethod
     def connection_id(self) -> bytes:
-        return cast(bytes, self._connection.host_cid)
+        """The one the peer uses first; further ones are told as events."""
 
     @property
+    @abstractmethod
     def closing(self) -> ConnectionTerminated | None:
         """Why the connection is ending, at once and not only after the draining period."""
-        return cast(ConnectionTerminated | None, self._connection._close_event)
 
     @property
     @abstractmethod
@@ -197,9 +187,9 @@ class QuicEngine(ABC):
     def unacknowledged(self) -> int:
         """Bytes of all streams not yet acknowledged, sent or not."""
 
+    @abstractmethod
     def acknowledged(self) -> int:
         """Bytes of all streams acknowledged so far, in order or not."""
-        return self._written - self.unacknowledged()
 
     @abstractmethod
     def all_acknowledged(self) -> bool:
@@ -207,15 +197,73 @@ class QuicEngine(ABC):
 
     @property
     @abstractmethod
-    def congestion_window(self) -> int: ...
+    def congestion_window(self) -> int:
+        """Bytes, of all paths that are not suspect together."""
 
     @property
     @abstractmethod
-    def bytes_in_flight(self) -> int: ...
+    def bytes_in_flight(self) -> int:
+        """Of all paths that are not suspect together."""
 
     @property
     @abstractmethod
-    def round_trips(self) -> RoundTrips: ...
+    def round_trips(self) -> RoundTrips:
+        """Of path 0, where there are several: see `PathEngine.paths`."""
+
+
+class PathEngine(QuicEngine):
+    """One connection with several paths. It decides how `PathPolicy` says; when paths come and go is told from outside.
+
+    A path is known by the addresses of its ends: a client with a socket on each interface gives each a `PeerAddress`
+    of its own, with which datagrams come in and by which bursts are led to their socket.
+
+    What every engine keeps, since without it transfers stood still: when a path's probe timeout passes, what is in
+    flight there is sent on others at once and the path gets no more data, but a PING, until that is answered; what
+    comes on a suspect path is acknowledged on another; pure acknowledgements carry a PING now and then, else nobody
+    learns that they are lost; a server issues the ids of all paths as soon as it can send under its 1-RTT keys;
+    `RECEIVE_WINDOW` bounds gaps in what has come, by no fewer of them than it has datagrams.
+    """
+
+    @classmethod
+    @abstractmethod
+    def configure(
+        cls,
+        quic: QuicSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        server_name: str | None = None,
+        policy: PathPolicy | None = None,
+    ) -> Any:
+        """As `QuicEngine.configure`; without a policy the peer is not told that there might be paths."""
+
+    @property
+    @abstractmethod
+    def multipath(self) -> bool:
+        """Both ends can do it; known with HandshakeCompleted."""
+
+    @abstractmethod
+    def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
+        """Open a path from and to there, a client only.
+
+        Returns its id, and PathOpened or PathClosed follows. None: the peer has given no id for it yet; ask again, it
+        was told.
+        """
+
+    @abstractmethod
+    def abandon_path(self, path: int, code: int, now: float) -> None:
+        """Give it up: what is in flight there is sent on others, which tell the peer. Not the last one."""
+
+    @abstractmethod
+    def suspect_path(self, path: int, now: float) -> None:
+        """Its network went away: as if its probe timeout had passed."""
+
+    @abstractmethod
+    def set_backup(self, path: int, backup: bool) -> None:
+        """Tell the peer to use it only where no other works, or as any other; this end does the same."""
+
+    @abstractmethod
+    def paths(self) -> Sequence[PathFacts]:
+        """Those that are not abandoned, in order of their ids."""
 
 
 def implementation(name: str) -> type[QuicEngine]:
@@ -231,7 +279,7 @@ def implementation(name: str) -> type[QuicEngine]:
     return cast(type[QuicEngine], module.Engine)
 
 
-class _Secrets:
+class Secrets:
     """Takes the secrets that only the two ends of a connection know, where an engine would write them to a log."""
 
     LABELS = ("CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0")

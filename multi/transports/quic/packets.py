@@ -23,7 +23,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH
+from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH, new_connection_id
 from multi.transports.quic.udp_port import MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
@@ -97,7 +97,7 @@ class RetryTokens:
 
     def retry(self, header: QuicHeader, address: str, now: float) -> bytes:
         """The Retry packet that makes the client come back with a token."""
-        source_id = os.urandom(CONNECTION_ID_LENGTH)
+        source_id = new_connection_id()
         issued = int(now * 1000).to_bytes(8, "big")
         plain = issued + source_id + header.destination_cid
         nonce = os.urandom(12)

@@ -20,9 +20,11 @@ from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
 from multi.errors import TransportError
-from multi.transports.quic.engine import CONNECTION_ID_LENGTH, RECEIVE_WINDOW, QuicEngine, RoundTrips, third_party
+from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH, new_connection_id
+from multi.transports.quic.engine import RECEIVE_WINDOW, RoundTrips, third_party
+from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import PeerAddress
+from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.quic.verification import verify
 
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
@@ -36,6 +38,10 @@ logging.getLogger("quic").addFilter(lambda record: not str(record.msg).startswit
 
 class _Connection(QuicConnection):
     """QuicConnection that judges certificates as aioquic does, and counts what a client sends as it should."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.host_cid = new_connection_id()
 
     def _create_tls(self, remote_source_cid: bytes | None) -> Any:
         bridge = super()._create_tls(remote_source_cid)
@@ -102,7 +108,7 @@ def _packets(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-class Engine(QuicEngine):
+class Engine(LibraryEngine):
     """See `QuicEngine`."""
 
     VERSIONS = (1,)
@@ -146,17 +152,17 @@ class Engine(QuicEngine):
     def handle_timer(self, now: float) -> None:
         super().handle_timer(self._onward(now))
 
-    def datagrams(self, now: float) -> list[tuple[bytes, PeerAddress]]:
+    def bursts(self, now: float) -> list[Burst]:
         if self._connection._core is None:
             return []
         poll, addresses, now = self._core.poll_transmit, self._addresses, self._onward(now)
-        made: list[tuple[bytes, PeerAddress]] = []
+        made: list[Burst] = []
         with third_party():
             try:
                 while (transmit := poll(now)) is not None:
                     address = addresses.get(transmit[1])
                     if address is not None:
-                        made.append((transmit[0], address))
+                        made.append(Burst(transmit[0], len(transmit[0]), address))
             except RuntimeError as error:
                 if str(error) != TOO_LITTLE_ROOM:
                     raise

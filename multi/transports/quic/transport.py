@@ -39,7 +39,14 @@ from multi.transports.quic.packets import (
     version_negotiation,
 )
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress, UdpPort, largest_datagram, largest_datagram_to
+from multi.transports.quic.udp_port import (
+    MIN_DATAGRAM,
+    Burst,
+    PeerAddress,
+    UdpPort,
+    largest_datagram,
+    largest_datagram_to,
+)
 from multi.transports.sockets import (
     bound_socket,
     family_of,
@@ -164,7 +171,7 @@ class _Client:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def released(self, channel: QuicChannel, goodbye: list[tuple[bytes, PeerAddress]]) -> None:
+    def released(self, channel: QuicChannel, goodbye: list[Burst]) -> None:
         self._port.close()
 
 
@@ -275,7 +282,7 @@ class QuicListener:
         if channel.timed_out:
             self._admission.report("handshake_timeout", host_of(channel.info.remote))
 
-    def released(self, channel: QuicChannel, goodbye: list[tuple[bytes, PeerAddress]]) -> None:
+    def released(self, channel: QuicChannel, goodbye: list[Burst]) -> None:
         self._channels.discard(channel)
         self._port.connections = len(self._channels)
         answers = [goodbye] * GOODBYES_MAX if goodbye else []
@@ -338,7 +345,7 @@ class QuicListener:
 
     def _reply(self, data: bytes, address: PeerAddress) -> None:
         if not self._port.blocked:  # whoever is no connection yet does not wait for a full socket
-            self._port.send([(data, address)])
+            self._port.send([Burst(data, len(data), address)])
 
     def _forget(self, ids: set[bytes]) -> None:
         for connection_id in ids:

@@ -14,6 +14,7 @@ import sys
 import time
 from asyncio.trsock import TransportSocket
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -69,6 +70,16 @@ class PeerAddress(NamedTuple):
         return format_address(self.peer)
 
 
+class Burst(NamedTuple):
+    """Datagrams of `segment` bytes each, the last may be shorter, that leave together if they may."""
+
+    data: bytes | memoryview
+    segment: int
+    address: PeerAddress
+    path: int = 0
+    """Of a connection with several, which it belongs to."""
+
+
 _Read = tuple[memoryview, int, PeerAddress, float]
 
 
@@ -101,8 +112,8 @@ class UdpPort:
         self._fd = sock.fileno()
         self._peer = peer
         self._buffer = receive_buffer(self._loop)
-        self._outbox: deque[tuple[bytes, PeerAddress]] = deque()
-        self._burst = SEGMENTS_PER_SEND
+        self._outbox: deque[Burst] = deque()
+        self._most = SEGMENTS_PER_SEND
         self._read_at = time.monotonic()
         self._unread: _Read | None = None
         """What there was no time for."""
@@ -158,14 +169,14 @@ class UdpPort:
             host = socket.inet_ntop(family, address.local)
         return format_address((host, self._local[1]))
 
-    def send(self, datagrams: list[tuple[bytes, PeerAddress]], burst: int = SEGMENTS_PER_SEND) -> None:
+    def send(self, bursts: Sequence[Burst], most: int = SEGMENTS_PER_SEND) -> None:
         """Send what the socket takes, keep the rest. Raises OSError if the peer cannot be reached.
 
-        `burst`: how many may leave back to back, with one system call.
+        `most`: how many datagrams may leave back to back, with one system call.
         """
-        self._burst = burst
+        self._most = most
         waiting = self.blocked
-        self._outbox.extend(datagrams)
+        self._outbox.extend(bursts)
         if not waiting and not self._send_all():
             self._loop.add_writer(self._fd, self._on_writable)
 
@@ -179,31 +190,46 @@ class UdpPort:
     def _send_all(self) -> bool:
         """Send until nothing is left; False = until the socket was full."""
         while self._outbox:
-            run = self._next_run()
-            if not self._send_run(run, self._outbox[0][1]):
+            sent = self._send_run(self._next_run(), self._outbox[0])
+            if sent is None:
                 return False
-            for _ in run:
-                self._outbox.popleft()
+            self._forget(sent)
         return True
 
-    def _next_run(self) -> list[bytes]:
+    def _forget(self, sent: int) -> None:
+        while sent:
+            first = self._outbox[0]
+            if len(first.data) > sent:
+                self._outbox[0] = first._replace(data=memoryview(first.data)[sent:])
+                return
+            sent -= len(first.data)
+            self._outbox.popleft()
+
+    def _next_run(self) -> list[bytes | memoryview]:
         """What the kernel can cut from one buffer: datagrams to the same peer, of the same size but the last."""
-        first, address = self._outbox[0]
-        most = min(self._burst, SEGMENTED_MAX // len(first)) if self._segments else 1
-        run = [first]
-        for data, other in islice(self._outbox, 1, max(most, 1)):
-            if len(data) > len(first) or len(run[-1]) < len(first) or other != address:
+        data, segment, address, _ = self._outbox[0]
+        room = segment * (max(1, min(self._most, SEGMENTED_MAX // segment)) if self._segments else 1)
+        if len(data) > room:
+            return [memoryview(data)[:room]]
+        run, size = [data], len(data)
+        for burst in islice(self._outbox, 1, None):
+            room -= size
+            if size % segment or len(burst.data) > room or burst.address != address:
                 break
-            run.append(data)
+            size = len(burst.data)
+            if burst.segment != segment and not size == burst.segment < segment:
+                break
+            run.append(burst.data)
         return run
 
-    def _send_run(self, run: list[bytes], address: PeerAddress) -> bool:
-        """Send datagrams of one size to one peer in one system call; False = the socket is full."""
+    def _send_run(self, run: list[bytes | memoryview], first: Burst) -> int | None:
+        """Send datagrams of one size to one peer in one system call; how many bytes are done with, None: it is full."""
+        address, size = first.address, sum(map(len, run))
         ancillary = _source(address) if address.local and self._peer is None else []
         try:
-            if len(run) > 1:
+            if size > first.segment:
                 # Generic segmentation: the kernel cuts the buffer up, the last datagram may be shorter.
-                ancillary.append((_SOL_UDP, _UDP_SEGMENT, _SEGMENT_SIZE.pack(len(run[0]))))
+                ancillary.append((_SOL_UDP, _UDP_SEGMENT, _SEGMENT_SIZE.pack(first.segment)))
                 self._sock.sendmsg(run, ancillary, 0, None if self._peer else address.peer)
             elif self._peer is not None:
                 self._sock.send(run[0])
@@ -213,15 +239,15 @@ class UdpPort:
                 self._sock.sendto(run[0], address.peer)
         except OSError as error:
             if error.errno in _BUSY:
-                return False
-            if len(run) > 1 and error.errno in _NOT_SEGMENTED:
+                return None
+            if size > first.segment and error.errno in _NOT_SEGMENTED:
                 self._segments = False
-                return all(self._send_run([data], address) for data in run)
+                return 0
             # An unconnected socket serves many peers: one that cannot be reached is that peer's loss alone.
             if error.errno not in _LIKE_LOSS and self._peer is not None:
                 self._outbox.clear()
                 raise
-        return True
+        return size
 
     def _on_writable(self) -> None:
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,32 +48,60 @@ def exchange(client: QuicEngine, server: QuicEngine, clock: Any) -> None:
     while quiet < 2:
         quiet += 1
         for sender, receiver, origin in ((client, server, CLIENT), (server, client, SERVER)):
-            for data, _ in sender.datagrams(next(clock)):
+            for burst in sender.bursts(next(clock)):
                 quiet = 0
-                receiver.receive(data, len(data), origin, next(clock))
+                receiver.receive(bytes(burst.data), burst.segment, origin, next(clock))
 
 
 def events(engine: QuicEngine) -> list[Any]:
     return list(iter(engine.next_event, None))
 
 
-@pytest.mark.parametrize("client_engine", ENGINES)
-@pytest.mark.parametrize("server_engine", ENGINES)
-def test_two_ends_agree_whatever_their_engines(tmp_path: Path, client_engine: str, server_engine: str) -> None:
-    write_development_certificates(tmp_path, [])
-    tls = TlsSettings(cert=tmp_path / "server-cert.pem", key=tmp_path / "server-key.pem")
-    dialling, listening = engine_type(client_engine), engine_type(server_engine)
-    issuers = (tmp_path / "ca.pem").read_bytes()
-    clock = itertools.count(100.0, 0.001)
+def joined(
+    directory: Path, dialling: type[QuicEngine], listening: type[QuicEngine], clock: Any
+) -> tuple[QuicEngine, QuicEngine]:
+    """A client and a server that have shaken hands."""
+    write_development_certificates(directory, [])
+    tls = TlsSettings(cert=directory / "server-cert.pem", key=directory / "server-key.pem")
+    issuers = (directory / "ca.pem").read_bytes()
     client = dialling(dialling.configure(QuicSettings(), TlsSettings(), issuers, "localhost"), 1350)
     client.connect(SERVER, next(clock))
-    flight = [data for data, _ in client.datagrams(next(clock))]
+    flight = [bytes(burst.data) for burst in client.bursts(next(clock))]
     header = header_of(flight[0])
     assert header is not None
     server = listening(listening.configure(QuicSettings(), tls, b""), 1350, header.destination_cid)
     for data in flight:
         server.receive(data, len(data), CLIENT, next(clock))
     exchange(client, server, clock)
+    return client, server
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_ids_of_connections_are_made_by_one_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    made: list[bytes] = []
+
+    def urandom(count: int) -> bytes:
+        made.append(len(made).to_bytes(count, "big"))
+        return made[-1]
+
+    monkeypatch.setattr("multi.transports.quic.connection_ids.os", SimpleNamespace(urandom=urandom))
+    kind = engine_type(name)
+    ends = joined(tmp_path, kind, kind, itertools.count(100.0, 0.001))
+    for end in ends:
+        assert end.connection_id in made
+        issued = [event.connection_id for event in events(end) if type(event).__name__ == "ConnectionIdIssued"]
+        assert issued
+        if name != "qh3":  # its core makes them
+            assert set(issued) <= set(made)
+
+
+@pytest.mark.parametrize("client_engine", ENGINES)
+@pytest.mark.parametrize("server_engine", ENGINES)
+def test_two_ends_agree_whatever_their_engines(tmp_path: Path, client_engine: str, server_engine: str) -> None:
+    clock = itertools.count(100.0, 0.001)
+    client, server = joined(tmp_path, engine_type(client_engine), engine_type(server_engine), clock)
     for engine in (client, server):
         assert "HandshakeCompleted" in [type(event).__name__ for event in events(engine)]
         assert engine.closing is None

@@ -1,0 +1,43 @@
+"""What is known of the paths of one connection: what an engine tells, and what is decided upon."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class PathState(Enum):
+    """Of one path, as its connection sees it."""
+
+    VALIDATING = "validating"
+    """It was opened; the peer has not answered on it yet."""
+    ACTIVE = "active"
+    SUSPECT = "suspect"
+    """What was sent there last was not acknowledged in time, or its network went away: it gets nothing but probes."""
+    ABANDONED = "abandoned"
+    """Nothing is sent there any more; late packets of the peer are still understood for a while."""
+
+
+class PathFacts(NamedTuple):
+    """One path. Times are seconds, 0 = not measured; sizes are bytes."""
+
+    id: int
+    """RFC 10069's Path ID, from 0; never used again."""
+    state: PathState = PathState.ACTIVE
+    backup: bool = False
+    """One of both ends asked not to use it while others work (PATH_STATUS_BACKUP)."""
+    rtt: float = 0.0
+    rtt_variation: float = 0.0
+    min_rtt: float = 0.0
+    congestion_window: int = 0
+    bytes_in_flight: int = 0
+    acked: int = 0
+    """Of packets, since it was opened."""
+    sent: int = 0
+    """Of datagrams."""
+    received: int = 0
+    """Of datagrams."""
+    lost: int = 0
+    """Packets declared lost."""
+    probe_count: int = 0
+    """Probe timeouts in a row."""

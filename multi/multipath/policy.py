@@ -1,0 +1,36 @@
+"""What a configuration wants of a connection with several paths, whatever engine it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from multi.schedulers import create_scheduler
+from multi.schedulers.base import Scheduler
+
+
+class AckPath(Enum):
+    """Where acknowledgements travel. What a suspect path brought is acknowledged on a healthy one in any case."""
+
+    BEST = "best"
+    """On the path that delivers first."""
+    SAME = "same"
+    """On the path of what they acknowledge."""
+    ALL = "all"
+    """On every path, as many copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathPolicy:
+    """The same for all connections of a listener, or of a client."""
+
+    paths: int = 4
+    """Most at the same time."""
+    congestion: str = "cubic"
+    """`cubic`, `reno`, `lia`, `olia` or `bbr`, as far as the engine has it."""
+    ack_path: AckPath = AckPath.BEST
+    max_queue: float = 0.015
+    """Seconds of queueing on each path that are filled at most; 0 = no bound but congestion control."""
+    scheduler: Callable[[], Scheduler] = lambda: create_scheduler("adaptive", {})
+    """Makes what chooses paths; each connection has its own."""

@@ -1,0 +1,108 @@
+"""An engine over a QUIC library whose connections look like aioquic's: what aioquic and qh3 have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar, cast
+
+from aioquic.quic.events import ConnectionTerminated
+
+from multi.errors import TransportError
+from multi.transports.base import Buffer, TlsSettings
+from multi.transports.certificates import check_own
+from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH
+from multi.transports.quic.engine import QuicEngine, Secrets, third_party
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.udp_port import Burst, PeerAddress
+from multi.transports.sockets import transport_error
+from multi.transports.tls import ALPN
+
+
+class LibraryEngine(QuicEngine):
+    """See `QuicEngine`. What it holds is the library's connection, whose events and methods are named alike."""
+
+    CONNECTION: ClassVar[Any]
+    """Its class, which also has `_close_event`."""
+
+    def __init__(
+        self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
+    ) -> None:
+        self._written = 0
+        self._secrets = Secrets()
+        self._connection = self.CONNECTION(
+            configuration=replace(configuration, max_datagram_size=datagram_size, secrets_log_file=self._secrets),
+            original_destination_connection_id=original_id,
+            retry_source_connection_id=retry_id,
+        )
+
+    @classmethod
+    def configure(cls, quic: QuicSettings, tls: TlsSettings, issuers: bytes, server_name: str | None = None) -> Any:
+        configuration = cls._configuration(
+            quic,
+            alpn_protocols=[ALPN],
+            cadata=issuers,
+            connection_id_length=CONNECTION_ID_LENGTH,
+            idle_timeout=quic.idle_timeout,
+            is_client=server_name is not None,
+            server_name=server_name,
+            supported_versions=list(cls.VERSIONS),
+        )
+        if tls.cert is not None and tls.key is not None:
+            check_own(tls.cert, tls.key)
+            try:
+                configuration.load_cert_chain(tls.cert, tls.key)
+            except OSError as error:
+                raise transport_error(error, f"cannot read {tls.key}") from error
+            except (ValueError, TypeError) as error:
+                raise TransportError(f"cannot use {tls.key} as a private key: {error}") from error
+        return configuration
+
+    @staticmethod
+    @abstractmethod
+    def _configuration(quic: QuicSettings, **common: Any) -> Any:
+        """The library's own, with `common` and what only it has."""
+
+    def channel_binding(self, certificate: bytes) -> bytes:
+        return self._secrets.channel_binding(certificate)
+
+    def connect(self, address: PeerAddress, now: float) -> None:
+        with third_party():
+            self._connection.connect(address, now=now)
+
+    def handle_timer(self, now: float) -> None:
+        with third_party():
+            self._connection.handle_timer(now=now)
+
+    def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
+        if self.closing is None:
+            self._written += len(data)
+            with third_party():
+                self._connection.send_stream_data(stream_id, data, end)
+
+    def close(self, error_code: int, reason: str = "") -> None:
+        if self.closing is None:
+            with third_party():
+                self._connection.close(error_code=error_code, reason_phrase=reason)
+
+    def next_event(self) -> Any:
+        return self._connection.next_event()
+
+    def bursts(self, now: float) -> list[Burst]:
+        with third_party():
+            made = self._connection.datagrams_to_send(now=now)
+        return [Burst(data, len(data), address) for data, address in made]
+
+    def next_timer(self) -> float | None:
+        return cast(float | None, self._connection.get_timer())
+
+    @property
+    def connection_id(self) -> bytes:
+        return cast(bytes, self._connection.host_cid)
+
+    @property
+    def closing(self) -> ConnectionTerminated | None:
+        return cast(ConnectionTerminated | None, self._connection._close_event)
+
+    def acknowledged(self) -> int:
+        return self._written - self.unacknowledged()
