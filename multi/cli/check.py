@@ -18,7 +18,6 @@ from multi.config.keys import key_of, key_warnings, load_keys
 from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
-from multi.linux.permission import may_administer
 from multi.transports import transport, transport_names
 from multi.transports.base import transport_type
 from multi.transports.certificates import first_certificate, out_of_date, pin_of
@@ -26,6 +25,8 @@ from multi.transports.mptcp.transport import host_scheduler
 from multi.transports.sockets import check_congestion, listening_socket, transport_error
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Kind
+
+CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
 
 def print_schema() -> int:
@@ -83,9 +84,19 @@ async def _client(config: Config) -> bool:
     return usable
 
 
+def _may_administer() -> bool:
+    """Whether this process may change links, routes and the power saving of WiFi; False where the system tells not."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return False
+    effective = next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0")
+    return bool(int(effective, 16) >> CAP_NET_ADMIN & 1)
+
+
 def _not_permitted(config: Config) -> list[str]:
     """What the configuration wants changed on this machine and this process may not change."""
-    if may_administer():
+    if _may_administer():
         return []
     wanted = {
         "manage_routes": config.manage_routes,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import stat
 from pathlib import Path
 
@@ -30,14 +29,6 @@ def load_keys(config: ConfigModel) -> dict[bytes, bytes]:
     if auth.strict and (doubt := _doubt(keys)):
         raise ConfigError(f"{doubt}; allowed: longer ones", "auth.strict")
     return keys
-
-
-def new_key(name: str) -> str:
-    """A line of a key file with a fresh key. Raises ConfigError for what cannot be a name."""
-    line = f"{name}:{secrets.token_hex(GOOD_KEY)}"
-    if re.search(r"[^!-~]|[,:]|^#", name) or len(name) not in range(1, MAX_ID + 1):
-        raise ConfigError(f"found {name!r}; allowed: at most {MAX_ID} ASCII letters, digits and signs but , and :")
-    return line
 
 
 def _read(config: ConfigModel, auth: Auth) -> dict[bytes, bytes]:

@@ -26,7 +26,7 @@ import pytest
 import multi
 from multi import AttemptFailed, ConnectionChanged, ConnectionState, NetworkChanged, Warned
 from multi.discovery import interfaces
-from multi.linux.route_netlink import RouteNetlink
+from multi.lab.testbed.netlink import HostNetlink
 from multi.paths import manager
 from multi.transports import sockets
 from multi.transports.tcp import transport as tcp
@@ -124,7 +124,7 @@ def index_of(name: str) -> int:
     return socket.if_nametoindex(name)
 
 
-def _restore_address(kernel: RouteNetlink) -> None:
+def _restore_address(kernel: HostNetlink) -> None:
     """Whatever has been done to it; with the routes, of which nobody knows what is left."""
     with contextlib.suppress(OSError):
         kernel.add_address(index_of("wlan0"), WIFI_ADDRESS, WIFI_PREFIX, detect_duplicates=False)
@@ -175,7 +175,7 @@ async def _open(settings: dict[str, Any]) -> multi.Session:
 
 
 async def address_goes_between_bind_and_connect() -> None:
-    kernel, index, real = RouteNetlink(), index_of("wlan0"), sockets.bound_socket
+    kernel, index, real = HostNetlink(), index_of("wlan0"), sockets.bound_socket
     removed = 0
 
     def bound(candidate: Any, *arguments: Any) -> socket.socket:
@@ -198,7 +198,7 @@ async def address_goes_between_bind_and_connect() -> None:
 
 
 async def messages_about_the_network_are_lost() -> None:
-    kernel = RouteNetlink()
+    kernel = HostNetlink()
     async with client(config()) as c:
         moving = asyncio.ensure_future(c.transfer(3 * MIB))
         await asyncio.sleep(0.2)
@@ -217,7 +217,7 @@ async def messages_about_the_network_are_lost() -> None:
     kernel.close()
 
 
-def _storm(kernel: RouteNetlink) -> None:
+def _storm(kernel: HostNetlink) -> None:
     """More than the sockets keep while the event loop stands still."""
     index = index_of("wwan0")
     for number in range(150):
@@ -285,7 +285,7 @@ async def handovers_meet() -> None:
 
 async def everything_changes_two_hundred_times_a_second() -> None:
     rng = random.Random(5)
-    kernel = RouteNetlink()
+    kernel = HostNetlink()
     async with client(config()) as c:
         await c.transfer(MIB)
         before = descriptors(), len(asyncio.all_tasks()), threading.active_count()
@@ -330,7 +330,7 @@ async def _transfers(c: Client, seconds: float) -> None:
         await c.transfer(MIB // 2)
 
 
-def _change(kernel: RouteNetlink, rng: random.Random) -> None:
+def _change(kernel: HostNetlink, rng: random.Random) -> None:
     index = index_of("wlan0")
     network = f"198.18.{rng.randrange(200)}.0/24"
     match rng.randrange(8):
@@ -349,7 +349,7 @@ def _change(kernel: RouteNetlink, rng: random.Random) -> None:
 
 
 async def may_change_nothing() -> None:
-    kernel = RouteNetlink()
+    kernel = HostNetlink()
     kernel.delete_rule(CELLULAR_ADDRESS, CELLULAR_TABLE)  # now its packets would leave through wlan0
     kernel.close()
     drop_privileges()
@@ -402,7 +402,7 @@ async def serve(announce: list[str]) -> None:
 
 def remove_server_address() -> None:
     """The server moves: the address the client has been given is no longer there."""
-    kernel = RouteNetlink()
+    kernel = HostNetlink()
     for interface in interfaces():
         for address in interface.addresses:
             if address.address == CONFIGURED_SERVER:

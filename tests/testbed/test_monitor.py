@@ -17,8 +17,8 @@ from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.networks import network_ids
 from multi.discovery.snapshot import Snapshot, snapshot
 from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
+from multi.lab.testbed.netlink import HostNetlink
 from multi.lab.testbed.pytest_plugin import started
-from multi.linux.route_netlink import RouteNetlink
 from multi.types import Interface
 
 pytestmark = pytest.mark.timeout(60)
@@ -76,7 +76,7 @@ class Client:
         self.testbed = testbed
         self.one, self.two = testbed.links["one"], testbed.links["two"]
         with testbed.client.entered():
-            self.kernel = RouteNetlink()
+            self.kernel = HostNetlink()
             self.heard = Listener(NetworkMonitor(**options))
 
     def interface(self, name: str) -> Interface:

@@ -16,6 +16,7 @@ import pytest
 from multi.discovery import interfaces
 from multi.discovery.snapshot import Route
 from multi.lab.testbed import Direction, LinkSpec
+from multi.lab.testbed.netlink import HostNetlink
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 from multi.linux.policy_routes import (
     NOT_PERMITTED,
@@ -26,7 +27,6 @@ from multi.linux.policy_routes import (
     Rule,
     read_tables,
 )
-from multi.linux.route_netlink import RouteNetlink
 from multi.types import Interface
 
 FAST = Direction(rate_mbps=1000, delay_ms=0.1)
@@ -49,10 +49,10 @@ def both() -> tuple[Interface, ...]:
 
 def hide_second_link(*, gateway: bool = True) -> None:
     """Take away the rules and routes of the testbed; its table, which nothing leads to then, tells the gateway."""
-    kernel, index = RouteNetlink(), socket.if_nametoindex("wlan0")
+    kernel, index = HostNetlink(), socket.if_nametoindex("wlan0")
     for version in (4, 6):
         kernel.delete_rule(OWN[version], TESTBED_TABLE)
-        kernel.delete_route(index, ANYWHERE[version], gateway=ROUTER[version], metric=TESTBED_METRIC)
+        kernel.delete_route(index, ANYWHERE[version], gateway=ROUTER[version], RTA_PRIORITY=TESTBED_METRIC)
         if not gateway:
             kernel.delete_route(index, ANYWHERE[version], gateway=ROUTER[version], table=TESTBED_TABLE)
             kernel.delete_route(index, SUBNET[version], table=TESTBED_TABLE)
@@ -61,7 +61,7 @@ def hide_second_link(*, gateway: bool = True) -> None:
 
 def told_gateways(*gateways: str) -> None:
     """In the table of the testbed; the kernel forgets them with the address or the link."""
-    with contextlib.closing(RouteNetlink()) as kernel:
+    with contextlib.closing(HostNetlink()) as kernel:
         for version, gateway in zip((4, 6), gateways, strict=True):
             index = socket.if_nametoindex("wlan0")
             kernel.delete_route(index, ANYWHERE[version], table=TESTBED_TABLE)
@@ -95,7 +95,7 @@ def ways() -> list[str]:
 
 
 def tables_now() -> RoutingTables:
-    with RouteNetlink() as kernel:
+    with HostNetlink() as kernel:
         return read_tables(kernel)
 
 
@@ -192,7 +192,7 @@ async def test_installing_again_changes_nothing_and_the_last_session_removes(mak
 
 def down_and_up() -> list[object]:
     hide_second_link()
-    routes, kernel, index = PolicyRoutes(), RouteNetlink(), socket.if_nametoindex("wlan0")
+    routes, kernel, index = PolicyRoutes(), HostNetlink(), socket.if_nametoindex("wlan0")
     routes.install(both(), REMOTES)
     kernel.set_up(index, False)
     seen: list[object] = [ours(), routes.install(both(), REMOTES), ours()]
@@ -216,7 +216,7 @@ async def test_routes_come_back_with_the_link(make_testbed: MakeTestbed) -> None
 
 def another_address() -> list[object]:
     hide_second_link()
-    routes, kernel, index = PolicyRoutes(), RouteNetlink(), socket.if_nametoindex("wlan0")
+    routes, kernel, index = PolicyRoutes(), HostNetlink(), socket.if_nametoindex("wlan0")
     routes.install(both(), REMOTES)
     kernel.delete_address(index, OWN[4], 24)
     kernel.add_address(index, "10.77.2.9", 24, detect_duplicates=False)
@@ -263,7 +263,7 @@ def crash() -> None:
     hide_second_link()
     PolicyRoutes().install(both(), REMOTES)
     # One for an address that has gone since, on an interface that has gone too.
-    kernel = RouteNetlink()
+    kernel = HostNetlink()
     kernel.add_rule("10.99.0.1", 10_777, RULE_PRIORITY, OUR_PROTOCOL)
     kernel.add_rule("10.99.0.1", 10_888)  # somebody else's, without our protocol number
     os._exit(0)

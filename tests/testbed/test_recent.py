@@ -14,8 +14,8 @@ from multi.discovery import snapshot as module
 from multi.discovery.netlink import TAKEN_AT_ONCE, NetlinkSocket
 from multi.discovery.snapshot import Snapshot, SnapshotCache, snapshots
 from multi.lab.testbed import Testbed, load_profile
+from multi.lab.testbed.netlink import HostNetlink
 from multi.lab.testbed.pytest_plugin import started
-from multi.linux.route_netlink import RouteNetlink
 
 OTHER_TABLE = 4711
 
@@ -79,7 +79,7 @@ def test_a_change_makes_it_unknown(testbed: Testbed, recent: SnapshotCache, what
 
 
 def test_a_route_and_a_storm_of_them_are_changes(testbed: Testbed, recent: SnapshotCache) -> None:
-    with contextlib.closing(RouteNetlink()) as kernel:
+    with contextlib.closing(HostNetlink()) as kernel:
         index = next(link.index for link in recent.read(anew=False).links if link.facts.name == "wlan0")
         for count in (1, 20 * TAKEN_AT_ONCE):
             settled(recent)

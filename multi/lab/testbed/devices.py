@@ -14,7 +14,7 @@ import struct
 from dataclasses import dataclass
 
 from multi.lab.testbed.namespaces import inside
-from multi.linux.route_netlink import RouteNetlink
+from multi.lab.testbed.netlink import HostNetlink
 
 # include/uapi/linux/if_tun.h
 TUNSETIFF = 0x400454CA
@@ -57,7 +57,7 @@ class Namespace:
     """A network namespace and a way to change what is in it."""
 
     descriptor: int
-    netlink: RouteNetlink
+    netlink: HostNetlink
     congestion: str = ""
     """Congestion control to be set on routes; empty where the namespace as a whole has it."""
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from multi.lab.testbed.errors import TestbedNotAllowed
-from multi.linux.route_netlink import RouteNetlink
+from multi.lab.testbed.netlink import HostNetlink
 
 # include/uapi/linux/sched.h, prctl.h
 CLONE_NEWUSER = 0x10000000
@@ -43,7 +43,7 @@ def enter_user_namespace() -> None:
             "user.max_user_namespaces, kernel.unprivileged_userns_clone and "
             "kernel.apparmor_restrict_unprivileged_userns, or the container's seccomp profile"
         ) from None
-    netlink = RouteNetlink()
+    netlink = HostNetlink()
     netlink.set_up(LOOPBACK, True)
     netlink.close()
 

@@ -14,9 +14,9 @@ from typing import Any, Literal
 from multi.lab.testbed.devices import Device, Namespace, TapDevice, VethDevice, tap_allowed
 from multi.lab.testbed.errors import TestbedNotAllowed
 from multi.lab.testbed.namespaces import enter_user_namespace, inside, new_network_namespace
+from multi.lab.testbed.netlink import HostNetlink, nested
 from multi.lab.testbed.specs import HOSTS, SERVER_ADDRESSES, HostName, LinkAddresses, LinkSpec, Way, link_addresses
 from multi.linux.mptcp_pm import MAX_SUBFLOWS, MptcpPathManager
-from multi.linux.route_netlink import RouteNetlink
 
 log = logging.getLogger("multi.lab.testbed")
 
@@ -69,7 +69,7 @@ class Hosts:
         if self.rootless:
             self.user_namespace = os.open("/proc/self/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         _write("ipv6/conf/default/disable_ipv6", "1")  # the far ends must be silent
-        self._relay = Namespace(relay, RouteNetlink())
+        self._relay = Namespace(relay, HostNetlink())
         self.backend = self._choose(build.backend)
         self.of: dict[HostName, Namespace] = {host: self._make_host(build.congestion.get(host, "")) for host in HOSTS}
         self.mptcp = (SYSCTL / "mptcp").exists()
@@ -113,7 +113,7 @@ class Hosts:
                     log.debug("cannot set %s", name)
             # Outside the first namespace only "non-restricted" ones may be made the default; routes may name any.
             on_routes = congestion if congestion and not _set_congestion(congestion) else ""
-            netlink = RouteNetlink()
+            netlink = HostNetlink()
         netlink.set_up(LOOPBACK, True)
         return Namespace(descriptor, netlink, on_routes)
 
@@ -193,6 +193,7 @@ class LinkEnds:
 
     def _add_address(self, host: HostName, device: Device, addresses: LinkAddresses) -> None:
         netlink, congestion = self._hosts.of[host].netlink, self._hosts.of[host].congestion
+        metrics = nested(RTAX_CC_ALGO=congestion) if congestion else {}
         own = addresses.of(host)
         netlink.add_address(device.index, own, addresses.prefix, detect_duplicates=self._hosts.detect_duplicates)
         if host == "server":
@@ -201,7 +202,7 @@ class LinkEnds:
             # IPv6 takes no source that is still being checked for duplicates.
             source = "" if addresses.version == 6 and self._hosts.detect_duplicates else own
         for network, options in self._routes(host, addresses):
-            netlink.add_route(device.index, network, source=source, congestion=congestion, **options)
+            netlink.add_route(device.index, network, RTA_PREFSRC=source, RTA_METRICS=metrics, **options)
         if host == "client":
             netlink.add_rule(own, FIRST_TABLE + self._number)
             if self._hosts.subflows is not None:
@@ -227,7 +228,7 @@ class LinkEnds:
         return [
             direct,
             (anywhere, {"gateway": addresses.server, "table": table}),
-            (anywhere, {"gateway": addresses.server, "metric": FIRST_METRIC + self._number}),
+            (anywhere, {"gateway": addresses.server, "RTA_PRIORITY": FIRST_METRIC + self._number}),
             (addresses.network, {"table": table}),
         ]
 
