@@ -246,11 +246,10 @@ class Admission(AdmissionControl):
         self._detached: BySource[SessionDriver] = BySource()
         self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
         self._memory_share = max(SOURCE_SHARE, min(1.0, limits.max_sessions_per_source / limits.max_sessions))
-        self._windows: Counter[str] = Counter()
-        """What living sessions' windows allow their peers to send, by source; of all under the empty name."""
-        self._kept: Counter[str] = Counter()
-        """Bytes sessions are counted for besides, as of the last time they were added up, by the same names."""
-        self._kept_until = -inf
+        self._taken: Counter[str] = Counter()
+        """Bytes living sessions are counted for, by source; of all under the empty name."""
+        self._taken_until = -inf
+        """Then they are added up again: what windows allow is known at once, what is kept besides only then."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
         """Bytes there were of segments that had begun to come, at the last look."""
@@ -320,17 +319,23 @@ class Admission(AdmissionControl):
 
     def full(self, source: str) -> tuple[str, str] | None:
         """The limit that leaves no room for a new session from `source`, and why; None = there is room."""
-        limits = self._limits
-        for limit, count, most in (
-            ("max_unauthenticated", len(self._unconfirmed), limits.max_unauthenticated),
-            ("max_unauthenticated_per_source", self._unconfirmed.count(source), limits.max_unauthenticated_per_source),
+        limits, unconfirmed, from_there = self._limits, self._unconfirmed, self._sessions.get(source, ())
+        for limit, count, most, what in (
+            ("max_sessions", len(self._accounts), limits.max_sessions, "sessions"),
+            ("max_unauthenticated", len(unconfirmed), limits.max_unauthenticated, "sessions not confirmed"),
+            (
+                "max_unauthenticated_per_source",
+                unconfirmed.count(source),
+                limits.max_unauthenticated_per_source,
+                f"sessions from {source} not confirmed",
+            ),
+            ("max_memory", self.taken(), self._most(""), "bytes taken by all sessions"),
+            ("max_memory", self.taken(source), self._most(source), f"bytes taken by sessions from {source}"),
+            # The last: room for it costs a session.
+            ("max_sessions_per_source", len(from_there), limits.max_sessions_per_source, f"sessions from {source}"),
         ):
             if count >= most:
-                return limit, f"{count} sessions are not confirmed"
-        for place in ("", source):
-            if self.taken(place) >= self._most(place):
-                who = place or "all sources"
-                return "max_memory", f"sessions of {who} take {self.taken(place)} of {self._most(place)} bytes"
+                return limit, f"{count} {what}"
         return None
 
     def make_room(self, limit: str, host: str) -> bool:
@@ -344,8 +349,7 @@ class Admission(AdmissionControl):
         driver = self._longest_idle(beyond) if beyond else self._never_confirmed(limit, host)
         if driver is None:
             return False
-        self._kept[""] -= driver.kept_besides
-        self._kept[self._accounts[driver].source] -= driver.kept_besides
+        self._charge(self._accounts[driver].source, -driver.kept_besides)
         self._end(driver, f"idle for longest of its network, and others wait (limits.{limit})")
         return driver not in self._accounts
 
@@ -513,9 +517,7 @@ class Admission(AdmissionControl):
 
     def _charge(self, source: str, size: int) -> None:
         for place in ("", source):
-            self._windows[place] += size
-        if not self._windows[source]:
-            del self._windows[source]
+            self._taken[place] += size
 
     def _most(self, place: str) -> float:
         return self._limits.max_memory * (self._memory_share if place else 1)
@@ -523,14 +525,12 @@ class Admission(AdmissionControl):
     def taken(self, place: str = "") -> int:
         """Bytes that the sessions of a source are counted for; of all sessions without one."""
         now = self._loop.time()
-        if now >= self._kept_until:
-            self._kept.clear()
+        if now >= self._taken_until:
+            self._taken.clear()
             for driver, account in self._accounts.items():
-                kept = driver.kept_besides
-                self._kept[""] += kept
-                self._kept[account.source] += kept
-            self._kept_until = now + MEMORY_INTERVAL
-        return self._windows[place] + self._kept[place]
+                self._charge(account.source, driver.core.receiver.window.size + driver.kept_besides)
+            self._taken_until = now + MEMORY_INTERVAL
+        return self._taken[place]
 
     def _may_grow(self, window: SessionWindow, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""

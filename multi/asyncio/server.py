@@ -17,20 +17,20 @@ from multi.asyncio.admission import Admission, source_of
 from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
-from multi.asyncio.session import Session, split_address
+from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.config import Config, load_config
 from multi.config.keys import check_certificate_files, load_keys, load_reset_key
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits, first_payload, refusal
+from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import Channel, Listener, transport, transport_type
-from multi.types import ConnectionId, SessionId, Side
+from multi.types import ConnectionId, SessionId, Side, host_of
 
 logger = logging.getLogger("multi.server")
 
@@ -45,7 +45,7 @@ class _PendingConnection:
     def __init__(self, server: Server, channel: Channel) -> None:
         self._server = server
         self.channel = channel
-        self.host = split_address(channel.info.remote)[0]
+        self.host = host_of(channel.info.remote)
         self.source = source_of(self.host)
         self.first = bytearray()
         """What has come on the first lane."""
@@ -132,12 +132,7 @@ class Server:
             logger.warning("%s", text)
         limits = config.limits
         self.admission = Admission(limits, config.listen.proxies if config.listen is not None else ())
-        self._table: SessionTable[SessionDriver] = SessionTable(
-            TableLimits(limits.max_sessions, limits.max_sessions_per_source),
-            self._create,
-            self.admission.full,
-            reset_key,
-        )
+        self._table: SessionTable[SessionDriver] = SessionTable(self._create, self.admission.full, reset_key)
         self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}
         self._listeners: list[Listener] = []

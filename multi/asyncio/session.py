@@ -25,7 +25,7 @@ from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
-from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Family, Role, StreamId
+from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Family, Role, StreamId, host_of
 
 
 class Session:
@@ -372,5 +372,4 @@ class ConnectionSocket:
 
 def split_address(text: str) -> tuple[str, int]:
     """`[::1]:7788` -> ("::1", 7788)."""
-    host, _, port = text.rpartition(":")
-    return host.strip("[]"), int(port or 0)
+    return host_of(text), int(text.rpartition(":")[2] or 0)

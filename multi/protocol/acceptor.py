@@ -6,7 +6,6 @@ to a new one, or nowhere. What the segment proves is decided by that session's a
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -17,14 +16,6 @@ from multi.protocol.segment import HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentTyp
 from multi.types import SessionId
 
 T = TypeVar("T", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class TableLimits:
-    """Most sessions at a time, in all and from one source (IPv4 /24, IPv6 /56)."""
-
-    sessions: int = 10_000
-    sessions_per_source: int = 2500
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +37,20 @@ class SessionTable(Generic[T]):
 
     def __init__(
         self,
-        limits: TableLimits,
         create: Callable[[SessionId, str], T],
         full: Callable[[str], tuple[str, str] | None] = lambda source: None,
         reset_key: bytes = b"",
     ) -> None:
-        """`full(source)` says which other limit leaves no room for a new session, and why; None = there is room."""
-        self._limits = limits
+        """`full(source)` says which limit leaves no room for a new session, and why; None = there is room."""
         self._create = create
         self._full = full
         self._reset_key = reset_key
         self._sessions: dict[SessionId, dict[bytes, T]] = {}
         """By Session ID and origin."""
-        self._names: dict[T, tuple[SessionId, bytes, str]] = {}
-        """(Session ID, origin, source)."""
+        self._names: dict[T, tuple[SessionId, bytes]] = {}
+        """(Session ID, origin)."""
         self._owned: dict[SessionId, T] = {}
         """By the ID of every confirmed session."""
-        self._per_source: Counter[str] = Counter()
         self._closed_to_new = False
 
     def __len__(self) -> int:
@@ -112,17 +100,12 @@ class SessionTable(Generic[T]):
             return refusal(session_id, Refuse(RefuseCode.REFUSED), "HELLO for the Session ID of another")
         if self._closed_to_new:
             return refusal(session_id, Refuse(RefuseCode.BUSY), "the server is closing")
-        if len(self) >= self._limits.sessions:
-            return _busy(session_id, "max_sessions", f"{self._limits.sessions} sessions")
         if full := self._full(source):
-            return _busy(session_id, *full)
-        if self._per_source[source] >= self._limits.sessions_per_source:  # the last: room for it costs a session
-            reason = f"{self._limits.sessions_per_source} sessions from {source}"
-            return _busy(session_id, "max_sessions_per_source", reason)
+            limit, reason = full
+            return refusal(session_id, Refuse(RefuseCode.BUSY, limit=limit), reason)
         session = self._create(session_id, source)
         self._sessions.setdefault(session_id, {})[origin] = session
-        self._names[session] = session_id, origin, source
-        self._per_source[source] += 1
+        self._names[session] = session_id, origin
         return session
 
     def confirmed(self, session: T) -> list[T]:
@@ -136,15 +119,12 @@ class SessionTable(Generic[T]):
         name = self._names.pop(session, None)
         if name is None:
             return
-        session_id, origin, source = name
+        session_id, origin = name
         del self._sessions[session_id][origin]
         if not self._sessions[session_id]:
             del self._sessions[session_id]
         if self._owned.get(session_id) is session:
             del self._owned[session_id]
-        self._per_source[source] -= 1
-        if not self._per_source[source]:
-            del self._per_source[source]
 
 
 def first_payload(first: bytes | bytearray | memoryview) -> memoryview | None:
@@ -156,7 +136,3 @@ def first_payload(first: bytes | bytearray | memoryview) -> memoryview | None:
 def refusal(session_id: SessionId, refuse: Refuse, reason: str) -> Refused:
     """Say no in clear; `reason` is for the log."""
     return Refused(encode(SegmentType.REFUSE, session_id, refuse.encode()), reason, refuse.limit)
-
-
-def _busy(session_id: SessionId, limit: str, reason: str) -> Refused:
-    return refusal(session_id, Refuse(RefuseCode.BUSY, limit=limit), reason)

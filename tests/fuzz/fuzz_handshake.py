@@ -8,7 +8,7 @@ from functools import cache
 from multi.errors import RemoteProtocolError
 from multi.protocol import acceptor as session_table
 from multi.protocol import handshake, sealing
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.handshake import (
     Accept,
     Challenge,
@@ -138,11 +138,16 @@ def run_opener(data: bytes) -> None:
 # --- the table  ---
 
 
+MAX_SESSIONS = 4
+
+
 def run_table(data: bytes) -> None:
     """Connections whose first bytes come in pieces, from few sources, with sessions that end now and then."""
     choices = Choices(data)
-    limits = TableLimits(sessions=4, sessions_per_source=2)
-    table: SessionTable[SessionId] = SessionTable(limits, lambda session_id, _source: session_id)
+    table: SessionTable[SessionId] = SessionTable(
+        lambda session_id, _source: session_id,
+        lambda _: ("max_sessions", "enough") if len(table) >= MAX_SESSIONS else None,
+    )
     waiting: dict[int, bytes] = {}
     while choices.left:
         connection = choices.below(4)
@@ -164,7 +169,7 @@ def run_table(data: bytes) -> None:
             if routed is None:
                 continue
         del waiting[connection]
-        check(len(table) <= limits.sessions, "more sessions than allowed")
+        check(len(table) <= MAX_SESSIONS, "more sessions than allowed")
         if choices.chance(8) and table.values():
             table.remove(choices.pick(table.values()))
         if choices.chance(64):

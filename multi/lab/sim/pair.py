@@ -15,7 +15,7 @@ from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
@@ -23,7 +23,6 @@ from multi.schedulers import create_scheduler
 from multi.types import Candidate, ConnectionFacts, ConnectionId, Family, Role, SessionId, Side
 
 CLEAR = SessionSettings(protect=Protect.NEVER)  # segments can be looked into
-STRANGER_REPLY = TableLimits(sessions=0, sessions_per_source=0)
 
 
 class Pair:
@@ -63,8 +62,8 @@ class Pair:
         self.transparent = settings.protect is Protect.NEVER
         """Segments travel in clear."""
         self.session_id = SessionId(self.clock.entropy(16))
-        self.table: SessionTable[End] = SessionTable(TableLimits(), self._accept)
-        self._strangers: SessionTable[End] = SessionTable(STRANGER_REPLY, self._accept)
+        self.table: SessionTable[End] = SessionTable(self._accept)
+        self._strangers: SessionTable[End] = SessionTable(self._accept, lambda _: ("max_sessions", "a stranger"))
         self.server: End | None = None
         self.client = self._end(Side.CLIENT, self.session_id, replace(settings, policy=policy or settings.policy))
         self.candidates = [

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.handshake import ConnectionTerms, Hello, Join, Refuse, RefuseCode, origin_of, reset_token
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
@@ -17,14 +19,14 @@ CLIENT_HELLO_OF_TLS = bytes.fromhex("16030100c8010000c40303") + bytes(60)
 HTTP = b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"
 
 
-def table(sessions: int = 100, per_source: int = 100) -> tuple[SessionTable[str], list[SessionId]]:
+def table(full: Callable[[str], tuple[str, str] | None] = lambda _: None) -> tuple[SessionTable[str], list[SessionId]]:
     created: list[SessionId] = []
 
     def create(session_id: SessionId, source: str) -> str:
         created.append(session_id)
         return f"{session_id.hex()} from {source}"
 
-    return SessionTable(TableLimits(sessions, per_source), create), created
+    return SessionTable(create, full), created
 
 
 def sid(number: int) -> SessionId:
@@ -77,7 +79,7 @@ def test_a_session_is_made_for_a_whole_hello_and_found_by_a_header() -> None:
 def test_join_for_an_unknown_session_is_told_so_and_why_that_can_be_believed() -> None:
     sessions, created = table()
     assert refusal(sessions.route(join(1), "a")) == Refuse(RefuseCode.UNKNOWN)
-    keyed: SessionTable[str] = SessionTable(TableLimits(), lambda session_id, _: session_id.hex(), reset_key=b"key")
+    keyed: SessionTable[str] = SessionTable(lambda session_id, _: session_id.hex(), reset_key=b"key")
     origin = origin_of(_hello(bytes(32)).session_part())
     expected = Refuse(RefuseCode.UNKNOWN, token=reset_token(b"key", sid(1), origin))
     assert refusal(keyed.route(join(1), "a")) == expected
@@ -108,7 +110,7 @@ def test_a_connection_starts_with_hello_or_join(type_: SegmentType) -> None:
 
 
 def test_a_removed_session_is_unknown_and_its_place_is_free() -> None:
-    sessions, created = table(sessions=1, per_source=1)
+    sessions, created = table()
     made = sessions.route(hello(1), "a")
     assert isinstance(made, str)
     sessions.remove(made)
@@ -120,27 +122,16 @@ def test_a_removed_session_is_unknown_and_its_place_is_free() -> None:
     assert created == [sid(1), sid(1)]
 
 
-def test_sessions_are_bounded_in_all() -> None:
-    sessions, created = table(sessions=3)
-    for number in range(3):
-        sessions.route(hello(number), f"source {number}")
-    assert refusal(sessions.route(hello(3), "source 3")).code == RefuseCode.BUSY
-    assert isinstance(sessions.route(join(0), "source 9"), str)
-    assert len(created) == 3
-
-
-def test_sessions_are_bounded_per_source_and_the_source_is_its_creator() -> None:
-    sessions, _ = table(per_source=2)
-    sessions.route(hello(1), "a")
-    second = sessions.route(hello(2), "a")
-    assert isinstance(second, str)
-    busy = refusal(sessions.route(hello(3), "a"))
-    assert (busy.code, busy.limit) == (RefuseCode.BUSY, "max_sessions_per_source")
-    assert isinstance(sessions.route(hello(3), "b"), str)
-    assert isinstance(sessions.route(hello(3), "a"), str)
-    sessions.remove(second)
-    assert isinstance(sessions.route(hello(4), "a"), str)
-    assert refusal(sessions.route(hello(5), "a")).code == RefuseCode.BUSY
+def test_where_there_is_no_room_the_limit_is_named_and_known_sessions_are_found() -> None:
+    room = {"a": 1, "b": 2}
+    sessions, created = table(lambda source: None if room[source] > len(created) else ("max_sessions", source))
+    living = sessions.route(hello(1), "a")
+    busy = refusal(sessions.route(hello(2), "a"))
+    assert (busy.code, busy.limit) == (RefuseCode.BUSY, "max_sessions")
+    assert sessions.route(hello(1), "a") is living
+    assert sessions.route(join(1), "a") is living
+    assert isinstance(sessions.route(hello(2), "b"), str)
+    assert created == [sid(1), sid(2)]
 
 
 def test_a_closing_server_takes_joins_and_no_new_sessions() -> None:

@@ -12,7 +12,7 @@ from random import Random
 
 from multi.errors import RemoteProtocolError
 from multi.events import CloseConnection, Event, Notify, SendBytes, SessionClosed, SessionOpened, StreamReadable
-from multi.protocol.acceptor import Refused, SessionTable, TableLimits
+from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.segment import SegmentType, encode
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
@@ -140,7 +140,7 @@ class Ends:
             self.servers.append(node)
             return node
 
-        return SessionTable(TableLimits(), accept, reset_key=reset_key)
+        return SessionTable(accept, reset_key=reset_key)
 
     # --- lines  ---
 
