@@ -43,6 +43,7 @@ MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at o
 AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 SOURCE_SHARE = 0.25  # of the memory one source may take; as much as of the sessions, where that is more
+ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have proved themselves
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
@@ -169,9 +170,14 @@ class BySource(Generic[T]):
         addresses = self._members[source]
         return address != beside and len(addresses[address]) > 2 * len(addresses.get(beside, ())) + 1
 
+    @property
+    def busiest(self) -> str:
+        """The source with the most; empty = there is none."""
+        return self._ranking.busiest
+
     def oldest(self, source: str = "") -> T | None:
         """The first that came from the busiest address of `source`; without one, of the busiest source."""
-        addresses = self._members.get(source or self._ranking.busiest)
+        addresses = self._members.get(source or self.busiest)
         if not addresses:
             return None
         busiest: OrderedDict[T, None] = max(addresses.values(), key=len)
@@ -234,6 +240,8 @@ class Admission(AdmissionControl):
         self._limits = limits
         self._log = LimitLog(self._loop.time)
         self._half_open: BySource[Hashable] = BySource()
+        self._with_descriptor: BySource[Hashable] = BySource()
+        """Connections, half open or not."""
         self._drops: dict[Hashable, Callable[[str], None]] = {}
         self._waiting: BySource[Hashable] = BySource()
         """Those for whose peers something is to be done."""
@@ -245,7 +253,7 @@ class Admission(AdmissionControl):
         self._unconfirmed: BySource[SessionDriver] = BySource()
         self._detached: BySource[SessionDriver] = BySource()
         self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
-        self._memory_share = max(SOURCE_SHARE, min(1.0, limits.max_sessions_per_source / limits.max_sessions))
+        self._share = max(SOURCE_SHARE, min(1.0, limits.max_sessions_per_source / limits.max_sessions))
         self._taken: Counter[str] = Counter()
         """Bytes living sessions are counted for, by source; of all under the empty name."""
         self._taken_until = -inf
@@ -270,7 +278,9 @@ class Admission(AdmissionControl):
 
     # --- half-open connections, from accepting them until their peers have proved themselves ---
 
-    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+    def admit(
+        self, connection: Hashable, host: str, drop: Callable[[str], None], *, has_descriptor: bool = True
+    ) -> None:
         """Count one in, after another had to go where there are too many: its `drop(reason)` is called."""
         if self._half_open.count(source_of(host)) >= self._limits.max_unauthenticated_per_source:
             self.report("max_unauthenticated_per_source", host)
@@ -280,6 +290,35 @@ class Admission(AdmissionControl):
             self._evict(self._half_open.oldest())
         self._half_open.add(connection, host)
         self._drops[connection] = drop
+        if has_descriptor:
+            self._with_descriptor.add(connection, host)
+
+    def free_descriptor(self, host: str) -> bool:
+        """The last file descriptor has gone to a connection from `host`: whether another one is given up for it.
+
+        Strangers go first, so that a flood displaces itself. Where there are no more of them than come in at any time,
+        the source pays that holds the most and more than its share: with what it needs least, also in use where
+        somebody from elsewhere waits.
+        """
+        self.report("file_descriptors", host)
+        held, heaviest = self._with_descriptor, self._with_descriptor.busiest
+        beyond = held.count(heaviest) > self._share * len(held)
+        goes: SessionDriver | None = None
+        if not beyond or len(self._half_open) + len(self._unconfirmed) > ON_THE_WAY_IN:
+            stranger = self._half_open.oldest()
+            if stranger in held:
+                self._evict(stranger)
+                return True
+            goes = self._never_confirmed("", host)
+        elif beyond:
+            latest = self._loop.time() - (GRACE if source_of(host) == heaviest else 0)
+            connected = [d for d in self._sessions.get(heaviest, ()) if d.links and d.core.moved_at <= latest]
+            goes = min(connected, key=self._rank, default=None)
+        if goes is None:
+            return False
+        self._end(goes, "no file descriptor is left, and its network has the most")
+        goes.abort_channels()
+        return True
 
     def _evict(self, connection: Hashable) -> None:
         drop = self._drops[connection]
@@ -287,7 +326,7 @@ class Admission(AdmissionControl):
         drop("too many connections have not proved themselves")
 
     def settled(self, connection: Hashable) -> None:
-        for places in (self._half_open, self._waiting):
+        for places in (self._half_open, self._waiting, self._with_descriptor):
             places.discard(connection)
         for known in (self._drops, self._works):
             known.pop(connection, None)
@@ -346,7 +385,12 @@ class Admission(AdmissionControl):
         if limit == "max_memory":
             heaviest = max((source, *self._sessions), key=self.taken)
             beyond = next((place for place in (source, heaviest) if self.taken(place) >= self._most(place)), "")
-        driver = self._longest_idle(beyond) if beyond else self._never_confirmed(limit, host)
+        place = source if limit.endswith("per_source") else ""
+        unproved = self._unconfirmed.count(place) if place else len(self._unconfirmed)
+        if beyond and unproved <= ON_THE_WAY_IN:
+            driver = self._longest_idle(beyond)
+        else:  # a flood of what nobody confirms displaces itself first
+            driver = self._never_confirmed(place, host)
         if driver is None:
             return False
         self._charge(self._accounts[driver].source, -driver.kept_besides)
@@ -365,9 +409,9 @@ class Admission(AdmissionControl):
             return 0, core.moved_at
         return 1 if core.state is SessionState.DETACHED else 2, core.moved_at
 
-    def _never_confirmed(self, limit: str, host: str) -> SessionDriver | None:
-        """Who goes when too many are there of whom nobody is over his share: the oldest that has proved nothing."""
-        driver = self._unconfirmed.oldest(source_of(host) if limit == "max_unauthenticated_per_source" else "")
+    def _never_confirmed(self, source: str, host: str) -> SessionDriver | None:
+        """Who goes when too many have proved nothing, of one source or of all: the oldest, if it is time."""
+        driver = self._unconfirmed.oldest(source)
         if driver is None:
             return None
         crowded_out = self._unconfirmed.crowds_out(driver, host)
@@ -402,6 +446,8 @@ class Admission(AdmissionControl):
         self._detached.discard(driver)
         for connection in account.pending:
             self.settled((driver, connection))
+        for connection in account.hosts:
+            self._with_descriptor.discard(connection)
 
     # --- connections of sessions ---
 
@@ -433,8 +479,10 @@ class Admission(AdmissionControl):
             self._drop(driver, victim, "too many connections of this session have not proved themselves")
         return allowed
 
-    def connection_came(self, driver: SessionDriver, connection: ConnectionId, host: str, nonce: bytes) -> None:
-        """A session has got a connection that has not proved itself; see `may_try`."""
+    def connection_came(
+        self, driver: SessionDriver, connection: ConnectionId, host: str, nonce: bytes, *, has_descriptor: bool
+    ) -> None:
+        """A session has got a connection that has not proved itself; see `may_try` and `admit`."""
         account = self._accounts.get(driver)
         if account is None:
             return
@@ -442,13 +490,16 @@ class Admission(AdmissionControl):
         if first:
             self._unconfirmed.add(driver, host)
         account.hosts[connection] = host
+        if has_descriptor:
+            self._with_descriptor.add(connection, host)
         account.pending[connection] = (nonce, source_of(host), nonce in account.heard)
         if nonce:
             account.heard[nonce] = None
             if len(account.heard) > MAX_HEARD:
                 del account.heard[next(iter(account.heard))]
         if not nonce and not first:  # a JOIN is in no crowd of strangers, and the session stands for its first HELLO
-            self.admit((driver, connection), host, partial(self._drop, driver, connection))
+            drop = partial(self._drop, driver, connection)
+            self.admit((driver, connection), host, drop, has_descriptor=has_descriptor)
 
     def _drop(self, driver: SessionDriver, connection: ConnectionId, text: str) -> None:
         """Give up a connection, and with the last one a session that nobody has confirmed."""
@@ -508,6 +559,7 @@ class Admission(AdmissionControl):
         self.settled((driver, event.connection))
         if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
             del account.hosts[event.connection]
+            self._with_descriptor.discard(event.connection)
             if limit := LIMIT_OF.get(event.reason.cause):
                 self.report(limit, host)
         elif event.state is ConnectionState.ACTIVE:
@@ -520,7 +572,7 @@ class Admission(AdmissionControl):
             self._taken[place] += size
 
     def _most(self, place: str) -> float:
-        return self._limits.max_memory * (self._memory_share if place else 1)
+        return self._limits.max_memory * (self._share if place else 1)
 
     def taken(self, place: str = "") -> int:
         """Bytes that the sessions of a source are counted for; of all sessions without one."""

@@ -136,8 +136,7 @@ class _Link:
             return
         driver.links.pop(self.id, None)
         driver.released(self)
-        cause = Cause.PEER_CLOSED if error and error.errno in CLOSED_BY_PEER else Cause.TRANSPORT
-        failure = Reason(cause, str(error)) if error else None
+        failure = _failure(error) if error else None
         driver.core.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
 
@@ -367,12 +366,13 @@ class SessionDriver:
     def _break(self, reason: Reason) -> None:
         """End at once, without a word to the peer: nothing is asked of the core any more."""
         self._broken = True
-        self._abort_channels()
+        self.abort_channels()
         if not self.closed.done():
             self.core.reason = reason
             self._finish(SessionLost(reason))
 
-    def _abort_channels(self) -> None:
+    def abort_channels(self) -> None:
+        """Close all sockets at once, also those that say goodbye."""
         leaving, self._leaving = self._leaving, set()
         for link in (*self.links.values(), *leaving):
             link.channel.abort()
@@ -389,7 +389,7 @@ class SessionDriver:
         if not self.closed.done():
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
-        self._abort_channels()
+        self.abort_channels()
         if self.soon is not None:
             self.soon.cancel()
 
@@ -418,8 +418,7 @@ class SessionDriver:
             code = error.errno if isinstance(error, OSError) else None
             self.dial_errors.add(code)
             answered = code not in UNANSWERED
-            reason = Reason(Cause.TRANSPORT, str(error) or repr(error))
-            self.core.attempt_failed(connection, reason, answered=answered, now=self.loop.time())
+            self.core.attempt_failed(connection, _failure(error), answered=answered, now=self.loop.time())
             self.pump()
             return
         finally:
@@ -658,6 +657,12 @@ class SessionDriver:
 
     def __repr__(self) -> str:
         return f"<SessionDriver {self.core.session_id.hex()[:8]} {self.core.state.value}>"
+
+
+def _failure(error: Exception) -> Reason:
+    """What ended a connection or a dial."""
+    closed = isinstance(error, OSError) and error.errno in CLOSED_BY_PEER
+    return Reason(Cause.PEER_CLOSED if closed else Cause.TRANSPORT, str(error) or repr(error))
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -57,7 +57,8 @@ class _PendingConnection:
         self._answered = False
         self._start_clock()
         server.arrivals[self] = None
-        server.admission.admit(self, self.host, self.drop)
+        self.has_descriptor = not transport_type(channel.info.transport).over_udp
+        server.admission.admit(self, self.host, self.drop, has_descriptor=self.has_descriptor)
 
     @property
     def behind(self) -> bool:
@@ -309,7 +310,9 @@ class Server:
         connection = ConnectionId(self._next_connection)
         self._next_connection += 1
         link = found.adopt(connection, arrival.channel, arrival.channel.info)
-        self.admission.connection_came(found, connection, arrival.host, arrival.nonce)
+        self.admission.connection_came(
+            found, connection, arrival.host, arrival.nonce, has_descriptor=arrival.has_descriptor
+        )
         for lane, data in ((0, arrival.first), *arrival.lanes):
             link.data_received(memoryview(bytes(data)), lane)
         found.pump()

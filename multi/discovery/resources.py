@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -20,6 +21,32 @@ Result = TypeVar("Result")
 def is_exhaustion(error: OSError) -> bool:
     """It may well work a moment later; nothing is wrong with what was asked."""
     return error.errno in SHORTAGES
+
+
+class SpareDescriptor:
+    """A descriptor kept for when none is left, so that one more can be had for a moment."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self.take()
+
+    def take(self) -> bool:
+        """Have it back; False = there is still none."""
+        if self._number is None:
+            try:
+                self._number = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                if not is_exhaustion(error):
+                    raise
+        return self._number is not None
+
+    def give(self) -> bool:
+        """Let it go for something else; False = it has not come back since the last time."""
+        if self._number is None:
+            return False
+        os.close(self._number)
+        self._number = None
+        return True
 
 
 async def in_thread(

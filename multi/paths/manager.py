@@ -36,6 +36,8 @@ SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before anothe
 TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
+WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
+HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
 NETWORK_GONE = "the network went away"
 SESSION_ENDED = Reason(Cause.CLOSED, "the session has ended")
@@ -130,7 +132,7 @@ class PathManager:
         self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
-        """(candidate, reason) of every attempt that failed while the session opened."""
+        """(candidate, reason) of every attempt that failed while the session opened, each once."""
 
     # --- inputs: attempts and connections  ---
 
@@ -525,14 +527,15 @@ class PathManager:
             slot.refusals += 1
             slot.unanswered_since = None
         slot.rotate(candidate)
-        if not self._established and not self._given_up:
+        if not self._established and not self._given_up and (str(candidate), reason) not in self.failures:
             self.failures.append((str(candidate), reason))
         if slot.failures >= len(slot.candidates) and not slot.attempts:
             slot.attempted = True
         self._announce_all()
         if slot.wants_dial and not slot.attempts and slot.retry_at is None:
-            busy = reason.cause is Cause.REFUSED_BUSY
-            self._plan_next(slot, now, answered=answered, raced=attempt.raced, busy=busy)
+            shed = reason.cause is Cause.PEER_CLOSED and slot.refusals <= HUNG_UP_MAX
+            waits = shed or reason.cause in WORTH_WAITING
+            self._plan_next(slot, now, answered=answered, raced=attempt.raced, waits=waits)
         handover = self._handover
         if handover is not None and slot in handover.slots and attempt.started > handover.since:
             tried = slot.failures >= len(slot.candidates)
@@ -541,8 +544,8 @@ class PathManager:
             ):
                 self._fail_handover(reason)
 
-    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, busy: bool) -> None:
-        if busy and not self._established:
+    def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, waits: bool) -> None:
+        if waits and not self._established:
             slot.schedule_retry(now, self._jitter(), detached=True)  # soon there may be room
         elif slot.failures % len(slot.candidates):
             if not raced or not self._in_race(slot):

@@ -142,6 +142,8 @@ class SessionCore(SessionBase):
         """When a connection was lost last in another way than closed by the peer."""
         self.left_at: float | None = None
         """When the peer closed the last connection, as the death of its process does; None = it is here, or lost."""
+        self._close_said_at = now
+        """When the session began to linger."""
         self._said_unknown: dict[str, int] = {}
         """How often a server that has proved nothing said so since the last connection, by interface."""
         self.streams.create(STREAM_ZERO, DEFAULT_PRIORITY)
@@ -471,7 +473,7 @@ class SessionCore(SessionBase):
             abandoned = self._patience < self.resume_timeout
             cause, text = (Cause.PEER_CLOSED, LEFT) if abandoned else (Cause.RESUME_TIMEOUT, "")
             self._end_alone(Reason(cause, f"{text}no connection for {self._patience:g} s"))
-        if self.lingering_since is not None and now >= self.lingering_since + self._linger:
+        if self.lingering_since is not None and now >= self._linger_ends:
             self._end(IN_ORDER)
         if (
             self.side is Side.SERVER
@@ -507,7 +509,7 @@ class SessionCore(SessionBase):
         if self._detached_at is not None:
             due.append(self._detached_at + self._patience)
         if self.lingering_since is not None:
-            due.append(self.lingering_since + self._linger)
+            due.append(self._linger_ends)
         alive = self.connections.alive()
         if self.side is Side.SERVER and not self.confirmed and not alive:
             due.append(self._created_at + self.settings.handshake_timeout)
@@ -807,13 +809,19 @@ class SessionCore(SessionBase):
         if self._peer_closing:
             self._end(IN_ORDER)
             return
-        self.lingering_since = self.now
+        self.lingering_since = self._close_said_at = self.now
         self.move(SessionState.CLOSING)
 
     @property
-    def _linger(self) -> float:
-        """Seconds the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while."""
-        return max(self.settings.linger, min(LINGER_ROUND_TRIPS * self.connections.smoothed_rtt(self.now), MAX_LINGER))
+    def _linger_ends(self) -> float:
+        """Until then the peer may be silent after our CLOSE; what our acknowledgements let it send takes a while.
+
+        It has `resume_timeout` in all, however much it goes on to send.
+        """
+        assert self.lingering_since is not None
+        silent = min(LINGER_ROUND_TRIPS * self.connections.smoothed_rtt(self.now), MAX_LINGER)
+        longest = max(self.resume_timeout, self.settings.linger)
+        return min(self.lingering_since + max(self.settings.linger, silent), self._close_said_at + longest)
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
         payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()

@@ -56,8 +56,13 @@ class AdmissionControl:
         self.handshake_timeout = handshake_timeout
         """Seconds from accepting a connection until TLS or QUIC must be done."""
 
-    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
-        """Count one in; its `drop(reason)` is called, some time later, when it has to make room for others."""
+    def admit(
+        self, connection: Hashable, host: str, drop: Callable[[str], None], *, has_descriptor: bool = True
+    ) -> None:
+        """Count one in; its `drop(reason)` is called, some time later, when it has to make room for others.
+
+        `has_descriptor`: with it a file descriptor becomes free, as none does where many share a socket.
+        """
 
     def settled(self, connection: Hashable) -> None:
         """Its peer has proved itself, or it is gone."""
@@ -68,6 +73,11 @@ class AdmissionControl:
         It is not done when the connection is settled before; more work in the place of what has not been done.
         """
         work()
+
+    def free_descriptor(self, host: str) -> bool:
+        """The last file descriptor has gone to a connection from `host`: whether another one is given up for it."""
+        self.report("file_descriptors", host)
+        return False
 
     def crowded(self, host: str) -> bool:
         """Whether whoever comes from there should show that the address is his own before he gets a connection."""

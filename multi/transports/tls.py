@@ -175,7 +175,8 @@ def handshake_error(error: OSError, peer: str) -> TransportError:
     if isinstance(error, ssl.SSLCertVerificationError):
         return refused(peer, fault_of(error.verify_message))
     if isinstance(error, ssl.SSLEOFError | ConnectionResetError | BrokenPipeError):
-        return TransportError("the peer closed the connection in the TLS handshake; it may not speak TLS")
+        text = "the peer closed the connection in the TLS handshake; it may not speak TLS"
+        return TransportError(errno.ECONNRESET, text)
     if isinstance(error, ssl.SSLError):
         return TransportError(_reason(error))
     return transport_error(error)

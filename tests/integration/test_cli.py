@@ -192,7 +192,8 @@ async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def test_server_of_something_else_is_recognised_within_seconds(files: Files, handler: Handler) -> None:
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    config = files.client_config(port, ssl_config=None, limits={"handshake_timeout": 1})
+    limits, patience = {"handshake_timeout": 1}, {"open_timeout": 2.5}
+    config = files.client_config(port, ssl_config=None, limits=limits, multi_config=patience)
     async with server, asyncio.timeout(8):
         process = await asyncio.create_subprocess_exec(
             *command("get", config, "f"), stderr=asyncio.subprocess.PIPE, cwd=files.here

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -522,8 +523,11 @@ asyncio.run(main())
 """
 
 
-def test_a_server_without_descriptors_says_so_once_serves_on_and_recovers(development_certificates: Path) -> None:
-    way = Way(development_certificates)
+@pytest.mark.parametrize("name", ["tcp-sealed", "tcp-tls"])
+def test_a_server_without_descriptors_says_so_once_serves_on_and_takes_who_comes(
+    name: str, development_certificates: Path
+) -> None:
+    way = Way(development_certificates, name)
     program = f"CONFIG, FEW = {way.server()!r}, 40\n{FEW_DESCRIPTORS}"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -535,14 +539,14 @@ def test_a_server_without_descriptors_says_so_once_serves_on_and_recovers(develo
         async def scenario() -> None:
             async with multi.connect(way.client(port)) as session:
                 await session.confirmed()
-                crowd = [await Stranger.at(port) for _ in range(60)]  # more wait in the kernel than it can take
-                await asyncio.sleep(0.5)
+                crowd = [await Stranger.at(port) for _ in range(60)]  # more than it can take
                 data = pattern(MIB)
                 session.writer.write(data)
                 assert await session.reader.readexactly(len(data)) == data
+                await gets_in(way, port)
+                assert any(not stranger.gone.done() for stranger in crowd), "it needs no more room than for one"
                 for stranger in crowd:
                     await stranger.leave()
-                await gets_in(way, port, within=5)
 
         try:
             run(scenario())
@@ -551,4 +555,36 @@ def test_a_server_without_descriptors_says_so_once_serves_on_and_recovers(develo
             server.kill()
     assert said_by_server.count("limit file_descriptors") == 1
     (counted,) = [line for line in said_by_server.splitlines() if line.startswith("STATISTICS")]
-    assert 1 <= int(counted.split()[1]) <= 20  # it waits between two attempts
+    assert 20 <= int(counted.split()[1]) <= 100  # once for each that found none left, and no more
+
+
+def test_sessions_that_hold_all_descriptors_make_room_for_who_comes_from_elsewhere(
+    development_certificates: Path,
+) -> None:
+    way = Way(development_certificates)
+    program = f"CONFIG, FEW = {way.server()!r}, 40\n{FEW_DESCRIPTORS}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+
+        async def scenario() -> None:
+            neighbours = []
+            try:
+                for _ in range(60):
+                    neighbour = await HandMade.at(port, "127.7.7.7")
+                    neighbours.append(neighbour)
+                    with suppress(AssertionError, ConnectionError):  # no room for more of them
+                        await neighbour.confirm()
+                assert 10 < sum(neighbour.core.confirmed for neighbour in neighbours) < 40
+                for _ in range(3):
+                    await gets_in(way, port)
+            finally:
+                for neighbour in neighbours:
+                    neighbour.writer.transport.abort()
+
+        try:
+            run(scenario())
+        finally:
+            server.kill()

@@ -328,7 +328,7 @@ class QuicListener:
         self._channels.add(channel)
         self._handshakes.add(channel)
         self._port.connections = len(self._channels)
-        self._admission.admit(channel, host, lambda reason: self._evict(channel, reason))
+        self._admission.admit(channel, host, lambda reason: self._evict(channel, reason), has_descriptor=False)
         return channel
 
     def _under_load(self, host: str) -> bool:

@@ -1,8 +1,9 @@
 """From a listening socket to channels, with TLS where the configuration asks for it; for TCP and MPTCP.
 
-Decides how many connections are taken per turn, and what happens when file descriptors run out. A server with TLS looks
-at the first byte: a TLS handshake starts with 0x16, MULTI never does. A plain connection is handed on as not secure, so
-that the session layer can refuse it with a reason the peer understands.
+Decides how many connections are taken per turn, and what happens when file descriptors run out: each newcomer is still
+taken, and another connection goes for it, or it is turned away. A server with TLS looks at the first byte: a TLS
+handshake starts with 0x16, MULTI never does. A plain connection is handed on as not secure, so that the session layer
+can refuse it with a reason the peer understands.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import logging
 import socket
 from asyncio.trsock import TransportSocket
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from time import monotonic
 
-from multi.discovery.resources import is_exhaustion
+from multi.discovery.resources import SpareDescriptor, is_exhaustion
 from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, ChannelInfo, TransportSettings
 from multi.transports.certificates import first_certificate
@@ -38,6 +39,7 @@ logger = logging.getLogger("multi.transports")
 
 ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
+FREED_PAUSE = 0.001  # seconds until the descriptor of a TLS handshake that was given up is free
 
 Greeting = asyncio.Task[StreamChannel | None]
 """A connection until TLS is done, or it is known that it does not speak TLS."""
@@ -64,8 +66,10 @@ class StreamListener:
         self._address: tuple[str, int] = sock.getsockname()[:2]
         self._pause: asyncio.TimerHandle | None = None
         self._greetings: set[Greeting] = set()
+        self._spare = SpareDescriptor()
         with ExitStack() as undo:
             undo.callback(sock.close)
+            undo.callback(self._spare.give)
             if self._tls is not None:
                 self._context = server_context(self._tls)
                 assert self._tls.cert is not None
@@ -99,33 +103,53 @@ class StreamListener:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
+        self._spare.give()
         for greeting in self._greetings:
             greeting.cancel()
 
     def _resume(self) -> None:
         self._pause = None
+        self._spare.take()
         self._loop.add_reader(self._sock.fileno(), self._on_readable)
 
     def _on_readable(self) -> None:
         until = monotonic() + ACCEPT_TIME
-        while not self.closed and monotonic() < until:
+        while not self.closed and self._pause is None and monotonic() < until:
             try:
                 sock, address = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                self._wait(error)
-                return
-            sock.setblocking(False)
-            self._accepted(ours(sock), unmapped(address[0]))
+                if not is_exhaustion(error):
+                    logger.warning("cannot accept a connection on %s: %s", format_address(self._address), words(error))
+                    self._wait(EXHAUSTED_PAUSE)
+                elif self._spare.give():
+                    self._take_one_more()
+                else:
+                    self._admission.report("file_descriptors")
+                    self._wait(EXHAUSTED_PAUSE)
+            else:
+                sock.setblocking(False)
+                self._accepted(ours(sock), unmapped(address[0]))
 
-    def _wait(self, error: OSError) -> None:
-        if is_exhaustion(error):
-            self._admission.report("file_descriptors")
-        else:
-            logger.warning("cannot accept a connection on %s: %s", format_address(self._address), words(error))
+    def _take_one_more(self) -> None:
+        """No descriptor was left but the spare one, which has just become free."""
+        pause = EXHAUSTED_PAUSE
+        with suppress(OSError):
+            sock, address = self._sock.accept()
+            sock.setblocking(False)
+            host = unmapped(address[0])
+            if self._admission.free_descriptor(host):
+                pause = FREED_PAUSE
+                self._accepted(ours(sock), host)
+            else:
+                sock.close()
+        if not self._spare.take():
+            self._wait(pause)
+
+    def _wait(self, pause: float) -> None:
         self._loop.remove_reader(self._sock.fileno())
-        self._pause = self._loop.call_later(EXHAUSTED_PAUSE, self._resume)
+        self._pause = self._loop.call_later(pause, self._resume)
 
     def _accepted(self, sock: socket.socket, host: str) -> None:
         try:

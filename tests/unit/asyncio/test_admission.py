@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from multi.asyncio.admission import LIMITS, Admission, BySource, LimitLog, _Account, place_of, source_of
+from multi.asyncio.admission import LIMITS, ON_THE_WAY_IN, Admission, BySource, LimitLog, _Account, place_of, source_of
 from multi.config.model import Limits
 from multi.types import ConnectionId
 
@@ -227,7 +227,7 @@ async def test_who_repeats_joins_he_has_heard_takes_no_place_of_one_that_is_new(
     def comes(number: int, host: str, nonce: bytes) -> bool:
         allowed = admission.may_try(driver, host, nonce)  # type: ignore[arg-type]
         if allowed:
-            admission.connection_came(driver, ConnectionId(number), host, nonce)  # type: ignore[arg-type]
+            admission.connection_came(driver, ConnectionId(number), host, nonce, has_descriptor=True)  # type: ignore[arg-type]
         return allowed
 
     for number in range(10):  # the client's, of which nothing is left but what somebody has heard
@@ -240,3 +240,96 @@ async def test_who_repeats_joins_he_has_heard_takes_no_place_of_one_that_is_new(
     assert ConnectionId(100) in account.pending
     assert dropped == [ConnectionId(200)]
     admission.stop()
+
+
+# --- file descriptors  ---
+
+CROWDED, ELSEWHERE = "192.0.2.1", "198.51.100.1"
+
+
+class Tenant:
+    """A session with a connection, as far as descriptors go."""
+
+    def __init__(self, name: str, moved_at: float, ended: list[str]) -> None:
+        self.name, self._ended = name, ended
+        self.links = {0: None}
+        self.kept_besides = self.kept_to_send = 0
+        self.core = SimpleNamespace(confirmed=True, connections={}, state=None, moved_at=moved_at, abort=self._abort)
+
+    def _abort(self, reason: str, now: float) -> None:
+        self._ended.append(self.name)
+
+    def now(self) -> float:
+        return 0.0
+
+    def pump(self) -> None:
+        """There is nothing to perform."""
+
+    def abort_channels(self) -> None:
+        self.links.clear()
+
+
+def house(admission: Admission, tenants: dict[str, list[float]]) -> list[str]:
+    """So many confirmed sessions of each address, which moved so many seconds ago; the names of those that end."""
+    ended: list[str] = []
+    now = asyncio.get_running_loop().time()
+    number = 0
+    for host, idle in tenants.items():
+        for place, seconds in enumerate(idle):
+            driver = Tenant(f"{host} {place}", now - seconds, ended)
+            account = admission._accounts[driver] = _Account(source_of(host))  # type: ignore[index]
+            admission._sessions[account.source][driver] = None  # type: ignore[index]
+            number += 1
+            admission.connection_came(driver, ConnectionId(number), host, b"nonce", has_descriptor=True)  # type: ignore[arg-type]
+    return ended
+
+
+async def test_without_descriptors_a_flood_of_strangers_displaces_itself() -> None:
+    admission = Admission(Limits())
+    come, dropped = coming(admission)
+    ended = house(admission, {CROWDED: [10.0] * 50})
+    for number in range(40):
+        come(number, f"203.0.113.{number}")
+    assert all(admission.free_descriptor(ELSEWHERE) for _ in range(24))
+    assert dropped == list(range(24))
+    assert ended == []
+    assert admission.counts["file_descriptors"] == 24
+
+
+async def test_who_holds_more_than_his_share_of_descriptors_pays_for_who_comes_from_elsewhere() -> None:
+    admission = Admission(Limits())
+    ended = house(admission, {CROWDED: [1.0, 1.5, 0.5] * 20, "203.0.113.1": [99.0]})
+    assert admission.free_descriptor(ELSEWHERE)
+    assert ended == [f"{CROWDED} 1"]  # idle for longest of the crowd, although somebody else is idle for longer
+    assert not admission.free_descriptor(CROWDED), "all of the crowd are in use, and its own newcomers can wait"
+
+
+async def test_without_descriptors_nobody_within_his_share_loses_a_session_to_a_stranger() -> None:
+    admission = Admission(Limits())
+    come, dropped = coming(admission)
+    ended = house(admission, {f"203.0.{number}.1": [10.0] * 4 for number in range(10)})
+    assert not admission.free_descriptor(ELSEWHERE)
+    come(1, "192.0.2.7")
+    assert admission.free_descriptor(ELSEWHERE)
+    assert (dropped, ended) == ([1], [])
+
+
+async def test_what_has_no_descriptor_of_its_own_frees_none() -> None:
+    admission = Admission(Limits())
+    dropped: list[str] = []
+    admission.admit("quic", ELSEWHERE, dropped.append, has_descriptor=False)
+    assert not admission.free_descriptor(ELSEWHERE)
+    assert dropped == []
+
+
+async def test_a_flood_of_hellos_displaces_itself_and_no_session_that_somebody_has_proved() -> None:
+    admission = Admission(Limits())
+    ended = house(admission, {CROWDED: [10.0] * 30})
+    admission.make_room("max_sessions_per_source", CROWDED)
+    assert ended == [f"{CROWDED} 0"], "the longest idle one makes room for one who may be honest"
+    for number in range(ON_THE_WAY_IN + 1):
+        stranger = Tenant(f"stranger {number}", -10.0, ended)
+        admission._accounts[stranger] = _Account(source_of(CROWDED))  # type: ignore[index]
+        admission._unconfirmed.add(stranger, CROWDED)  # type: ignore[arg-type]
+    admission.make_room("max_sessions_per_source", CROWDED)
+    assert ended == [f"{CROWDED} 0", "stranger 0"]

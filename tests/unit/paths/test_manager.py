@@ -8,7 +8,7 @@ import pytest
 
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.history import ConnectionHistory
-from multi.paths.manager import Mode, PathManager
+from multi.paths.manager import HUNG_UP_MAX, Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.reasons import Cause, Reason
@@ -250,3 +250,29 @@ def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role
     world.paths.set_role(ConnectionId(1), wanted, world.now)
     world.turn()
     assert world.connections.roles.get(1, wanted) is wanted
+
+
+@pytest.mark.parametrize("cause", [Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT])
+def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause) -> None:
+    world = World(candidate(0))
+    for attempt in range(20):
+        world.paths.attempt_failed(ConnectionId(attempt), Reason(cause, "not now"), world.now)
+        world.run(1.0)
+    assert len(world.dials) == 21
+    assert not world.paths.hopeless
+    assert len(world.paths.failures) == 1, "said once, however often it was heard"
+
+
+def test_a_peer_that_hangs_up_without_a_word_is_asked_a_few_times_more() -> None:
+    world = World(candidate(0))
+    while not world.paths.hopeless:
+        last = world.dials[-1][0]
+        world.paths.attempt_failed(last, Reason(Cause.PEER_CLOSED, "connection reset by peer"), world.now)
+        world.run(1.0)
+    assert len(world.dials) == 1 + HUNG_UP_MAX
+
+
+def test_a_refused_connection_is_told_at_once() -> None:
+    world = World(candidate(0))
+    world.paths.attempt_failed(ConnectionId(0), Reason(Cause.TRANSPORT, "connection refused"), world.now)
+    assert world.paths.hopeless

@@ -388,6 +388,20 @@ def test_a_peer_that_does_not_answer_close_is_not_waited_for_for_ever() -> None:
     assert cause(ends.client) is Cause.CLOSED
 
 
+def test_a_peer_that_goes_on_sending_after_close_is_listened_to_for_a_bounded_time() -> None:
+    wanted = replace(CLEAR, resume_timeout=5.0)
+    ends, line = joined(wanted)
+    line.change_up = lambda segment: None if segment[1] == SegmentType.CLOSE else segment  # it has not heard it
+    ends.client.session.close(now=ends.now)
+    ends.pump()
+    closed = ends.now
+    while ends.client.closed is None and ends.now < closed + 60:
+        ends.write(ends.server, b"and another thing")
+        ends.advance(0.25)
+    assert cause(ends.client) is Cause.CLOSED
+    assert wanted.linger < ends.now - closed <= wanted.resume_timeout + 0.5
+
+
 def test_a_peer_that_closes_early_is_told_from_one_that_has_read_everything() -> None:
     ends, line = joined()
     line.change_up = lambda segment: None if segment[1] == T.DATA else segment

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from multi.discovery.resources import SpareDescriptor
 from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
 from multi.transports.base import AdmissionControl, Channel, TlsSettings, TransportSettings
@@ -27,7 +28,9 @@ class Counting(AdmissionControl):
         self.drops: dict[Hashable, Callable[[str], None]] = {}
         self.reported: list[tuple[str, str]] = []
 
-    def admit(self, connection: Hashable, host: str, drop: Callable[[str], None]) -> None:
+    def admit(
+        self, connection: Hashable, host: str, drop: Callable[[str], None], *, has_descriptor: bool = True
+    ) -> None:
         self.drops[connection] = drop
 
     def settled(self, connection: Hashable) -> None:
@@ -157,23 +160,66 @@ async def test_without_tls_there_is_nobody_to_wait_for() -> None:
     client.close()
 
 
-async def test_without_descriptors_it_reports_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    admission = Counting()
-    server = Server(None, admission)
-    accept, failures = socket.socket.accept, [errno.EMFILE]
+async def at_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch, *, spare: bool) -> list[socket.socket]:
+    """Two clients that have come where no descriptor is left, but perhaps a spare one."""
+    accept, give, left = socket.socket.accept, SpareDescriptor.give, [0]
 
     def scarce(sock: socket.socket) -> object:
-        if failures:
-            raise OSError(failures.pop(), os.strerror(errno.EMFILE))
+        if not left[0]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        left[0] -= 1
         return accept(sock)
 
+    def given(self: SpareDescriptor) -> bool:
+        left[0] += spare
+        return give(self) and spare
+
     monkeypatch.setattr(socket.socket, "accept", scarce)
-    client = await server.client()
-    await until(lambda: server.channels)
-    assert admission.reported == [("file_descriptors", "")]
-    server.channels[0].abort()
+    monkeypatch.setattr(SpareDescriptor, "give", given)
+    clients = [await server.client() for _ in range(2)]
+    if not spare:
+        await asyncio.sleep(0.05)
+        assert server.channels == []
+        monkeypatch.setattr(socket.socket, "accept", accept)
+    return clients
+
+
+async def test_without_descriptors_a_newcomer_is_turned_away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    admission = Counting()
+    server = Server(None, admission)
+    for client in await at_the_limit(server, monkeypatch, spare=True):
+        await dropped(client)
+    assert admission.reported == [("file_descriptors", "127.0.0.1")] * 2
+    assert server.channels == []
     server.listener.close()
-    client.close()
+
+
+async def test_without_descriptors_a_newcomer_is_taken_when_another_connection_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admission = Counting()
+    monkeypatch.setattr(admission, "free_descriptor", lambda host: True)
+    server = Server(None, admission)
+    clients = await at_the_limit(server, monkeypatch, spare=True)
+    await until(lambda: len(server.channels) == 2)
+    for channel in server.channels:
+        channel.abort()
+    server.listener.close()
+    for client in clients:
+        client.close()
+
+
+async def test_without_any_descriptor_it_reports_and_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    admission = Counting()
+    server = Server(None, admission)
+    clients = await at_the_limit(server, monkeypatch, spare=False)
+    await until(lambda: len(server.channels) == 2)
+    assert admission.reported == [("file_descriptors", "")]
+    for channel in server.channels:
+        channel.abort()
+    server.listener.close()
+    for client in clients:
+        client.close()
 
 
 async def test_a_certificate_that_cannot_be_used_leaves_no_socket() -> None:
