@@ -351,6 +351,7 @@ def test_process_that_just_ends_says_nothing(development_certificates: Path) -> 
     program = f"""
 import asyncio, multi, gc
 async def main():
+    global server, writer  # held until the loop has ended, whenever garbage is collected
     server = await multi.start_server(lambda r, w: None, {Way(development_certificates).server()!r})
     config = {Way(development_certificates).client(0)!r} | {{"remote_port": server.port}}
     reader, writer = await multi.open_connection(config)
