@@ -70,7 +70,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.types": (),
     "multi.events": ("multi.reasons", "multi.types"),
     "multi.schedulers": VALUES,
-    "multi.multipath": ("multi.schedulers",),
+    "multi.multipath": ("multi.types", "multi.schedulers"),
     "multi.paths": ("multi.reasons", "multi.types", "multi.events"),
     "multi.protocol": ("multi.reasons", *VALUES, "multi.events", "multi.schedulers", "multi.paths"),
     "multi.discovery": VALUES,

@@ -17,6 +17,7 @@ from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
 
 from multi.errors import TransportError, printable
+from multi.multipath.cap import RateMeter
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
@@ -35,8 +36,6 @@ BACK_TO_BACK = 0.0002  # seconds of sending that leave at the speed of the inter
 MAX_QUEUE = 0.015  # seconds of queueing; congestion control that waits for losses fills buffers of any size
 WAITED_USUAL = 0.030  # seconds that datagrams wait for a process that is busy but keeps up
 CREDIT_MIN = 4 * 1024  # bytes; waking the sender for less costs more than it sends
-RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
-RATE_GAIN = 0.3  # weight of a new rate sample
 TIMER_MIN = 0.001  # seconds, the clock of event loops; the pacer asks for less and gets several packets at once
 LINGER_TIME = 1.0  # seconds a closing channel waits for acknowledgements (contract of `Channel.close`)
 LINGER_MAX = 5.0  # seconds in total, while acknowledgements still come in
@@ -118,7 +117,7 @@ class QuicChannel:
         self._linger_until = 0.0
         self._acked = 0
         self._in_one_machine = is_loopback(host_of(info.remote))
-        self._rate = _RateMeter()
+        self._rate = RateMeter()
         self._held_back = False
         """Since the rate was measured last, fewer bytes were taken than congestion control allows."""
         self.add_id(engine.connection_id)
@@ -493,32 +492,6 @@ class QuicChannel:
                 handle.cancel()
         self._timer = self._deadline = None
         self._owner.released(self, goodbye)
-
-
-class _RateMeter:
-    """Acknowledged bytes per second over windows of at least one round trip."""
-
-    def __init__(self) -> None:
-        self.rate = 0.0
-        self.is_lower_bound = True
-        self._since = 0.0
-        self._acked = 0
-        self._idled = True
-
-    def update(self, now: float, acked: int, rtt: float, idle: bool) -> None:
-        self._idled = self._idled or idle
-        elapsed = now - self._since
-        if elapsed < max(RATE_WINDOW, rtt):
-            return
-        if acked > self._acked and self._since:
-            measured = (acked - self._acked) / elapsed
-            if self._idled:
-                # The application paused: this shows what the path can do at least, not at most.
-                self.rate, self.is_lower_bound = max(self.rate, measured), True
-            else:
-                self.rate = self.rate + RATE_GAIN * (measured - self.rate) if self.rate else measured
-                self.is_lower_bound = False
-        self._since, self._acked, self._idled = now, acked, idle
 
 
 _CERTIFICATE_ALERTS = frozenset({42, 43, 44, 45, 46, 48})  # RFC 8446 section 6.2

@@ -1,0 +1,36 @@
+"""On which paths the packets of a path are acknowledged (RFC 10069 leaves it open)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.policy import AckPath
+
+CLEARLY = 7 / 8  # of a round trip: a path that is hardly nearer would only make round trips of several kinds
+PING_INTERVAL = 0.1  # seconds at least between two probes of a path that carries nothing but acknowledgements
+
+
+def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts]) -> list[int]:
+    """Ids of the paths that carry acknowledgements of what came on the path `of`; empty if there is none at all.
+
+    Whatever is asked for, a path that does not answer carries them only where no other does: both ends suspect a path
+    after one overshoot, and would wait for each other's acknowledgements for ever.
+    """
+    healthy = [path for path in paths if path.state is PathState.ACTIVE]
+    if not healthy:
+        return [path.id for path in paths if path.id == of.id and of.state is not PathState.ABANDONED]
+    if policy is AckPath.ALL:
+        return [path.id for path in healthy]
+    own = next((path for path in healthy if path.id == of.id), None)
+    if policy is AckPath.SAME and own is not None:
+        return [own.id]
+    best = min(healthy, key=lambda path: (not path.rtt, path.rtt, path.id))
+    if own is not None and (not best.rtt or (own.rtt and best.rtt > own.rtt * CLEARLY)):
+        best = own
+    return [best.id]
+
+
+def probe_due(last_probe: float, rtt: float, now: float) -> bool:
+    """Whether acknowledgements on a path should ask for one themselves: else nobody learns that they are lost."""
+    return now >= last_probe + max(rtt, PING_INTERVAL)

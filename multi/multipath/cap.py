@@ -1,0 +1,44 @@
+"""How much may be in flight on a path beyond what it carries: control that waits for losses fills any buffer.
+
+What queues cannot be taken back when the path dies, and what is urgent waits behind it (Morawski and Karbowanczyk see
+delays of six times the path's).
+"""
+
+from __future__ import annotations
+
+RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
+RATE_GAIN = 0.3  # weight of a new rate sample
+
+
+class RateMeter:
+    """Acknowledged bytes per second over windows of at least one round trip."""
+
+    def __init__(self) -> None:
+        self.rate = 0.0
+        self.is_lower_bound = True
+        self._since = 0.0
+        self._acked = 0
+        self._idled = True
+
+    def update(self, now: float, acked: int, rtt: float, idle: bool) -> None:
+        """`acked` bytes in all so far; `idle`: the sender has had less to send than it might have."""
+        self._idled = self._idled or idle
+        elapsed = now - self._since
+        if elapsed < max(RATE_WINDOW, rtt):
+            return
+        if acked > self._acked and self._since:
+            measured = (acked - self._acked) / elapsed
+            if self._idled:
+                # The application paused: this shows what the path can do at least, not at most.
+                self.rate, self.is_lower_bound = max(self.rate, measured), True
+            else:
+                self.rate = self.rate + RATE_GAIN * (measured - self.rate) if self.rate else measured
+                self.is_lower_bound = False
+        self._since, self._acked, self._idled = now, acked, idle
+
+
+def most_in_flight(window: int, rate: float, rtt: float, min_rtt: float, max_queue: float) -> int:
+    """Bytes: the congestion window, or what fills the path and `max_queue` seconds more where more than that queues."""
+    if not max_queue or not rate or rtt <= min_rtt + max_queue:
+        return window
+    return min(window, int(rate * (min_rtt + max_queue)))

@@ -1,0 +1,72 @@
+"""Which path gets the next bytes of a connection that has several: the session's schedulers, asked about paths.
+
+To a scheduler a path looks like a connection (`PathView`). Which paths may be asked about at all is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from multi.multipath.facts import PathFacts, PathState
+from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
+from multi.types import STREAM_ZERO, ConnectionId, Role
+
+PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
+RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
+
+
+class PathView(NamedTuple):
+    """A `ConnectionView` of a path. Times in seconds, sizes in bytes, rates in bytes per second, 0 = unknown."""
+
+    id: ConnectionId
+    role: Role = Role.ACTIVE
+    credit: int = 0
+    in_flight: int = 0
+    not_sent: int = 0
+    congestion_window: int = 0
+    rtt: float = 0.0
+    rtt_variation: float = 0.0
+    min_rtt: float = 0.0
+    rate: float = 0.0
+    transport: str = "mpquic"
+    interface: str = ""
+    weight: float = 1.0
+    cost: float = 0.0
+
+
+def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:
+    """Those that data may be sent on: who answers and is no backup, else who answers, else nobody."""
+    answering = [path for path in paths if path.state is PathState.ACTIVE]
+    return [path for path in answering if not path.backup] or answering
+
+
+def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
+    """`rate`: what it delivers; `credit`: bytes that it takes now."""
+    return PathView(
+        id=ConnectionId(path.id),
+        role=Role.BACKUP if path.backup else Role.ACTIVE,
+        credit=credit,
+        in_flight=path.bytes_in_flight,
+        congestion_window=path.congestion_window,
+        rtt=path.rtt,
+        rtt_variation=path.rtt_variation,
+        min_rtt=path.min_rtt,
+        rate=rate,
+    )
+
+
+def choose(
+    scheduler: Scheduler, views: Sequence[PathView], size: int, backlog: int, window: int, now: float
+) -> list[int]:
+    """Ids of the paths that carry the next `size` bytes, each a copy; empty: wait, and ask again after `RETRY`.
+
+    `backlog`: bytes that wait, these included; `window`: how many the peer still takes. What a scheduler of the
+    application raises is not caught.
+    """
+    able = [view for view in views if view.credit > 0]
+    if not able or len(views) == 1:
+        return [view.id for view in able]
+    request = SendRequest(STREAM_ZERO, PRIORITY, size, backlog, window, reinjection=False, now=now)
+    asked: Sequence[ConnectionView] = views
+    return [chosen.id for chosen in scheduler.select(request, asked) if chosen.credit > 0]

@@ -1,0 +1,53 @@
+"""Which path gets the next bytes: every scheduler of the session is asked about paths as about connections."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.scheduling import PathView, choose, usable, view_of
+from multi.schedulers import create_scheduler, scheduler_names
+from multi.types import ConnectionId, Role
+
+NEAR = PathView(ConnectionId(0), credit=30_000, congestion_window=50_000, rtt=0.02, min_rtt=0.02, rate=2.5e6)
+FAR = PathView(ConnectionId(1), credit=30_000, congestion_window=50_000, rtt=0.18, min_rtt=0.18, rate=2.5e6)
+
+
+def test_backups_and_paths_that_do_not_answer_carry_nothing_while_others_can() -> None:
+    healthy, backup = PathFacts(0), PathFacts(1, backup=True)
+    suspect, new = PathFacts(2, PathState.SUSPECT), PathFacts(3, PathState.VALIDATING)
+    assert usable([suspect, backup, new, healthy]) == [healthy]
+    assert usable([suspect, backup, new]) == [backup]
+    assert usable([suspect, new]) == []
+
+
+def test_a_path_looks_like_a_connection() -> None:
+    facts = PathFacts(5, backup=True, rtt=0.03, min_rtt=0.02, congestion_window=20_000, bytes_in_flight=7000)
+    view = view_of(facts, rate=1e6, credit=13_000)
+    assert (view.id, view.role, view.credit, view.in_flight) == (5, Role.BACKUP, 13_000, 7000)
+    assert (view.rtt, view.min_rtt, view.rate, view.congestion_window) == (0.03, 0.02, 1e6, 20_000)
+
+
+@pytest.mark.parametrize("name", scheduler_names())
+def test_every_scheduler_chooses_among_paths(name: str) -> None:
+    chosen = choose(create_scheduler(name, {}), [NEAR, FAR], 10_000, 1_000_000, 1_000_000, now=1.0)
+    assert chosen
+    assert set(chosen) <= {0, 1}
+    if name == "redundant":
+        assert chosen == [0, 1]
+
+
+def test_what_fits_the_near_path_does_not_go_on_the_far_one() -> None:
+    scheduler = create_scheduler("adaptive", {})
+    assert choose(scheduler, [NEAR, FAR], 5000, 5000, 100_000, now=1.0) == [0]
+    blocked = NEAR._replace(credit=0, in_flight=50_000)
+    assert choose(scheduler, [blocked, FAR], 5000, 5000, 100_000, now=1.0) == []
+
+
+def test_nobody_is_asked_about_one_path_or_none_with_room() -> None:
+    class Never:
+        def select(self, request: object, connections: object) -> tuple[()]:
+            raise AssertionError
+
+    assert choose(Never(), [NEAR], 1, 1, 1, now=0.0) == [0]
+    assert choose(Never(), [NEAR._replace(credit=0), FAR._replace(credit=0)], 1, 1, 1, now=0.0) == []
