@@ -21,6 +21,7 @@ from multi.protocol.handshake import (
     Accept,
     Admit,
     Challenge,
+    Choice,
     ConnectionTerms,
     Hello,
     Join,
@@ -29,7 +30,6 @@ from multi.protocol.handshake import (
     RefuseCode,
     SessionKeys,
     Ticket,
-    choice_part,
     common_version,
     decode_proof,
     encode_tickets,
@@ -43,7 +43,7 @@ from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
 from multi.protocol.state import Step
 from multi.reasons import Cause
-from multi.types import ConnectionFacts, ConnectionId
+from multi.types import ConnectionFacts, ConnectionId, Side
 
 MIN_HELLO_PATIENCE = 0.2  # seconds without ACCEPT after which HELLO is repeated on a waiting connection
 MAX_HELLO_PATIENCE = 1.0
@@ -91,13 +91,17 @@ class Authenticator(ABC):
     def handle_timer(self, now: float) -> None:  # noqa: B027 - only a client waits for anything
         """Do what `next_timer` announced."""
 
-    def _secrets(self, number: int, client_nonce: bytes, server_nonce: bytes) -> tuple[bytes, bytes]:
-        """(client to server, server to client)."""
+    def _chosen(
+        self, connection: Connection, choice: Choice, client_nonce: bytes, server_nonce: bytes
+    ) -> tuple[bytes | None, bytes | None]:
+        """Number a connection; return the secrets of what leaves on it and of what comes, None = not sealed."""
+        connection.number = choice.number
+        if not choice.sealed:
+            return None, None
         assert self.keys is not None
-        return (
-            self.keys.traffic_secret(b"C", number, client_nonce, server_nonce),
-            self.keys.traffic_secret(b"S", number, client_nonce, server_nonce),
-        )
+        nonces = client_nonce, server_nonce
+        to_server, to_client = (self.keys.traffic_secret(end, choice.number, *nonces) for end in (b"C", b"S"))
+        return (to_server, to_client) if self.session.side is Side.CLIENT else (to_client, to_server)
 
 
 # --- client  ---
@@ -207,14 +211,11 @@ class ClientAuthenticator(Authenticator):
     def _expect_admission(self, connection: Connection, join: Join, ticket: Ticket) -> None:
         """Everything is known that the server would say: data may follow in the same flight."""
         assert self._cipher is not None
-        sealed = join.terms.sealed
-        choice = choice_part(ticket.number, sealed, self._cipher)
-        self._admissions[connection.id] = (join.request(), choice, ticket.nonce, connection.facts.channel_binding)
-        connection.number = ticket.number
-        if sealed:
-            outgoing, incoming = self._secrets(ticket.number, join.nonce, ticket.nonce)
-            connection.protect(self._cipher, outgoing=outgoing, incoming=incoming)
-        if _trusts(connection.facts, sealed=sealed):
+        choice, binding = Choice(ticket.number, join.terms.sealed, self._cipher), connection.facts.channel_binding
+        self._admissions[connection.id] = (join.request(), choice.encode(), ticket.nonce, binding)
+        outgoing, incoming = self._chosen(connection, choice, join.nonce, ticket.nonce)
+        connection.protect(choice.cipher, outgoing=outgoing, incoming=incoming)
+        if _trusts(connection.facts, sealed=choice.sealed):
             self.session.may_send(connection)
 
     def handle(self, connection: Connection, segment: Segment, now: float) -> None:
@@ -232,7 +233,7 @@ class ClientAuthenticator(Authenticator):
 
     def _accept(self, connection: Connection, accept: Accept, now: float) -> None:
         terms, _ = self._greeted[connection.id]
-        self._check_choice(terms, accept)
+        _check_choice(terms, accept.choice)
         if accept.version not in self._hello.versions:
             raise RemoteProtocolError(f"the server chose version {accept.version}", Cause.BAD_CHOICE)
         keys = self.keys
@@ -242,10 +243,10 @@ class ClientAuthenticator(Authenticator):
             keys = SessionKeys(session.session_id, hello, part, shared, session.settings.psk)
         elif accept.session_part() != self._accepted_part:
             raise RemoteProtocolError("another server answered the repeated HELLO")
-        parts = (terms.encode(), accept.connection_part(), connection.facts.channel_binding)
+        parts = (terms.encode(), accept.choice.encode(), connection.facts.channel_binding)
         _check_proof(keys.hello_proof(b"S", *parts), accept.proof)
         first, self.keys = self.keys is None, keys
-        self._accepted_part, self._cipher = accept.session_part(), accept.cipher
+        self._accepted_part, self._cipher = accept.session_part(), accept.choice.cipher
         self._reset = accept.reset
         del self._greeted[connection.id]
         self._prove(connection, SegmentType.CONFIRM, keys.hello_proof(b"C", *parts), accept, self._hello.nonce, now)
@@ -272,9 +273,8 @@ class ClientAuthenticator(Authenticator):
     def _challenge(self, connection: Connection, challenge: Challenge, now: float) -> None:
         assert self.keys is not None
         join = self._joins.pop(connection.id)
-        self._check_choice(join.terms, challenge)
-        binding = connection.facts.channel_binding
-        parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
+        _check_choice(join.terms, challenge.choice)
+        parts = (join.encode(), challenge.choice.encode(), challenge.nonce, connection.facts.channel_binding)
         _check_proof(self.keys.join_proof(b"S", *parts), challenge.proof)
         if self._admissions.pop(connection.id, None) is not None and join.terms.sealed:
             self.session.start_over(connection)  # the ticket was not taken, and what is sealed with it cannot be read
@@ -290,18 +290,16 @@ class ClientAuthenticator(Authenticator):
         nonce: bytes,
         now: float,
     ) -> None:
-        connection.number = answer.number
         connection.send(type_, proof, now)
-        if answer.sealed:
-            outgoing, incoming = self._secrets(answer.number, nonce, answer.nonce)
-            connection.protect(answer.cipher, outgoing=outgoing, incoming=incoming)
+        outgoing, incoming = self._chosen(connection, answer.choice, nonce, answer.nonce)
+        connection.protect(answer.choice.cipher, outgoing=outgoing, incoming=incoming)
 
-    @staticmethod
-    def _check_choice(terms: ConnectionTerms, answer: Accept | Challenge) -> None:
-        if answer.sealed != terms.sealed:
-            raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
-        if answer.cipher not in terms.ciphers:
-            raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
+
+def _check_choice(terms: ConnectionTerms, choice: Choice) -> None:
+    if choice.sealed != terms.sealed:
+        raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
+    if choice.cipher not in terms.ciphers:
+        raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
 
 
 def _milliseconds(seconds: float) -> int:
@@ -409,13 +407,14 @@ class ServerAuthenticator(Authenticator):
         if proved_by_binder and not same(hello.binder, psk_binder(psk, part, binding)):
             self._refuse(connection, RefuseCode.REFUSED)
             return
+        choice = Choice(next(self._numbers), hello.terms.sealed, cipher)
         if not repeat:
-            self._agree(hello, part, version, psk)
+            self._agree(hello, part, version, psk, choice)
             self.psk_proved = proved_by_binder
         assert self._accept is not None
         assert self.keys is not None
-        accept = replace(self._accept, number=next(self._numbers), sealed=hello.terms.sealed, cipher=cipher)
-        parts = (hello.terms.encode(), accept.connection_part(), binding)
+        accept = replace(self._accept, choice=choice)
+        parts = (hello.terms.encode(), choice.encode(), binding)
         accept = replace(accept, proof=self.keys.hello_proof(b"S", *parts))
         proof = self.keys.hello_proof(b"C", *parts)
         self._answer(connection, hello, accept, proof, now)
@@ -425,7 +424,7 @@ class ServerAuthenticator(Authenticator):
         if not repeat and (not psk or proved_by_binder):
             self.session.may_send(connection, receives=not hello.terms.sealed)
 
-    def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes) -> None:
+    def _agree(self, hello: Hello, part: bytes, version: int, psk: bytes, choice: Choice) -> None:
         session, settings = self.session, self.session.settings
         pair = KeyPair(session.entropy(32))
         self._origin = origin_of(part)
@@ -435,9 +434,7 @@ class ServerAuthenticator(Authenticator):
             key=pair.public,
             window=settings.initial_window,
             max_streams=settings.max_streams,
-            number=0,
-            sealed=False,
-            cipher=Cipher.AES_128_GCM,
+            choice=choice,
             resume_timeout=_milliseconds(settings.resume_timeout),
             reset=self._reset_commitment(),
         )
@@ -465,9 +462,8 @@ class ServerAuthenticator(Authenticator):
                 return
             if join.terms.sealed:
                 connection.step(Step.IGNORE_EARLY)
-        challenge = Challenge(next(self._numbers), self.session.entropy(32), join.terms.sealed, cipher)
-        binding = connection.facts.channel_binding
-        parts = (join.encode(), challenge.connection_part(), challenge.nonce, binding)
+        challenge = Challenge(Choice(next(self._numbers), join.terms.sealed, cipher), self.session.entropy(32))
+        parts = (join.encode(), challenge.choice.encode(), challenge.nonce, connection.facts.channel_binding)
         challenge = replace(challenge, proof=self.keys.join_proof(b"S", *parts))
         self._answer(connection, join, challenge, self.keys.join_proof(b"C", *parts), now)
 
@@ -476,15 +472,12 @@ class ServerAuthenticator(Authenticator):
     ) -> None:
         """Send ACCEPT or CHALLENGE; what follows is sealed if it was asked for, and `proof` has to come first."""
         accepts = isinstance(answer, Accept)
-        connection.number = answer.number
         connection.send(SegmentType.ACCEPT if accepts else SegmentType.CHALLENGE, answer.encode(), now)
         self._apply(connection, asked.terms)
-        incoming: bytes | None = None
-        if answer.sealed:
-            incoming, outgoing = self._secrets(answer.number, asked.nonce, answer.nonce)
-            connection.protect(answer.cipher, outgoing=outgoing)
+        outgoing, incoming = self._chosen(connection, answer.choice, asked.nonce, answer.nonce)
+        connection.protect(answer.choice.cipher, outgoing=outgoing)
         expected = SegmentType.CONFIRM if accepts else SegmentType.PROVE
-        self._expected[connection.id] = _Expected(expected, proof, incoming, answer.cipher)
+        self._expected[connection.id] = _Expected(expected, proof, incoming, answer.choice.cipher)
 
     def _admit(self, connection: Connection, join: Join, cipher: Cipher, now: float) -> bool:
         """Take a JOIN with a ticket; False where the ticket is not good any more, and the client has to be asked."""
@@ -495,14 +488,12 @@ class ServerAuthenticator(Authenticator):
         number = self._tickets.pop(join.ticket, None)
         if number is None:
             return False
-        connection.number = number
         self._apply(connection, join.terms)
-        nonce = self.session.entropy(32)
-        parts = (join.request(), choice_part(number, sealed, cipher), join.ticket + nonce, binding)
+        choice, nonce = Choice(number, sealed, cipher), self.session.entropy(32)
+        parts = (join.request(), choice.encode(), join.ticket + nonce, binding)
         connection.send(SegmentType.ADMIT, Admit(nonce, self.keys.join_proof(b"A", *parts)).encode(), now)
-        if sealed:
-            incoming, outgoing = self._secrets(number, join.nonce, join.ticket)
-            connection.protect(cipher, outgoing=outgoing, incoming=incoming)
+        outgoing, incoming = self._chosen(connection, choice, join.nonce, join.ticket)
+        connection.protect(cipher, outgoing=outgoing, incoming=incoming)
         if connection.facts.secure:
             self.session.authenticated(connection)
             return True

@@ -170,16 +170,33 @@ def _window(fields: Fields) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """What the server decides about a connection; the proofs cover it."""
+
+    number: int
+    """Of this connection in the session, never reused; enters its keys."""
+    sealed: bool
+    cipher: Cipher
+
+    def encode(self) -> bytes:
+        return struct.pack("!IBB", self.number, self.sealed, self.cipher)
+
+    @staticmethod
+    def decode(fields: Fields) -> Choice:
+        number, sealed, cipher = fields.unsigned(4), fields.unsigned(1), fields.unsigned(1)
+        if sealed > 1 or cipher not in set(Cipher):
+            raise RemoteProtocolError("unknown cipher or flags")
+        return Choice(number, bool(sealed), Cipher(cipher))
+
+
+@dataclass(frozen=True, slots=True)
 class Accept:
     version: int
     nonce: bytes
     key: bytes
     window: int
     max_streams: int
-    number: int
-    """Number of this connection in the session, never reused; enters its keys."""
-    sealed: bool
-    cipher: Cipher
+    choice: Choice
     proof: bytes = b""
     resume_timeout: int = 0
     """Milliseconds the server will wait for a client that has no connection left."""
@@ -197,11 +214,8 @@ class Accept:
             + _encode_extensions(self.extensions)
         )
 
-    def connection_part(self) -> bytes:
-        return choice_part(self.number, self.sealed, self.cipher)
-
     def encode(self) -> bytes:
-        return self.session_part() + self.connection_part() + self.proof
+        return self.session_part() + self.choice.encode() + self.proof
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Accept:
@@ -210,23 +224,9 @@ class Accept:
         nonce, key = fields.take(NONCE_LENGTH), fields.take(KEY_LENGTH)
         window, max_streams, resume_timeout = _window(fields), fields.unsigned(4), fields.unsigned(4)
         reset, extensions = fields.take(PROOF_LENGTH), _decode_extensions(fields)
-        number, sealed, cipher = _number_sealed_cipher(fields)
-        proof = fields.take(PROOF_LENGTH)
+        choice, proof = Choice.decode(fields), fields.take(PROOF_LENGTH)
         fields.end()
-        return Accept(
-            version,
-            nonce,
-            key,
-            window,
-            max_streams,
-            number,
-            sealed,
-            cipher,
-            proof,
-            resume_timeout,
-            reset,
-            extensions,
-        )
+        return Accept(version, nonce, key, window, max_streams, choice, proof, resume_timeout, reset, extensions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +252,6 @@ def decode_tickets(payload: bytes | memoryview) -> list[Ticket]:
     tickets = [Ticket(fields.unsigned(4), fields.take(NONCE_LENGTH)) for _ in range(count)]
     fields.end()
     return tickets
-
-
-def choice_part(number: int, sealed: bool, cipher: Cipher) -> bytes:
-    """What the server decides about a connection, as the proofs cover it."""
-    return struct.pack("!IBB", number, sealed, cipher)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,23 +302,17 @@ def reset_commitment(token: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    number: int
+    choice: Choice
     nonce: bytes
-    sealed: bool
-    cipher: Cipher
     proof: bytes = b""
 
-    def connection_part(self) -> bytes:
-        return choice_part(self.number, self.sealed, self.cipher)
-
     def encode(self) -> bytes:
-        return self.connection_part() + self.nonce + self.proof
+        return self.choice.encode() + self.nonce + self.proof
 
     @staticmethod
     def decode(payload: bytes | memoryview) -> Challenge:
         fields = Fields(payload)
-        number, sealed, cipher = _number_sealed_cipher(fields)
-        challenge = Challenge(number, fields.take(NONCE_LENGTH), sealed, cipher, fields.take(PROOF_LENGTH))
+        challenge = Challenge(Choice.decode(fields), fields.take(NONCE_LENGTH), fields.take(PROOF_LENGTH))
         fields.end()
         return challenge
 
@@ -343,13 +332,6 @@ class Admit:
         admit = Admit(fields.take(NONCE_LENGTH), fields.take(PROOF_LENGTH))
         fields.end()
         return admit
-
-
-def _number_sealed_cipher(fields: Fields) -> tuple[int, bool, Cipher]:
-    number, sealed, cipher = fields.unsigned(4), fields.unsigned(1), fields.unsigned(1)
-    if sealed > 1 or cipher not in set(Cipher):
-        raise RemoteProtocolError("unknown cipher or flags")
-    return number, bool(sealed), Cipher(cipher)
 
 
 class RefuseCode(IntEnum):

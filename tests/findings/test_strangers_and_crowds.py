@@ -134,7 +134,7 @@ async def tried_offline(port: int, guesses: list[bytes]) -> list[bytes]:
     right = []
     for guess in guesses:
         keys = SessionKeys(session_id, said.session_part(), accept.session_part(), shared, guess)
-        if keys.hello_proof(b"S", said.terms.encode(), accept.connection_part(), b"") == accept.proof:
+        if keys.hello_proof(b"S", said.terms.encode(), accept.choice.encode(), b"") == accept.proof:
             right.append(guess)
     return right
 

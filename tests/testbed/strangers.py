@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from multi.protocol.handshake import Accept, ConnectionTerms, Hello, Join, KeyPair, SessionKeys
-from multi.protocol.sealing import Cipher, Opener, Sealer
+from multi.protocol.sealing import Opener, Sealer
 from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode, encode_header
 from multi.protocol.settings import SessionSettings
 from multi.types import SessionId, StreamId
@@ -230,11 +230,11 @@ class RawClient:
         length = int.from_bytes(said[4:8], "big")
         accept = Accept.decode(said[32:length])
         keys = SessionKeys(self.id, greeting.session_part(), accept.session_part(), pair.agree(accept.key), b"")
-        proof = keys.hello_proof(b"C", greeting.terms.encode(), accept.connection_part(), b"")
+        proof = keys.hello_proof(b"C", greeting.terms.encode(), accept.choice.encode(), b"")
         self.sock.sendall(encode(SegmentType.CONFIRM, self.id, proof))
-        secret = keys.traffic_secret(b"C", accept.number, greeting.nonce, accept.nonce)
-        self._sealer = Sealer(secret, Cipher(accept.cipher), 0)
-        self._opener = Opener(keys.traffic_secret(b"S", accept.number, greeting.nonce, accept.nonce), accept.cipher, 0)
+        number, cipher = accept.choice.number, accept.choice.cipher
+        self._sealer = Sealer(keys.traffic_secret(b"C", number, greeting.nonce, accept.nonce), cipher, 0)
+        self._opener = Opener(keys.traffic_secret(b"S", number, greeting.nonce, accept.nonce), cipher, 0)
 
     def send(self, type_: int, payload: bytes, *, sequence: int = 0, stream: int = 0) -> None:
         header = encode_header(type_, self.id, sequence, StreamId(stream), len(payload) + 16)

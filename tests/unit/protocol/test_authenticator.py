@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,39 @@ def changing(type_: SegmentType, change: Callable[[bytes], bytes]) -> Change:
         return encode(type_, SessionId(segment[8:24]), change(payload(segment)))
 
     return apply
+
+
+def heard_from_stranger(ends: Ends, *segments: bytes, facts: ConnectionFacts = PLAIN) -> Line:
+    """A connection of somebody who says `segments`, perhaps captured ones; `sent_down` is the answer."""
+    line = ends.stranger(facts)
+    line.inject(*segments)
+    ends.pump()
+    return line
+
+
+def answered_by_somebody_else(ends: Ends, answer: bytes, facts: ConnectionFacts = PLAIN) -> Line:
+    """A connection whose first words never get to the server."""
+    line = ends.connect(facts)
+    line.captured = True
+    ends.pump()
+    line.answer(answer)
+    ends.pump()
+    return line
+
+
+def refusal(ends: Ends) -> bytes:
+    """The one answer to everybody who fails."""
+    return ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())
+
+
+def choosing(**other: Any) -> Change:
+    """Rewrite what ACCEPT says of the connection."""
+
+    def change(data: bytes) -> bytes:
+        accept = Accept.decode(data)
+        return replace(accept, choice=replace(accept.choice, **other)).encode()
+
+    return changing(T.ACCEPT, change)
 
 
 def flipping(type_: SegmentType, position: int) -> Change:
@@ -180,9 +214,7 @@ def test_a_ticket_is_good_for_one_join() -> None:
     ends, _ = opened()
     joined = ends.connect()
     ends.pump()
-    replay = ends.stranger()
-    replay.inject(*joined.sent_up)
-    ends.pump()
+    replay = heard_from_stranger(ends, *joined.sent_up)
     assert kinds(replay.sent_down)[0] == T.CHALLENGE
     assert ends.server.states()[replay.id] != "active"
 
@@ -256,9 +288,7 @@ def test_what_nobody_can_read_before_the_proof_is_bounded() -> None:
     ends, _ = opened()
     line = ends.connect()
     ends.pump()
-    flood = ends.stranger()
-    flood.inject(first(line, T.JOIN))  # heard on the way: its ticket has been used
-    ends.pump()
+    flood = heard_from_stranger(ends, first(line, T.JOIN))  # heard on the way: its ticket has been used
     assert kinds(flood.sent_down) == [T.CHALLENGE]
     for _ in range(10):
         flood.inject(ends.segment(T.DATA, bytes(60_000)))
@@ -328,7 +358,7 @@ def test_the_cipher_is_one_that_both_sides_allow(cipher: Cipher) -> None:
     ends = Ends(None, SessionSettings(ciphers=(cipher,)))
     line = ends.connect(PLAIN)
     ends.pump()
-    assert Accept.decode(payload(first(line, T.ACCEPT, down=True))).cipher is cipher
+    assert Accept.decode(payload(first(line, T.ACCEPT, down=True))).choice.cipher is cipher
     ends.write(ends.client, b"data")
     assert ends.server.got() == b"data"
 
@@ -448,7 +478,7 @@ def test_sealing_cannot_be_negotiated_away() -> None:
         return replace(hello, terms=replace(hello.terms, sealed=False)).encode()
 
     line.change_up = changing(T.HELLO, clear)
-    line.change_down = changing(T.ACCEPT, lambda data: replace(Accept.decode(data), sealed=True).encode())
+    line.change_down = choosing(sealed=True)
     ends.pump()
     assert ends.client.states()[line.id] == "lost"
     ends.write(ends.client, SECRET_TEXT)
@@ -458,7 +488,7 @@ def test_sealing_cannot_be_negotiated_away() -> None:
 def test_a_server_that_answers_unsealed_is_left() -> None:
     ends = Ends()
     line = ends.connect(PLAIN)
-    line.change_down = changing(T.ACCEPT, lambda data: replace(Accept.decode(data), sealed=False).encode())
+    line.change_down = choosing(sealed=False)
     ends.pump()
     assert "changed the protection" in ends.client.ended[line.id]
 
@@ -466,9 +496,7 @@ def test_a_server_that_answers_unsealed_is_left() -> None:
 def test_a_cipher_that_was_not_offered_is_refused_by_the_client() -> None:
     ends = Ends(SessionSettings(ciphers=(Cipher.AES_128_GCM,)))
     line = ends.connect(PLAIN)
-    line.change_down = changing(
-        T.ACCEPT, lambda data: replace(Accept.decode(data), cipher=Cipher.CHACHA20_POLY1305).encode()
-    )
+    line.change_down = choosing(cipher=Cipher.CHACHA20_POLY1305)
     ends.pump()
     assert "not offered" in ends.client.ended[line.id]
 
@@ -527,22 +555,18 @@ def test_a_recorded_join_does_not_join_again() -> None:
     spend_tickets(ends)
     joined = ends.connect(PLAIN)
     ends.pump()
-    replay = ends.stranger()
-    replay.inject(first(joined, T.JOIN), first(joined, T.PROVE))
-    ends.pump()
+    replay = heard_from_stranger(ends, first(joined, T.JOIN), first(joined, T.PROVE))
     assert kinds(replay.sent_down) == [T.CHALLENGE, T.REFUSE]
     assert ends.server.states()[replay.id] == "lost"
     used = {c.number for c in ends.client.session.connections.values()}
-    assert Challenge.decode(payload(replay.sent_down[0])).number not in used
+    assert Challenge.decode(payload(replay.sent_down[0])).choice.number not in used
 
 
 @pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "tls"])
 def test_a_recorded_hello_is_refused_once_the_session_is_confirmed(facts: ConnectionFacts) -> None:
     ends, line = opened(None, facts)
-    replay = ends.stranger(facts)
-    replay.inject(*[s for s in line.sent_up if s[1] in (T.HELLO, T.CONFIRM)])
-    ends.pump()
-    assert replay.sent_down == [ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())]
+    replay = heard_from_stranger(ends, *[s for s in line.sent_up if s[1] in (T.HELLO, T.CONFIRM)], facts=facts)
+    assert replay.sent_down == [refusal(ends)]
     assert ends.server.states() == {line.id: "active", replay.id: "lost"}
 
 
@@ -580,11 +604,9 @@ def test_another_hello_for_a_living_session_is_refused() -> None:
     ends.pump()
     ends.table.confirmed(ends.server)
     thief = Hello(b"n" * 32, KeyPair(b"k" * 32).public, 65536, 128, Policy(), ConnectionTerms(sealed=True))
-    other = ends.stranger()
-    other.inject(ends.segment(T.HELLO, thief.encode()))
-    ends.pump()
+    other = heard_from_stranger(ends, ends.segment(T.HELLO, thief.encode()))
     assert len(ends.servers) == 1
-    assert other.sent_down == [ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())]
+    assert other.sent_down == [refusal(ends)]
     assert ends.server.states()[line.id] == "active"
 
 
@@ -594,9 +616,7 @@ def test_another_hello_for_an_unconfirmed_session_is_a_session_of_its_own() -> N
     line.hold_down = True
     ends.pump()
     thief = Hello(b"n" * 32, KeyPair(b"k" * 32).public, 65536, 128, Policy(), ConnectionTerms(sealed=True))
-    other = ends.stranger()
-    other.inject(ends.segment(T.HELLO, thief.encode()))
-    ends.pump()
+    other = heard_from_stranger(ends, ends.segment(T.HELLO, thief.encode()))
     assert kinds(other.sent_down) == [T.ACCEPT]
     line.hold_down = False
     ends.pump()
@@ -623,13 +643,11 @@ def test_every_failed_join_gets_the_same_answer(facts: ConnectionFacts) -> None:
         [ends.segment(T.JOIN, heard), ends.segment(T.PROVE, bytes(32))],
         [ends.segment(T.JOIN, heard), ends.segment(T.CONFIRM, bytes(32))],
     ):
-        line = ends.stranger(facts)
-        line.inject(*injected)
-        ends.pump()
+        line = heard_from_stranger(ends, *injected, facts=facts)
         assert ends.server.states()[line.id] == "lost"
         answers.append(line.sent_down[-1])
 
-    assert set(answers) == {ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())}
+    assert set(answers) == {refusal(ends)}
 
 
 @pytest.mark.parametrize("facts", [PLAIN, TLS], ids=["sealed", "tls"])
@@ -664,9 +682,7 @@ def test_knowing_the_session_id_is_not_enough() -> None:
 @pytest.mark.parametrize("type_", sorted(set(T) - {T.HELLO, T.JOIN}), ids=lambda t: t.name)
 def test_nothing_but_a_handshake_opens_a_connection_to_a_living_session(type_: SegmentType) -> None:
     ends, line = opened(CLEAR)
-    stranger = ends.stranger()
-    stranger.inject(ends.segment(type_, bytes(8)))
-    ends.pump()
+    stranger = heard_from_stranger(ends, ends.segment(type_, bytes(8)))
     assert type_.name in stranger.error
     assert ends.server.states() == {line.id: "active"}
 
@@ -674,29 +690,20 @@ def test_nothing_but_a_handshake_opens_a_connection_to_a_living_session(type_: S
 @pytest.mark.parametrize("type_", [T.CHALLENGE, T.PROVE, T.CONFIRM, T.JOIN, T.HELLO, T.ACCEPT], ids=lambda t: t.name)
 def test_a_client_takes_only_the_answer_it_waits_for(type_: SegmentType) -> None:
     ends = Ends()
-    line = ends.connect(PLAIN)
-    line.captured = True
-    ends.pump()
-    line.answer(ends.segment(type_, bytes(32)))
-    ends.pump()
+    line = answered_by_somebody_else(ends, ends.segment(type_, bytes(32)))
     assert ends.client.states()[line.id] == "lost"
     assert not ends.client.opened
 
 
 def test_a_replayed_refusal_costs_one_connection_and_not_the_session() -> None:
     ends, line = opened()
-    refusal = ends.segment(T.REFUSE, Refuse(RefuseCode.REFUSED).encode())
     for _ in range(5):
-        attempt = ends.connect(PLAIN)
-        attempt.captured = True
-        ends.pump()
-        attempt.answer(refusal)
-        ends.pump()
+        attempt = answered_by_somebody_else(ends, refusal(ends))
         assert ends.client.states()[attempt.id] == "lost"
     assert ends.client.closed is None
     ends.write(ends.client, b"alive")
     assert ends.server.got() == b"alive"
-    line.answer(refusal)
+    line.answer(refusal(ends))
     ends.pump()
     assert ends.client.states()[line.id] == "lost"
     assert ends.client.closed is None
@@ -708,11 +715,7 @@ def test_without_a_connection_nothing_but_an_unknown_session_ends_it(facts: Conn
     ends, line = opened(None, facts)
     ends.lose(line)
     for _ in range(10):
-        attempt = ends.connect(facts)
-        attempt.captured = True
-        ends.pump()
-        attempt.answer(ends.segment(T.REFUSE, Refuse(code, token=bytes(32)).encode()))
-        ends.pump()
+        answered_by_somebody_else(ends, ends.segment(T.REFUSE, Refuse(code, token=bytes(32)).encode()), facts)
     assert ends.client.closed is None
 
 
@@ -723,11 +726,11 @@ def test_a_wrong_reset_token_is_no_proof_and_silence_on_another_network_is_no_an
     for network, ended in (("wifi", False), ("cellular", True)):
         for _ in range(UNKNOWN_SAID if ended else 10):
             assert ends.client.closed is None
-            attempt = ends.connect(replace(PLAIN, interface=network))
-            attempt.captured = True
-            ends.pump()
-            attempt.answer(ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN, token=bytes(32)).encode()))
-            ends.pump()
+            answered_by_somebody_else(
+                ends,
+                ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN, token=bytes(32)).encode()),
+                replace(PLAIN, interface=network),
+            )
         assert (ends.client.closed is not None) is ended
 
 

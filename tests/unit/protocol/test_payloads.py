@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
-from multi.protocol.handshake import Accept, Challenge, ConnectionTerms, Hello, Join, Refuse, decode_proof
+from multi.protocol.handshake import Accept, Challenge, Choice, ConnectionTerms, Hello, Join, Refuse, decode_proof
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_OFFSET,
@@ -98,6 +98,7 @@ hellos = st.builds(
     st.binary(max_size=64),
     st.binary(max_size=32),
 )
+choices = st.builds(Choice, unsigned32, st.booleans(), st.sampled_from(Cipher))
 accepts = st.builds(
     Accept,
     st.integers(0, 255),
@@ -105,9 +106,7 @@ accepts = st.builds(
     keys32,
     st.integers(0, 1 << 30),
     unsigned32,
-    unsigned32,
-    st.booleans(),
-    st.sampled_from(Cipher),
+    choices,
     keys32,
 )
 
@@ -134,7 +133,7 @@ CODECS: list[Codec] = [
     ("JOIN", st.builds(Join, st.binary(min_size=16, max_size=16), keys32, terms), Join.encode, Join.decode),
     (
         "CHALLENGE",
-        st.builds(Challenge, unsigned32, keys32, st.booleans(), st.sampled_from(Cipher), keys32),
+        st.builds(Challenge, choices, keys32, keys32),
         Challenge.encode,
         Challenge.decode,
     ),

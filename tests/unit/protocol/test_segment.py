@@ -15,6 +15,7 @@ from multi.protocol.handshake import (
     Accept,
     Admit,
     Challenge,
+    Choice,
     ConnectionTerms,
     Hello,
     Join,
@@ -81,14 +82,14 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.ACCEPT: encode(
         SegmentType.ACCEPT,
         SESSION,
-        Accept(1, _NONCE, _KEY, 65536, 128, 4, True, Cipher.AES_128_GCM, _PROOF, 60_000, _KEY).encode(),
+        Accept(1, _NONCE, _KEY, 65536, 128, Choice(4, True, Cipher.AES_128_GCM), _PROOF, 60_000, _KEY).encode(),
     ),
     SegmentType.CONFIRM: encode(SegmentType.CONFIRM, SESSION, _PROOF),
     SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_ORIGIN, _NONCE, _TERMS, _TICKET, _PROOF).encode()),
     SegmentType.ADMIT: encode(SegmentType.ADMIT, SESSION, Admit(_NONCE, _PROOF).encode()),
     SegmentType.TICKETS: encode(SegmentType.TICKETS, SESSION, encode_tickets([Ticket(7, _TICKET)]), sequence=9),
     SegmentType.CHALLENGE: encode(
-        SegmentType.CHALLENGE, SESSION, Challenge(5, _NONCE, True, Cipher.CHACHA20_POLY1305, _PROOF).encode()
+        SegmentType.CHALLENGE, SESSION, Challenge(Choice(5, True, Cipher.CHACHA20_POLY1305), _NONCE, _PROOF).encode()
     ),
     SegmentType.PROVE: encode(SegmentType.PROVE, SESSION, _PROOF),
     SegmentType.REFUSE: encode(SegmentType.REFUSE, SESSION, Refuse(RefuseCode.BUSY, limit="max_sessions").encode()),
