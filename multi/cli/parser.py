@@ -18,6 +18,8 @@ from multi.errors import closest
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
+CONNECT = "connect standard input and output to a port at the far end, as ssh's ProxyCommand"
+FORWARD = "forward ports and be a proxy for programs that know nothing of sessions"
 CLIENT, SERVER, EITHER = (
     "the client's configuration",
     "the server's configuration",
@@ -45,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_bench(_add(commands, "bench", "", "measure a session, like iperf3"))
 
+    _add_connect(_add(commands, "connect", "multi.cli.forward:run_connect", CONNECT, CLIENT))
+
     cert = _add(commands, "cert", "multi.lab.cert:run_cert", "make certificates for development")
     cert.add_argument("directory", metavar="DIR", type=Path, help="where to write them")
     names = "a name or address of the server; may be repeated"
@@ -57,6 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
     demo.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
     demo.add_argument("--loopback", action="store_true", help="over loopback connections, without network namespaces")
     demo.add_argument("--speed", metavar="N", type=_positive, default=1.0, help=argparse.SUPPRESS)
+
+    _add_forward(_add(commands, "forward", "multi.cli.forward:run_forward", FORWARD, CLIENT))
 
     get = _add(commands, "get", "multi.cli.copy:run_get", "fetch a file over all connections", CLIENT)
     get.add_argument("name", metavar="NAME", help="the file's name on the server")
@@ -77,10 +83,12 @@ def make_parser() -> argparse.ArgumentParser:
 
     _add(commands, "schema", "multi.cli.check:print_schema", "print the JSON Schema of configurations")
 
-    serve = _add(commands, "serve", "multi.cli.serve:run_serve", "serve the files of a directory", SERVER)
-    directory = "the directory; nothing outside of it"
-    serve.add_argument("--dir", metavar="DIR", dest="directory", required=True, type=Path, help=directory)
+    serve = _add(commands, "serve", "multi.cli.serve:run_serve", "serve files, or forward connections", SERVER)
+    directory = "serve the files of this directory; nothing outside of it"
+    serve.add_argument("--dir", metavar="DIR", dest="directory", type=Path, help=directory)
     serve.add_argument("--allow-put", action="store_true", help="let clients store files")
+    rules = "forward for clients, to what is allowed: HOST:PORTS,..., or a JSON file (docs/forwarding.md)"
+    serve.add_argument("--forward-to", metavar="RULES", help=rules)
 
     _add_testbed(_add(commands, "testbed", "", "two hosts with emulated networks on this machine"))
     return parser
@@ -95,6 +103,22 @@ def _add_bench(parser: _Parser) -> None:
     amount.add_argument("-n", metavar="BYTES", dest="size", type=_byte_count, help="exactly BYTES, checked on arrival")
     run.add_argument("-R", dest="reverse", action="store_true", help="the server sends")
     run.add_argument("--json", dest="as_json", action="store_true", help="print the result as JSON")
+
+
+def _add_connect(parser: _Parser) -> None:
+    parser.add_argument("target", metavar="HOST:PORT", help="what the server shall connect to")
+    parser.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 (first, default) to 7")
+
+
+def _add_forward(parser: _Parser) -> None:
+    local = "[ADDR:]PORT:HOST:PORT: connections to a port here lead to HOST:PORT there"
+    parser.add_argument("-L", metavar="SPEC", dest="local", action="append", default=[], help=local)
+    remote = "[ADDR:]PORT:HOST:PORT: connections to a port of the server's lead to HOST:PORT here"
+    parser.add_argument("-R", metavar="SPEC", dest="remote", action="append", default=[], help=remote)
+    socks = "[ADDR:]PORT: be a proxy here, SOCKS5 and HTTP CONNECT; each SPEC may end with ,priority=0 to 7"
+    parser.add_argument("--socks", metavar="SPEC", dest="proxies", action="append", default=[], help=socks)
+    users = "a file with USER:PASSWORD lines that the proxy asks for"
+    parser.add_argument("--socks-auth", metavar="FILE", dest="users", type=Path, help=users)
 
 
 def _add_testbed(parser: _Parser) -> None:
@@ -137,6 +161,12 @@ def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -
     if config:
         added.add_argument("config", metavar="CONFIG", help=config)
     return added
+
+
+def _priority(text: str) -> int:
+    if text not in "01234567" or len(text) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a priority, 0 (first) to 7")
+    return int(text)
 
 
 def _positive(text: str) -> float:

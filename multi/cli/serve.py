@@ -1,53 +1,101 @@
-"""`multi serve`: run the file service until a signal comes."""
+"""`multi serve`: serve files, forward connections, or both, until a signal comes."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from multi.asyncio.server import Server, start_server
+from multi.asyncio.server import ClientCallback, Server, start_server
+from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, load_config
-from multi.errors import printable
+from multi.errors import ConfigError, MultiError, printable
+from multi.forward.protocol import HELLO_KEY
+from multi.forward.rules import parse_rules
+from multi.forward.service import ForwardService, with_room_for_streams
 from multi.lab.files.protocol import LINE_LIMIT
-from multi.lab.files.service import FileService
+from multi.lab.files.service import REQUEST_TIMEOUT, FileService
 from multi.lab.files.tree import FileTree
 
 GRACE = 2.0  # seconds that transfers under way get to finish; what is cut off can be taken up again
 
 
-def run_serve(config: str, directory: Path, *, allow_put: bool) -> int:
-    """Serve `directory`. Returns 130 after Ctrl-C and 0 after SIGTERM.
+def run_serve(config: str, directory: Path | None, *, allow_put: bool, forward_to: str | None) -> int:
+    """Serve `directory`, and forward as the rules `forward_to` allow. Returns 130 after Ctrl-C and 0 after SIGTERM.
 
-    Raises ConfigError, TransportError (port in use), OSError (no such directory).
+    Raises ConfigError, TransportError (port in use), OSError (no such directory or file).
     """
+    if directory is None and forward_to is None:
+        raise ConfigError("nothing to serve: needs --dir or --forward-to")
+    if allow_put and directory is None:
+        raise ConfigError("--allow-put needs --dir")
     loaded = load_config(config)
-    with FileTree(directory) as tree:
-        stopped_by = asyncio.run(_serve(loaded, tree, directory, allow_put))
+    files = forwarding = None
+    services = []
+    with ExitStack() as stack:
+        if directory is not None:
+            tree = stack.enter_context(FileTree(directory))
+            files = FileService(tree, allow_put=allow_put, log=_print)
+            services.append(f"serving {printable(str(directory))}")
+        if forward_to is not None:
+            forwarding = ForwardService(parse_rules(forward_to), log=_print)
+            loaded = with_room_for_streams(loaded)
+            allow_many_descriptors()
+            services.append(f"forwarding to {printable(forward_to)}")
+        running = [service for service in (files, forwarding) if service is not None]
+        stopped_by = asyncio.run(_serve(loaded, _on_client(files, forwarding), running, " and ".join(services)))
     return 130 if stopped_by is signal.SIGINT else 0
 
 
-async def _serve(config: Config, tree: FileTree, directory: Path, allow_put: bool) -> signal.Signals:
+def _on_client(files: FileService | None, forwarding: ForwardService | None) -> ClientCallback:
+    if forwarding is None:
+        assert files is not None
+        return files.serve
+    if files is None:
+        return forwarding.serve
+    return partial(_either, files, forwarding)
+
+
+async def _either(files: FileService, forwarding: ForwardService, reader: SessionReader, writer: SessionWriter) -> None:
+    """The first line of a client says which of the two it wants."""
+    try:
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            first = await reader.readline()
+    except (MultiError, ValueError, TimeoutError):
+        writer.close()
+        return
+    wanted = forwarding if HELLO_KEY.encode() in first else files
+    await wanted.serve(reader, writer, first)
+
+
+async def _serve(
+    config: Config, on_client: ClientCallback, services: Sequence[FileService | ForwardService], what: str
+) -> signal.Signals:
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    service = FileService(tree, allow_put=allow_put, log=_print)
-    server = await start_server(service.serve, config, limit=LINE_LIMIT)
+    server = await start_server(on_client, config, limit=LINE_LIMIT)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, number)
     listen = config.listen
     assert listen is not None
     transports = ", ".join(listen.transports)
-    _print(f"serving {printable(str(directory))} on {listen.host} port {server.port} ({transports})")
+    _print(f"{what} on {listen.host} port {server.port} ({transports})")
     first = await signals.get()
-    await _stop(server, service, signals)
+    await _stop(server, services, signals)
     return first
 
 
-async def _stop(server: Server, service: FileService, signals: asyncio.Queue[signal.Signals]) -> None:
-    """No new sessions; those that live may finish for a moment; a second signal ends them at once."""
+async def _stop(
+    server: Server, services: Sequence[FileService | ForwardService], signals: asyncio.Queue[signal.Signals]
+) -> None:
+    """No new sessions; what is under way may finish for a moment; a second signal ends it at once."""
     server.close()
-    if service.running:
-        _print(f"stopping: {service.running} transfers under way get {GRACE:g} s")
+    if running := sum(service.running for service in services):
+        _print(f"stopping: {running} transfers under way get {GRACE:g} s")
         finished = asyncio.ensure_future(server.wait_closed())
         impatient = asyncio.ensure_future(signals.get())
         await asyncio.wait({finished, impatient}, timeout=GRACE, return_when=asyncio.FIRST_COMPLETED)
@@ -56,6 +104,9 @@ async def _stop(server: Server, service: FileService, signals: asyncio.Queue[sig
         await asyncio.gather(finished, impatient, return_exceptions=True)
     server.abort()
     await server.wait_closed()
+    for service in services:
+        if isinstance(service, ForwardService):
+            _print(f"forwarded: {service.counters}")
     _print("stopped")
 
 

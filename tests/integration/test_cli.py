@@ -7,11 +7,14 @@ import json
 import os
 import pty
 import re
+import signal
 import socket
+import socketserver
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +68,7 @@ def test_help_imports_nothing_heavy(way: tuple[str, ...]) -> None:
     assert not imported & {"pydantic", "cryptography", "aioquic", "rich", "asyncio", "pyroute2"}
 
 
-@pytest.mark.parametrize("arguments", [(), ("fly",), ("get",), ("serve", "server.json"), ("get", "a", "b", "--forse")])
+@pytest.mark.parametrize("arguments", [(), ("fly",), ("get",), ("put", "client.json"), ("get", "a", "b", "--forse")])
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -349,3 +352,138 @@ def test_reader_that_goes_away_is_no_error() -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
+
+
+# --- forwarding ---
+
+
+@pytest.fixture
+def echo_port() -> Iterator[int]:
+    """A service that answers each connection with what it was sent, once that has ended."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(self.rfile.read())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def test_connect_carries_standard_input_and_output_whatever_they_are(files: Files, echo_port: int) -> None:
+    target = f"127.0.0.1:{echo_port}"
+    data = os.urandom(3_000_000)
+    source, sink = files.root / "source", files.root / "sink"
+    source.write_bytes(data)
+    with started("serve", files.server_config(), "--forward-to", "localhost:*") as server:
+        port = int(wait_for_line(server, r"forwarding to localhost:\* on 127.0.0.1 port (\d+)")[1])
+        client = files.client_config(port)
+        piped = subprocess.run(command("connect", client, target), input=data, capture_output=True, timeout=60)
+        assert (piped.returncode, piped.stderr) == (0, b"")
+        assert piped.stdout == data
+        with source.open("rb") as read, sink.open("wb") as written:
+            assert subprocess.run(command("connect", client, target), stdin=read, stdout=written).returncode == 0
+        assert sink.read_bytes() == data
+        here, there = socket.socketpair()
+        with (
+            here,
+            there,
+            subprocess.Popen(
+                command("connect", client, target), stdin=there.fileno(), stdout=there.fileno()
+            ) as process,
+        ):
+            there.close()
+            here.sendall(b"over a socket")
+            here.shutdown(socket.SHUT_WR)
+            assert here.makefile("rb").read() == b"over a socket"
+            assert process.wait(30) == 0
+        refused = run("connect", client, "127.0.0.1:1")
+        assert (refused.returncode, refused.stderr) == (1, "multi: 127.0.0.1:1: connection refused\n")
+        denied = run("connect", client, "10.0.0.1:22")
+        assert denied.returncode == 1
+        assert "10.0.0.1 is private, and no rule names it" in denied.stderr
+    assert run("connect", client, "nowhere").returncode == 2
+    assert run("connect", client, target).returncode == 1
+
+
+def test_connect_ends_when_it_is_interrupted_or_nobody_reads(files: Files) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        target = f"127.0.0.1:{listener.getsockname()[1]}"
+        with started("serve", files.server_config(), "--forward-to", "localhost:*") as server:
+            client = files.client_config(int(wait_for_line(server, r"port (\d+)")[1]))
+            for number, code in ((signal.SIGINT, 130), (signal.SIGHUP, 130), (None, 1)):
+                with subprocess.Popen(
+                    command("connect", client, target),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                ) as process:
+                    peer, _ = listener.accept()
+                    peer.sendall(b"x" * 100)
+                    assert process.stdout is not None
+                    assert process.stdout.read(100) == b"x" * 100
+                    if number is not None:
+                        process.send_signal(number)
+                    else:  # who has started it was killed
+                        process.stdout.close()
+                        peer.sendall(bytes(1_000_000))
+                    assert process.wait(30) == code
+                    peer.settimeout(30)
+                    with pytest.raises(ConnectionResetError):
+                        peer.recv(65536)
+                    peer.close()
+
+
+def test_forward_says_what_leads_where_and_in_the_end_what_was_carried(files: Files, echo_port: int) -> None:
+    with started(
+        "serve", files.server_config(), "--dir", files.served, "--forward-to", "localhost:*,listen=*"
+    ) as server:
+        client = files.client_config(int(wait_for_line(server, r"port (\d+)")[1]))
+        forwards = ("-L", f"0:127.0.0.1:{echo_port}", "-R", f"0:127.0.0.1:{echo_port}", "--socks", "0,priority=5")
+        with started("forward", client, *forwards) as forward:
+            remote = int(wait_for_line(forward, r"the server listens on 127.0.0.1:(\d+), for 127.0.0.1:\d+")[1])
+            local = int(wait_for_line(forward, rf"^127.0.0.1:(\d+) leads to 127.0.0.1:{echo_port}$")[1])
+            wait_for_line(forward, r"^127.0.0.1:(\d+) is a proxy \(SOCKS5 and HTTP CONNECT\)$")
+            wait_for_line(forward, "^ready$")
+            for port in (local, remote):
+                with socket.create_connection(("127.0.0.1", port)) as sock:
+                    sock.sendall(b"hello")
+                    sock.shutdown(socket.SHUT_WR)
+                    assert sock.makefile("rb").read() == b"hello"
+            forward.send_signal(signal.SIGINT)
+            told, errors = forward.communicate(timeout=30)
+            assert (forward.returncode, errors) == (130, "multi: interrupted\n")
+            assert re.fullmatch(r"forwarded: 2 connections \(\d open\), 10 bytes out, 10 bytes in\n", told)
+        (files.served / "a").write_text("a file, by the same server")
+        assert run("get", client, "a", cwd=files.here).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "nothing to forward"),
+        (("-L", "nonsense"), "-L: found 'nonsense'"),
+        (("-R", "80:x"), "-R: found '80:x'"),
+        (("--socks", "x"), "--socks: found 'x'"),
+        (("--socks", "1080,priority=9"), "priority=0 to priority=7"),
+        (("--socks", "1080", "--socks-auth", "/dev/null"), "no user in it"),
+    ],
+)
+def test_forward_refuses_what_it_cannot_mean(
+    files: Files, arguments: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["forward", str(files.client_config(1)), *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_serve_needs_something_to_serve(files: Files) -> None:
+    wrong: tuple[tuple[str, ...], ...] = (
+        (),
+        ("--allow-put", "--forward-to", "localhost:1"),
+        ("--forward-to", "localhost:x"),
+    )
+    for arguments in wrong:
+        assert main(["serve", str(files.server_config()), *arguments]) == 2

@@ -89,6 +89,13 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.transports",
         "multi.config",
     ),
+    "multi.forward": (
+        "multi.reasons",
+        "multi.errors",
+        "multi.discovery",
+        "multi.config",
+        "multi.asyncio",
+    ),
     "multi._exports": (
         "multi.reasons",
         *VALUES,
@@ -121,6 +128,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.transports",
         "multi.config",
         "multi.asyncio",
+        "multi.forward",
         "multi.lab",
     ),
     "multi.__main__": ("multi.cli",),

@@ -221,6 +221,11 @@ async def read_message(reader: LineReader, expected: type[M]) -> M:
         line = await reader.readline()
     except ValueError:
         raise RemoteProtocolError("the peer's message is too long: is it a file service?") from None
+    return parse_message(line, expected)
+
+
+def parse_message(line: bytes, expected: type[M]) -> M:
+    """The expected message from its line. Raises as `read_message`."""
     if not line.endswith(b"\n"):
         raise EOFError("the peer has ended the session")
     message = decode(line)

@@ -25,6 +25,7 @@ from multi.lab.files.protocol import (
     Stored,
     encode,
     pack_length,
+    parse_message,
     read_message,
     refusal_of,
 )
@@ -50,12 +51,12 @@ class FileService:
         self.running = 0
         """Transfers under way."""
 
-    async def serve(self, reader: SessionReader, writer: SessionWriter) -> None:
-        """One session: one request."""
+    async def serve(self, reader: SessionReader, writer: SessionWriter, first: bytes | None = None) -> None:
+        """One session: one request; `first` is its line, where that was read already."""
         transfer = _Transfer(writer)
         self.running += 1
         try:
-            await self._request(reader, writer, transfer)
+            await self._request(reader, writer, transfer, first)
             # The client closes when it has read everything; closing first could cut off our last message.
             await _discard(reader)
         except FileRefused as error:
@@ -75,10 +76,12 @@ class FileService:
             self.running -= 1
             writer.close()
 
-    async def _request(self, reader: SessionReader, writer: SessionWriter, transfer: _Transfer) -> None:
+    async def _request(
+        self, reader: SessionReader, writer: SessionWriter, transfer: _Transfer, first: bytes | None
+    ) -> None:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
-                request = await read_message(reader, Request)
+                request = parse_message(first, Request) if first is not None else await read_message(reader, Request)
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
         transfer.what = f"{request.type} {printable(request.name)}"

@@ -1,0 +1,113 @@
+"""`multi connect` and `multi forward`: programs that know nothing of sessions, over one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from multi.cli.descriptors import allow_many_descriptors
+from multi.config import Config, load_config
+from multi.errors import ConfigError
+from multi.forward.client import ForwardClient, close_session, open_session
+from multi.forward.listeners import listen_as_proxy, listen_for, read_credentials
+from multi.forward.opening import forward
+from multi.forward.protocol import Address, Connect, parse_address
+from multi.forward.proxy import Credentials
+from multi.forward.relay import Counters
+from multi.forward.specs import Forward, Listener, parse_forward, parse_listener
+from multi.forward.stdio import standard_streams
+
+INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy command at the end
+
+
+# --- multi connect ---
+
+
+def run_connect(config: str, target: str, priority: int) -> int:
+    """Carry standard input to `target` and what comes back to standard output, until both have ended. Returns 0.
+
+    Raises ConfigError, ForwardRefused, NoUsableConnection, SessionRefused, SessionLost, BrokenPipeError.
+    """
+    loaded = load_config(config)
+    try:
+        address = parse_address(target)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    asyncio.run(_connect(loaded, address, priority))
+    return 0
+
+
+async def _connect(config: Config, target: Address, priority: int) -> None:
+    _interrupt_on_signals()
+    async with standard_streams() as near:
+        session = await open_session(config)
+        try:
+            await forward(near, session, Connect(target), priority, Counters())
+        except BaseException as error:
+            session.abort(str(error) or "interrupted")
+            await session.settle()
+            raise
+        await close_session(session)
+
+
+# --- multi forward ---
+
+
+def run_forward(
+    config: str, local: Sequence[str], remote: Sequence[str], proxies: Sequence[str], users: Path | None
+) -> int:
+    """Forward until Ctrl-C.
+
+    Raises ConfigError, TransportError (port in use), ForwardRefused, and what opening a session raises.
+    """
+    loaded = load_config(config)
+    forwards = [parse_forward(text, "-L") for text in local]
+    remotes = [parse_forward(text, "-R") for text in remote]
+    listeners = [parse_listener(text, "--socks") for text in proxies]
+    if not (forwards or remotes or listeners):
+        raise ConfigError("nothing to forward: needs -L, -R or --socks")
+    credentials = read_credentials(users) if users is not None else {}
+    allow_many_descriptors()
+    asyncio.run(_forward(loaded, forwards, remotes, listeners, credentials))
+    return 0
+
+
+async def _forward(
+    config: Config,
+    forwards: Sequence[Forward],
+    remotes: Sequence[Forward],
+    listeners: Sequence[Listener],
+    credentials: Credentials,
+) -> None:
+    _interrupt_on_signals()
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(ForwardClient(config, remotes, log=_print))
+        for item in forwards:
+            stack.callback((server := await listen_for(client, item)).close)
+            _print(f"{_place(server)} leads to {item.target}")
+        for listener in listeners:
+            stack.callback((server := await listen_as_proxy(client, listener, credentials)).close)
+            asked = ", password asked for" if credentials else ""
+            _print(f"{_place(server)} is a proxy (SOCKS5 and HTTP CONNECT{asked})")
+        _print("ready")
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            _print(f"forwarded: {client.counters}")
+
+
+def _place(server: asyncio.Server) -> str:
+    return ", ".join(str(Address(*sock.getsockname()[:2])) for sock in server.sockets)
+
+
+def _interrupt_on_signals() -> None:
+    loop = asyncio.get_running_loop()
+    for number in INTERRUPTIONS:
+        loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,124 @@
+"""Carrying bytes between two pairs of reader and writer: half close for half close, reset for reset.
+
+Both pairs behave as asyncio's, one of a socket and one of a stream of the session. What is not taken on one side is not
+read on the other, so no more than the buffers of both wait in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from asyncio.trsock import TransportSocket
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from multi.errors import MultiError
+
+READ = 256 * 1024  # bytes asked for at a time
+BUFFERED = 64 * 1024  # limit of a socket's reader: it stops at twice as much and what came with one more `recv`
+NO_LINGER = struct.pack("ii", 1, 0)  # closing sends RST
+
+ENDS = (OSError, MultiError)
+"""What a connection, a stream or a session may end with."""
+
+
+class Reader(Protocol):
+    async def read(self, n: int = -1) -> bytes: ...
+
+
+class Writer(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def write_eof(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def transport(self) -> asyncio.WriteTransport: ...
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
+
+
+@dataclass(slots=True)
+class Pair:
+    """The two directions of a connection."""
+
+    reader: Reader
+    writer: Writer
+
+    def reset(self) -> None:
+        """End both directions at once; the other side sees a reset, not an end."""
+        sock = self.writer.get_extra_info("socket")
+        if isinstance(sock, TransportSocket):
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_LINGER)
+        if not self.writer.transport.is_closing():  # asyncio's pipes cannot be aborted twice
+            self.writer.transport.abort()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was forwarded so far; bytes are those of the programs."""
+
+    opened: int = 0
+    failed: int = 0
+    open: int = 0
+    sent: int = 0
+    """Bytes towards the other end of the session."""
+    received: int = 0
+
+    def count_sent(self, size: int) -> None:
+        self.sent += size
+
+    def count_received(self, size: int) -> None:
+        self.received += size
+
+    def __str__(self) -> str:
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{self.opened} connections ({self.open} open{failed}), {self.sent} bytes out, {self.received} bytes in"
+
+
+async def relay(near: Pair, far: Pair, counters: Counters, answer: Coroutine[Any, Any, object] | None = None) -> None:
+    """Carry bytes until both directions have ended; `far` is the stream, read when `answer` is there.
+
+    What ends one of them early resets both, and is raised; so does being cancelled.
+    """
+
+    async def down() -> None:
+        if answer is not None:
+            await answer
+        await _copy(far.reader, near.writer, counters.count_received)
+
+    directions = [
+        asyncio.ensure_future(_copy(near.reader, far.writer, counters.count_sent)),
+        asyncio.ensure_future(down()),
+    ]
+    counters.opened += 1
+    counters.open += 1
+    try:
+        await asyncio.gather(*directions)
+        near.writer.close()
+        far.writer.close()
+    except BaseException as error:
+        counters.failed += isinstance(error, ENDS)
+        for direction in directions:
+            direction.cancel()
+        near.reset()
+        far.reset()
+        await asyncio.gather(*directions, return_exceptions=True)
+        raise
+    finally:
+        counters.open -= 1
+
+
+async def _copy(reader: Reader, writer: Writer, count: Callable[[int], None]) -> None:
+    while data := await reader.read(READ):
+        writer.write(data)
+        count(len(data))
+        await writer.drain()
+    writer.write_eof()

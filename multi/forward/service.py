@@ -1,0 +1,229 @@
+"""The far end of forwarding: what the server of a session does for its client, as far as the rules let it.
+
+It decides how many connections are opened at once, how long each step may take, and which ports a client listens on
+here. What may be reached is decided by `rules`, how it is reached by `dial`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from multi.asyncio.dns import Lookup
+from multi.asyncio.session import Session
+from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.config import Config
+from multi.errors import printable
+from multi.forward.dial import dial, refusal_of
+from multi.forward.opening import forward
+from multi.forward.protocol import (
+    HELLO,
+    Accepted,
+    Address,
+    Code,
+    Connect,
+    ForwardRefused,
+    Listen,
+    encode_answer,
+    is_hello,
+    read_head,
+)
+from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
+from multi.forward.rules import UNPRIVILEGED, Permissions, Rules
+
+logger = logging.getLogger("multi.forward")
+
+HELLO_TIMEOUT = 30.0  # seconds from opening the session to its first line; a client says it at once
+HEAD_TIMEOUT = 10.0  # seconds from opening a stream to its head; a client sends both together
+MAX_OPENING = 64  # connections of one session that are being opened at once; others wait for their turn
+MAX_STREAMS = 4096  # connections forwarded in a session, where the configuration says nothing of streams
+MAX_LISTENERS = 16  # ports that one session listens on
+BACKLOG = 128  # connections a port may have waiting to be accepted
+
+
+def with_room_for_streams(config: Config) -> Config:
+    """The configuration with as many streams as forwarding needs, unless it says how many it wants."""
+    if "max_streams" in config.limits.model_fields_set:
+        return config
+    limits = config.limits.model_copy(update={"max_streams": MAX_STREAMS})
+    return config.model_copy(update={"limits": limits})
+
+
+class ForwardService:
+    """`serve` is the `on_client` of a server; `log` gets a line for each session's end and what was refused."""
+
+    def __init__(self, rules: Rules, *, log: Callable[[str], None], lookup: Lookup | None = None) -> None:
+        self._rules = rules
+        self.log = log
+        self.lookup = lookup
+        self.counters = Counters()
+
+    @property
+    def running(self) -> int:
+        """Connections that are forwarded now."""
+        return self.counters.open
+
+    async def serve(self, reader: SessionReader, writer: SessionWriter, first: bytes | None = None) -> None:
+        """One session: forward for it until its client ends.
+
+        `first` is the line it has begun with, where that was read already.
+        """
+        who = printable(str(writer.get_extra_info("peername", ("unknown", 0))[0]))
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT):
+                line = await reader.readline() if first is None else first
+            if not is_hello(line):
+                self.log(f"forwarding ({who}): refused: the client does not ask for it")
+                return
+            writer.write(HELLO)
+            # Who a client is does not change: each of its connections has proved to belong to this session.
+            permissions = self._rules.of(identities(writer))
+            client = _Client(writer.get_extra_info("session"), permissions, self, who)
+            await client.run(reader)
+        except (*ENDS, ValueError, TimeoutError) as error:
+            logger.info("forwarding for %s stopped: %s", who, error)
+        finally:
+            writer.close()
+
+    def refused(self, who: str, error: ForwardRefused) -> None:
+        self.counters.failed += 1
+        if error.code is Code.NOT_ALLOWED:
+            self.log(f"forwarding ({who}): {error}")
+        else:
+            logger.info("forwarding for %s: %s", who, error)
+
+
+def identities(writer: SessionWriter) -> list[str]:
+    """What a client has proved to be, as the keys of a file of rules name it: `psk:NAME`, `cert:NAME`."""
+    names = []
+    if psk := writer.get_extra_info("psk_id"):
+        names.append(f"psk:{psk if isinstance(psk, str) else psk.decode('utf-8', 'replace')}")
+    if der := writer.get_extra_info("peercert"):
+        certificate = x509.load_der_x509_certificate(der)
+        names += [f"cert:{a.value!s}" for a in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        with suppress(x509.ExtensionNotFound):
+            alternative = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+            names += [f"cert:{name}" for name in alternative.get_values_for_type(x509.DNSName)]
+    return names
+
+
+class _Client:
+    """What runs for one session."""
+
+    def __init__(self, session: Session, permissions: Permissions, service: ForwardService, who: str) -> None:
+        self._session = session
+        self._permissions = permissions
+        self._service = service
+        self._who = who
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening = asyncio.Semaphore(MAX_OPENING)
+        self._listeners = 0
+
+    async def run(self, reader: SessionReader) -> None:
+        """Until the client ends stream 0, or the session does."""
+        accepting = asyncio.create_task(self._accept())
+        try:
+            while await reader.read(BUFFERED):
+                pass
+        finally:
+            tasks = [accepting, *self._tasks]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        async for reader, writer in self._session.streams():
+            self._start(self._stream(reader, writer))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _stream(self, reader: SessionReader, writer: SessionWriter) -> None:
+        """One stream of the client's."""
+        stream = Pair(reader, writer)
+        try:
+            async with asyncio.timeout(HEAD_TIMEOUT):
+                head = await read_head(reader)
+            if isinstance(head, Connect):
+                await self._connect(head, stream)
+            elif isinstance(head, Listen):
+                await self._listen(head, stream)
+            else:
+                raise ForwardRefused(Code.BAD_REQUEST, "a client does not accept connections for a server")
+        except ForwardRefused as error:
+            self._service.refused(self._who, error)
+            writer.write(encode_answer(error.code, str(error)))
+            writer.close()
+        except (*ENDS, EOFError, TimeoutError) as error:
+            logger.debug("forwarded connection of %s ended: %s", self._who, error)
+            stream.reset()
+        except BaseException:
+            stream.reset()
+            raise
+
+    async def _connect(self, head: Connect, stream: Pair) -> None:
+        async with self._opening:
+            sock = await dial(head.target, self._permissions, lookup=self._service.lookup)
+            try:
+                near = Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
+            except BaseException:
+                sock.close()
+                raise
+        logger.info("forwarding for %s: connected to %s", self._who, head.target)
+        stream.writer.write(encode_answer(Code.OK, str(Address(*near.writer.get_extra_info("peername")[:2]))))
+        await relay(near, stream, self._service.counters)
+
+    async def _listen(self, head: Listen, stream: Pair) -> None:
+        """Listen until the client ends the stream."""
+        address = self._granted(head.address)
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._start(self._accepted(Pair(reader, writer), bound, head.priority))
+
+        try:
+            server = await asyncio.start_server(
+                accepted, address.host, address.port, limit=BUFFERED, backlog=BACKLOG, reuse_address=True
+            )
+        except OSError as error:
+            raise refusal_of(error, f"cannot listen on {address}") from None
+        bound = Address(*server.sockets[0].getsockname()[:2])
+        self._listeners += 1
+        self._service.log(f"forwarding ({self._who}): listening on {bound}")
+        try:
+            stream.writer.write(encode_answer(Code.OK, str(bound)))
+            while await stream.reader.read(BUFFERED):
+                pass
+        finally:
+            self._listeners -= 1
+            server.close()
+        stream.writer.close()
+
+    async def _accepted(self, near: Pair, listener: Address, priority: int) -> None:
+        """A connection to a port listened on for the client, who says where it leads."""
+        peer = Address(*near.writer.get_extra_info("peername")[:2])
+        try:
+            await forward(near, self._session, Accepted(listener, peer), priority, self._service.counters)
+        except ENDS as error:
+            logger.info("connection to %s for %s ended: %s", listener, self._who, error)
+
+    def _granted(self, wanted: Address) -> Address:
+        """The loopback address to listen on. Raises ForwardRefused."""
+        host = {"localhost": "127.0.0.1"}.get(wanted.host, wanted.host)
+        if host not in ("127.0.0.1", "::1"):
+            raise ForwardRefused(Code.NOT_ALLOWED, f"listening on {wanted} is not allowed: only on loopback")
+        if not self._permissions.may_listen(wanted.port):
+            hint = f" below {UNPRIVILEGED[0]}" if 0 < wanted.port < UNPRIVILEGED[0] else ""
+            raise ForwardRefused(
+                Code.NOT_ALLOWED, f"listening on {wanted} is not allowed: the port{hint} is not granted"
+            )
+        if self._listeners >= MAX_LISTENERS:
+            raise ForwardRefused(Code.BUSY, f"more than {MAX_LISTENERS} ports listened on")
+        return Address(host, wanted.port)

@@ -1,0 +1,105 @@
+"""Standard input and output as reader and writer, whatever they are: pipes, a socket, a terminal, files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+import sys
+from asyncio.streams import FlowControlMixin
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import IO, Any
+
+from multi.forward.relay import BUFFERED, Pair, Reader, Writer
+
+
+@asynccontextmanager
+async def standard_streams() -> AsyncIterator[Pair]:
+    """Both as a pair. Standard output is nothing else's any more: whoever reads it sees when this end has ended."""
+    standard_input, standard_output = sys.stdin.fileno(), sys.stdout.fileno()
+    was_blocking = os.get_blocking(standard_input)
+    source = os.fdopen(os.dup(standard_input), "rb", buffering=0)
+    sink = os.fdopen(os.dup(standard_output), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, standard_output)
+    os.close(nothing)
+    pair = await _pair(source, sink)
+    try:
+        yield pair
+    finally:
+        pair.writer.close()
+        os.set_blocking(standard_input, was_blocking)  # a terminal's shell shall find it as it was
+
+
+async def _pair(source: IO[bytes], sink: IO[bytes]) -> Pair:
+    if _same_socket(source, sink):
+        sock = socket.socket(fileno=os.dup(source.fileno()))
+        sock.setblocking(False)
+        return Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
+    loop = asyncio.get_running_loop()
+    reader: Reader
+    writer: Writer
+    if _is_pollable(source) or source.isatty():
+        reader = stream = asyncio.StreamReader(BUFFERED)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), source)
+    else:
+        reader = _FileReader(source)
+    if _is_pollable(sink):
+        transport, protocol = await loop.connect_write_pipe(FlowControlMixin, sink)
+        writer = asyncio.StreamWriter(transport, protocol, None, loop)
+    else:
+        writer = _FileWriter(sink)
+    return Pair(reader, writer)
+
+
+def _same_socket(source: IO[bytes], sink: IO[bytes]) -> bool:
+    one, other = os.fstat(source.fileno()), os.fstat(sink.fileno())
+    return stat.S_ISSOCK(one.st_mode) and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _is_pollable(file: IO[bytes]) -> bool:
+    mode = os.fstat(file.fileno()).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+class _FileReader:
+    """A file, or a device as /dev/null: no event loop can wait for it, and nobody has to."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._number = file.fileno()
+
+    async def read(self, n: int = -1) -> bytes:
+        return await asyncio.to_thread(os.read, self._number, n)
+
+
+class _FileWriter(asyncio.WriteTransport):
+    """A file, a device, or a terminal, which others would find non-blocking if it were made so here."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__()
+        self._file = file
+
+    @property
+    def transport(self) -> asyncio.WriteTransport:
+        return self
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+
+    async def drain(self) -> None:
+        """Everything was written already."""
+
+    def write_eof(self) -> None:
+        self._file.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    abort = close
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default

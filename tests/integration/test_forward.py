@@ -1,0 +1,671 @@
+"""Forwarding over loopback, both ends in one process: what programs see, what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import multi
+from multi.config import load_config
+from multi.errors import ConfigError, RemoteProtocolError
+from multi.forward import client as near_end
+from multi.forward import proxy
+from multi.forward.client import ForwardClient
+from multi.forward.dial import dial
+from multi.forward.listeners import listen_as_proxy, listen_for, read_credentials
+from multi.forward.protocol import Address, Code, ForwardRefused
+from multi.forward.rules import parse_rules
+from multi.forward.service import ForwardService, with_room_for_streams
+from multi.forward.specs import Forward, Listener
+from multi.types import Family
+from tests.integration.support import HOST, Way, run
+
+WAY = Way(Path())
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def lookup(host: str, family: Family) -> list[str]:
+    """A resolver of ours: no test asks a real one."""
+    names = {
+        "echo.test": {Family.IPV4: ["127.0.0.1"]},
+        "rebound.test": {Family.IPV4: ["127.0.0.1"]},
+        "both.test": {Family.IPV6: ["::1"], Family.IPV4: ["127.0.0.1"]},
+    }
+    if host not in names:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return names[host].get(family, [])
+
+
+@dataclass
+class World:
+    """A target that echoes, a server that forwards to it, and a client."""
+
+    echo: int
+    server: multi.Server
+    service: ForwardService
+    client: ForwardClient
+    stack: AsyncExitStack
+    log: list[str] = field(default_factory=list)
+
+    async def forward(self, target: Address) -> int:
+        server = await listen_for(self.client, Forward(Address(HOST, 0), target))
+        self.stack.callback(server.close)
+        port: int = server.sockets[0].getsockname()[1]
+        return port
+
+    async def proxy(self, credentials: dict[str, str] | None = None) -> int:
+        server = await listen_as_proxy(self.client, Listener(Address(HOST, 0)), credentials or {})
+        self.stack.callback(server.close)
+        port: int = server.sockets[0].getsockname()[1]
+        return port
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer everything, and end when the other side has ended."""
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+    writer.close()
+
+
+@asynccontextmanager
+async def target(
+    handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
+    server = await asyncio.start_server(handler, HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+@asynccontextmanager
+async def world(rules: str = "localhost:*,listen=*", remotes: tuple[Forward, ...] = ()) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        port = await stack.enter_async_context(target(echo))
+        log: list[str] = []
+        service = ForwardService(parse_rules(rules), log=log.append, lookup=lookup)
+        server = await multi.start_server(service.serve, with_room_for_streams(load_config(WAY.server())))
+        stack.push_async_callback(server.wait_closed)
+        stack.callback(server.abort)
+        remotes = tuple(Forward(r.listen, Address(r.target.host, r.target.port or port)) for r in remotes)
+        client = ForwardClient(load_config(WAY.client(server.port)), remotes, log=log.append)
+        await stack.enter_async_context(client)
+        yield World(port, server, service, client, stack, log)
+
+
+async def ends_with_reset(reader: asyncio.StreamReader) -> bool:
+    try:
+        return await reader.read() == b"never"
+    except ConnectionResetError:
+        return True
+
+
+async def stands_still(figure: Callable[[], int]) -> None:
+    """Return when a figure has moved, and then has not for a while."""
+    first = before = figure()
+    while (now := figure()) != before or now == first:
+        before = now
+        await asyncio.sleep(0.2)
+
+
+async def closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+# --- what programs see ---
+
+
+def test_bytes_arrive_both_ways_and_a_half_closed_connection_stays_open_the_other_way() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            port = await w.forward(Address("echo.test", w.echo))
+            reader, writer = await asyncio.open_connection(HOST, port)
+            data = bytes(range(256)) * 16384
+            writer.write(data)
+            writer.write_eof()
+            assert await reader.read() == data
+            await closed(writer)
+            await asyncio.sleep(0)
+            assert w.client.counters.sent == w.client.counters.received == len(data)
+
+    run(scenario())
+
+
+def test_the_target_may_end_first_and_still_be_sent_to() -> None:
+    async def scenario() -> None:
+        got: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def ends_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"all there is")
+            writer.write_eof()
+            got.set_result(await reader.read())
+            writer.close()
+
+        async with target(ends_first) as at, world() as w:
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, at)))
+            assert await reader.read() == b"all there is"
+            writer.write(b"more")
+            writer.write_eof()
+            assert await got == b"more"
+            await closed(writer)
+
+    run(scenario())
+
+
+def test_a_reset_is_carried_over_in_both_directions() -> None:
+    async def scenario() -> None:
+        came: asyncio.Queue[Streams] = asyncio.Queue()
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await came.put((reader, writer))
+
+        def reset(writer: asyncio.StreamWriter) -> None:
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+        async with target(keep) as at, world() as w:
+            port = await w.forward(Address(HOST, at))
+            for near_resets in (True, False):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(b"x")
+                far_reader, far_writer = await came.get()
+                assert await far_reader.readexactly(1) == b"x"
+                reset(writer if near_resets else far_writer)
+                assert await ends_with_reset(far_reader if near_resets else reader)
+                await closed(far_writer if near_resets else writer)
+
+    run(scenario())
+
+
+def test_what_is_not_read_is_not_taken() -> None:
+    """A target that does not read stops the program, after what the buffers in between hold."""
+
+    async def scenario() -> None:
+        reads = asyncio.Event()
+        total = 64 << 20
+
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reads.wait()
+            count = 0
+            while data := await reader.read(1 << 20):
+                count += len(data)
+            writer.write(str(count).encode())
+            writer.close()
+
+        async with target(slow) as at, world() as w:
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, at)))
+            sending = asyncio.create_task(send(writer, total))
+            await stands_still(lambda: w.client.counters.sent)
+            assert 0 < w.client.counters.sent < total // 2
+            assert not sending.done()
+            reads.set()
+            await sending
+            assert int(await reader.read()) == total
+            await closed(writer)
+
+    async def send(writer: asyncio.StreamWriter, total: int) -> None:
+        piece = bytes(1 << 20)
+        for _ in range(total // len(piece)):
+            writer.write(piece)
+            await writer.drain()
+        writer.write_eof()
+
+    run(scenario())
+
+
+def test_a_port_of_the_server_leads_here() -> None:
+    async def scenario() -> None:
+        remote = Forward(Address(HOST, 0), Address(HOST, 0))
+        async with world(remotes=(remote,)) as w:
+            told = next(line for line in w.log if line.startswith("the server listens on"))
+            port = int(told.partition(", for")[0].rpartition(":")[2])
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"hello")
+            writer.write_eof()
+            assert await reader.read() == b"hello"
+            await closed(writer)
+
+    run(scenario())
+
+
+# --- proxies ---
+
+
+async def socks(port: int, request: bytes, methods: bytes = b"\x05\x01\x00") -> tuple[bytes, Streams]:
+    """The reply to a SOCKS5 request, after the method was agreed on."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(methods + request)
+    assert await reader.readexactly(2) == b"\x05\x00"
+    reply = await reader.readexactly(4)
+    await reader.readexactly(6 if reply[3] == 1 else 18)
+    return reply, (reader, writer)
+
+
+def named(host: bytes, port: int, command: int = 1) -> bytes:
+    return bytes((5, command, 0, 3, len(host))) + host + struct.pack("!H", port)
+
+
+def test_socks_connects_by_name_and_by_address() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            port = await w.proxy()
+            by_address = b"\x05\x01\x00\x01" + socket.inet_aton(HOST) + struct.pack("!H", w.echo)
+            for request in (named(b"echo.test", w.echo), by_address, named(b"both.test", w.echo)):
+                reply, (reader, writer) = await socks(port, request)
+                assert reply[:2] == b"\x05\x00"
+                writer.write(b"through")
+                writer.write_eof()
+                assert await reader.read() == b"through"
+                await closed(writer)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("rules", "request_", "code"),
+    [
+        ("*:*", named(b"rebound.test", 80), 2),
+        ("*:*", b"\x05\x01\x00\x01" + socket.inet_aton("169.254.169.254") + b"\x00\x50", 2),
+        ("*:*", b"\x05\x01\x00\x04" + socket.inet_pton(socket.AF_INET6, "::ffff:127.0.0.1") + b"\x00\x50", 2),
+        ("*:*", b"\x05\x01\x00\x01" + bytes(4) + b"\x00\x50", 2),
+        ("localhost:1", named(b"echo.test", 80), 2),
+        ("*:*", named(b"2130706433", 80), 1),
+        ("*:*", named(b"0177.0.0.1", 80), 1),
+        ("*:*", named(b"nowhere.test", 80), 4),
+        ("*:*", named(b"a" * 255, 80), 4),
+        ("*:*", named(b"a b", 80), 1),
+        ("*:*", named(b"", 80), 1),
+        ("localhost:*", b"\x05\x01\x00\x01" + socket.inet_aton(HOST) + b"\x00\x01", 5),
+        ("*:*", named(b"echo.test", 80, command=2), 7),
+        ("*:*", named(b"echo.test", 80, command=3), 7),
+        ("*:*", b"\x05\x01\x00\x09", 8),
+    ],
+)
+def test_socks_says_why_not(rules: str, request_: bytes, code: int) -> None:
+    async def scenario() -> None:
+        async with world(rules) as w:
+            reply, (reader, writer) = await socks(await w.proxy(), request_)
+            assert reply[:2] == bytes((5, code))
+            assert await reader.read() == b""
+            await closed(writer)
+            assert w.client.counters.failed
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "begin", [b"", b"\x05", b"\x05\x02\x00", b"\x05\x01\x00\x05\x01", b"CONN", b"\x04\x01", b"\x16\x03"]
+)
+def test_a_client_of_the_proxy_that_says_too_little_or_nonsense_is_let_go(
+    begin: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy, "HANDSHAKE_TIMEOUT", 0.1)
+
+    async def scenario() -> None:
+        async with world() as w:
+            reader, writer = await asyncio.open_connection(HOST, await w.proxy())
+            writer.write(begin)
+            assert await reader.read() in (b"", b"\x05\x00")
+            await closed(writer)
+            assert w.client.counters.failed == 1
+
+    run(scenario())
+
+
+def test_socks_asks_for_a_password_where_there_is_one() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            port = await w.proxy({"me": "secret"})
+            for user, password, good in ((b"me", b"secret", 0), (b"me", b"wrong", 1), (b"you", b"secret", 1)):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(b"\x05\x02\x00\x02\x01" + bytes((len(user),)) + user + bytes((len(password),)) + password)
+                writer.write(named(b"echo.test", w.echo))
+                assert await reader.readexactly(4) == bytes((5, 2, 1, good))
+                assert (await reader.read(2) == b"\x05\x00") is not bool(good)
+                await closed(writer)
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"\x05\x01\x00")
+            assert await reader.read() == b"\x05\xff"
+            await closed(writer)
+
+    run(scenario())
+
+
+async def http(port: int, head: str) -> bytes:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(head.encode() + b"\r\n\r\n")
+    answer = await reader.readuntil(b"\r\n")
+    if b" 200 " in answer:
+        assert await reader.readexactly(2) == b"\r\n"
+        writer.write(b"hello")
+        writer.write_eof()
+        answer += await reader.read()
+    await closed(writer)
+    return answer
+
+
+def test_http_connect_connects_or_says_why_not() -> None:
+    async def scenario() -> None:
+        async with world("localhost:1024-65535,example.com:80") as w:
+            port = await w.proxy()
+            assert await http(port, f"CONNECT echo.test:{w.echo} HTTP/1.1\r\nHost: x") == (
+                b"HTTP/1.1 200 Connection established\r\nhello"
+            )
+            for head, status in (
+                ("CONNECT echo.test:22 HTTP/1.1", 403),
+                (f"CONNECT echo.test:{w.echo} HTTP/1.1\r\nOrigin: https://evil.test", 403),
+                (f"CONNECT echo.test:{w.echo} HTTP/1.1\r\nORIGIN: null", 403),
+                ("CONNECT nowhere.test:80 HTTP/1.1", 502),
+                ("CONNECT echo.test HTTP/1.1", 400),
+                ("CONNECT echo.test:99999 HTTP/1.1", 400),
+                ("CONNECT 2130706433:80 HTTP/1.1", 400),
+                ("GET http://echo.test/ HTTP/1.1", 405),
+                ("NONSENSE", 400),
+                ("GET / HTTP/1.1\r\nX: " + "x" * 200_000, 431),
+            ):
+                assert f" {status} ".encode() in await http(port, head), head
+
+    run(scenario())
+
+
+def test_http_connect_asks_for_a_password_where_there_is_one() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            port = await w.proxy({"me": "secret"})
+            request = f"CONNECT echo.test:{w.echo} HTTP/1.1"
+            for login, good in (("me:secret", True), ("me:wrong", False), ("secret", False)):
+                encoded = base64.b64encode(login.encode()).decode()
+                answer = await http(port, f"{request}\r\nProxy-Authorization: Basic {encoded}")
+                assert f" {200 if good else 407} ".encode() in answer
+            assert b" 407 " in await http(port, request)
+            assert b" 407 " in await http(port, f"{request}\r\nProxy-Authorization: Basic {'=' * 9}")
+
+    run(scenario())
+
+
+def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text("# who\n\nme:sec:ret\n")
+    assert read_credentials(users) == {"me": "sec:ret"}
+    for wrong in ("", "me", ":x", "me:", "me:" + "x" * 256):
+        users.write_text(wrong)
+        with pytest.raises(ConfigError):
+            read_credentials(users)
+
+    async def scenario() -> None:
+        async with world() as w:
+            for host in ("0.0.0.0", "*", "::", "192.0.2.1"):
+                with pytest.raises(ConfigError, match="socks-auth"):
+                    await listen_as_proxy(w.client, Listener(Address(host, 0)), {})
+            everywhere = await listen_as_proxy(w.client, Listener(Address("0.0.0.0", 0)), {"me": "secret"})
+            everywhere.close()
+
+    run(scenario())
+
+
+# --- what goes wrong ---
+
+
+def test_a_target_that_refuses_hangs_or_resets_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.forward.dial.DIAL_TIMEOUT", 0.2)
+    everything = parse_rules("localhost:*").everybody
+
+    async def scenario() -> None:
+        with socket.socket() as full:
+            full.bind((HOST, 0))
+            full.listen(0)
+            port = full.getsockname()[1]
+            waiting = [socket.socket() for _ in range(3)]
+            for sock in waiting:
+                sock.setblocking(False)
+                assert sock.connect_ex((HOST, port)) in (0, errno.EINPROGRESS)
+            with pytest.raises(ForwardRefused) as hangs:
+                await dial(Address("echo.test", port), everything, lookup=lookup)
+            for sock in waiting:
+                sock.close()
+        with pytest.raises(ForwardRefused) as refuses:
+            await dial(Address("echo.test", port), everything, lookup=lookup)
+        with pytest.raises(ForwardRefused) as unknown:
+            await dial(Address("nowhere.test", port), everything, lookup=lookup)
+        found = [error.value.code for error in (hangs, refuses, unknown)]
+        assert found == [Code.TIMED_OUT, Code.REFUSED, Code.NOT_FOUND]
+
+    run(scenario())
+
+
+def test_another_address_is_tried_when_the_first_does_not_answer() -> None:
+    """`both.test` has ::1 where nobody listens; only 127.0.0.1 does."""
+
+    async def scenario() -> None:
+        async with target(echo) as port:
+            sock = await dial(Address("both.test", port), parse_rules("localhost:*").everybody, lookup=lookup)
+            assert sock.getpeername() == (HOST, port)
+            sock.close()
+            only_four = parse_rules("127.0.0.1:*").everybody
+            sock = await dial(Address("both.test", port), only_four, lookup=lookup)
+            assert sock.getpeername() == (HOST, port)
+            sock.close()
+
+    run(scenario())
+
+
+def test_a_program_whose_target_cannot_be_reached_sees_a_reset() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            reader, writer = await asyncio.open_connection(HOST, await w.forward(Address(HOST, 1)))
+            writer.write(b"early")
+            assert await ends_with_reset(reader)
+            await closed(writer)
+            assert w.client.counters.failed == 1
+            assert not w.client.counters.open
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("rules", "listen", "says"),
+    [
+        ("localhost:*", Address(HOST, 8080), "not granted"),
+        ("listen=*", Address("0.0.0.0", 8080), "only on loopback"),
+        ("listen=*", Address("192.0.2.1", 8080), "only on loopback"),
+        ("listen=*", Address(HOST, 80), "below 1024 is not granted"),
+        ("listen=8000-8010", Address(HOST, 0), "not granted"),
+    ],
+)
+def test_a_port_of_the_server_needs_its_grant(rules: str, listen: Address, says: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(ForwardRefused, match=says):
+            async with world(rules, remotes=(Forward(listen, Address(HOST, 0)),)):
+                raise AssertionError
+
+    run(scenario())
+
+
+def test_a_port_of_the_server_that_is_in_use_is_told() -> None:
+    async def scenario() -> None:
+        async with target(echo) as taken:
+            with pytest.raises(ForwardRefused, match="in use"):
+                async with world(remotes=(Forward(Address(HOST, taken), Address(HOST, 0)),)):
+                    raise AssertionError
+
+    run(scenario())
+
+
+def test_a_port_here_that_is_in_use_is_told() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            with pytest.raises(
+                multi.TransportError, match=f"cannot listen on 127.0.0.1:{w.echo}: address already in use"
+            ):
+                await listen_for(w.client, Forward(Address(HOST, w.echo), Address(HOST, 1)))
+
+    run(scenario())
+
+
+def test_a_server_that_does_something_else_is_told_at_once() -> None:
+    async def scenario() -> None:
+        async def other(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+            writer.write(b"hello, I am something else\n" if await reader.readline() else b"")
+            writer.close()
+
+        async with await multi.start_server(other, WAY.server()) as server:
+            with pytest.raises(RemoteProtocolError, match="does not forward"):
+                await near_end.open_session(load_config(WAY.client(server.port)))
+            server.abort()
+
+    run(scenario())
+
+
+def test_a_client_that_says_nonsense_ends_its_session_or_stream_only() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            async with multi.connect(WAY.client(w.server.port)) as stranger:
+                stranger.writer.write(b"GET / HTTP/1.1\r\n")
+                assert await stranger.reader.read() == b""
+            session = await near_end.open_session(load_config(WAY.client(w.server.port)))
+            for head in (b"\x09\x09\x00\x00", b"\x01\x03\x00\x00", b"\x01\x01\xff\xff"):
+                reader, writer = await session.open_stream()
+                writer.write(head)
+                assert (await reader.readexactly(1))[0] == Code.BAD_REQUEST
+                writer.close()
+            reader, writer = await session.open_stream()
+            writer.write(b"\x01")
+            writer.write_eof()
+            with pytest.raises((multi.StreamReset, asyncio.IncompleteReadError)):
+                await reader.readexactly(3)
+            await near_end.close_session(session)
+            port = await w.forward(Address(HOST, w.echo))
+            reader_, writer_ = await asyncio.open_connection(HOST, port)
+            writer_.write(b"alive")
+            assert await reader_.readexactly(5) == b"alive"
+            await closed(writer_)
+
+    run(scenario())
+
+
+def test_forwarding_survives_the_servers_restart() -> None:
+    async def scenario() -> None:
+        remote = Forward(Address(HOST, 0), Address(HOST, 0))
+        async with world(remotes=(remote,)) as w:
+            port = await w.forward(Address(HOST, w.echo))
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"before")
+            assert await reader.readexactly(6) == b"before"
+            address = w.server.port
+            w.server.abort()
+            await w.server.wait_closed()
+            assert await ends_with_reset(reader)
+            await closed(writer)
+            waiting = await asyncio.open_connection(HOST, port)
+            config = WAY.server(listen={"host": HOST, "port": address, "transports": ["tcp"]})
+            async with await multi.start_server(w.service.serve, config) as again:
+                waiting[1].write(b"after")
+                assert await waiting[0].readexactly(5) == b"after"
+                await closed(waiting[1])
+                assert sum(line.startswith("the server listens on") for line in w.log) == 2
+                await w.client.__aexit__(None, None, None)
+                again.abort()
+
+    run(scenario())
+
+
+def test_a_session_that_does_not_come_back_refuses_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_end, "SESSION_TIMEOUT", 0.2)
+
+    async def scenario() -> None:
+        async with world() as w:
+            port, proxied = await w.forward(Address(HOST, w.echo)), await w.proxy()
+            w.server.abort()
+            await w.server.wait_closed()
+            reader, writer = await asyncio.open_connection(HOST, port)
+            assert await ends_with_reset(reader)
+            await closed(writer)
+            reply, (reader, writer) = await socks(proxied, named(b"echo.test", w.echo))
+            assert reply[:2] == b"\x05\x01"
+            await closed(writer)
+
+    run(scenario())
+
+
+def test_more_connections_than_streams_wait_or_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood leaves the session as it was: what finds no place is reset, and there is room again afterwards."""
+    monkeypatch.setattr("multi.forward.opening.ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr(near_end, "MAX_CONNECTIONS", 150)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(target(echo))
+            service = ForwardService(parse_rules("localhost:*"), log=lambda _: None, lookup=lookup)
+            server = await multi.start_server(service.serve, WAY.server(limits={"max_streams": 100}))
+            stack.push_async_callback(server.wait_closed)
+            stack.callback(server.abort)
+            client = ForwardClient(load_config(WAY.client(server.port)), log=lambda _: None)
+            await stack.enter_async_context(client)
+            listener = await listen_for(client, Forward(Address(HOST, 0), Address(HOST, port)))
+            stack.callback(listener.close)
+            at = listener.sockets[0].getsockname()[1]
+            flood = [await asyncio.open_connection(HOST, at) for _ in range(200)]
+
+            async def served(streams: Streams) -> bool:
+                reader, writer = streams
+                writer.write(b"x")
+                try:
+                    return await reader.read(1) == b"x"
+                except ConnectionResetError:
+                    return False
+
+            outcomes = await asyncio.gather(*map(served, flood))
+            assert sum(outcomes) == 100
+            for _, writer in flood:
+                await closed(writer)
+            await stands_still(lambda: client.counters.open)
+            reader, writer = await asyncio.open_connection(HOST, at)
+            assert await served((reader, writer))
+            await closed(writer)
+
+    run(scenario())
+
+
+def test_clients_with_a_key_get_what_their_key_may_do(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.json"
+    rules.write_text('{"allow": [], "keys": {"psk:laptop": {"allow": ["localhost:*"]}}}')
+    keys = {}
+    for name in ("laptop", "other"):
+        keys[name] = tmp_path / f"{name}.psk"
+        keys[name].write_text(f"{name}:{'ab' if name == 'laptop' else 'cd'}" + "cd" * 31 + "\n")
+        keys[name].chmod(0o600)
+    both = tmp_path / "both.psk"
+    both.write_text(keys["laptop"].read_text() + keys["other"].read_text())
+    both.chmod(0o600)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            port = await stack.enter_async_context(target(echo))
+            service = ForwardService(parse_rules(str(rules)), log=lambda _: None, lookup=lookup)
+            server = await multi.start_server(service.serve, WAY.server(auth={"psk_file": str(both)}))
+            stack.push_async_callback(server.wait_closed)
+            stack.callback(server.abort)
+            for name, code in (("laptop", 0), ("other", 2)):
+                config = load_config(WAY.client(server.port, auth={"psk_file": str(keys[name])}))
+                async with ForwardClient(config, log=lambda _: None) as client:
+                    listener = await listen_as_proxy(client, Listener(Address(HOST, 0)), {})
+                    reply, (_, writer) = await socks(listener.sockets[0].getsockname()[1], named(b"echo.test", port))
+                    assert reply[1] == code
+                    await closed(writer)
+                    listener.close()
+
+    run(scenario())

@@ -1,0 +1,141 @@
+"""Heads and answers of forwarded streams, and addresses as people write them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from multi.errors import ConfigError, RemoteProtocolError
+from multi.forward.protocol import (
+    HELLO,
+    Accepted,
+    Address,
+    Code,
+    Connect,
+    ForwardRefused,
+    Head,
+    Listen,
+    encode_answer,
+    encode_head,
+    is_hello,
+    parse_address,
+    read_answer,
+    read_head,
+)
+from multi.forward.specs import Forward, Listener, parse_forward, parse_listener
+
+
+class Bytes:
+    """A reader of what it was given."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def readexactly(self, n: int) -> bytes:
+        taken, self._data = self._data[:n], self._data[n:]
+        if len(taken) < n:
+            raise asyncio.IncompleteReadError(taken, n)
+        return taken
+
+
+def head_of(data: bytes) -> Head:
+    return asyncio.run(read_head(Bytes(data)))
+
+
+@pytest.mark.parametrize(
+    ("head", "golden"),
+    [
+        (Connect(Address("db", 5432)), "010100051538026462"),
+        (Listen(Address("127.0.0.1", 8080), 3), "0102000d031f90093132372e302e302e31"),
+        (Accepted(Address("::1", 1), Address("::1", 2)), "0103000c0001033a3a310002033a3a31"),
+    ],
+)
+def test_heads_are_what_the_protocol_says(head: Head, golden: str) -> None:
+    assert encode_head(head).hex() == golden
+    assert head_of(encode_head(head)) == head
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "020100051538026462",  # version
+        "010900051538026462",  # kind
+        "010100041538026462",  # host cut off
+        "01010000",  # nothing in it
+        "01020000",
+        "0101ffff",  # longer than any
+        "010100051538020a0d",  # no host
+        "01010003153800",  # an empty host
+        "0101000515380280ff",  # not ASCII
+    ],
+)
+def test_a_head_that_is_malformed_is_refused_with_an_answer(wrong: str) -> None:
+    with pytest.raises(ForwardRefused) as caught:
+        head_of(bytes.fromhex(wrong))
+    assert caught.value.code is Code.BAD_REQUEST
+
+
+@pytest.mark.parametrize("host", ["", "a" * 256, "a b", "a\nb", "é"])
+def test_a_host_that_cannot_be_one_is_not_sent(host: str) -> None:
+    with pytest.raises(ForwardRefused):
+        encode_head(Connect(Address(host, 1)))
+
+
+def test_answers_say_how_it_went() -> None:
+    assert encode_answer(Code.OK, "1.2.3.4:5").hex() == "000009312e322e332e343a35"
+    assert asyncio.run(read_answer(Bytes(encode_answer(Code.OK, "1.2.3.4:5")))) == "1.2.3.4:5"
+    with pytest.raises(ForwardRefused, match="no\\\\x1b way") as caught:
+        asyncio.run(read_answer(Bytes(encode_answer(Code.REFUSED, "no\x1b way"))))
+    assert caught.value.code is Code.REFUSED
+    with pytest.raises(ForwardRefused) as caught:
+        asyncio.run(read_answer(Bytes(b"\xc8\x00\x00")))
+    assert caught.value.code is Code.FAILED
+    for wrong in (b"", b"\x00\x00", b"\x00\xff\xff", b"\x00\x00\x05abc"):
+        with pytest.raises(RemoteProtocolError):
+            asyncio.run(read_answer(Bytes(wrong)))
+
+
+def test_a_hello_is_told_from_other_services_and_other_versions() -> None:
+    assert is_hello(HELLO)
+    assert is_hello(b'{"multi_forward": 1, "later": true}\n')
+    assert not is_hello(b'{"multi_files": 1}\n')
+    assert not is_hello(b"")
+    assert not is_hello(b"[" * 100_000)
+    with pytest.raises(RemoteProtocolError, match="version 2"):
+        is_hello(b'{"multi_forward": 2}\n')
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("h:1", Address("h", 1)), ("[::1]:22", Address("::1", 22)), ("1.2.3.4:65535", Address("1.2.3.4", 65535))],
+)
+def test_addresses_are_parsed_as_they_are_written(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h", "h:", ":1", "h:-1", "h:65536", "::1:22", "[h]:1", "h:²", "a b:1", "h:000001"]
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        parse_address(text)
+
+
+def test_forwards_are_written_as_for_ssh() -> None:
+    there = Address("db", 5432)
+    assert parse_forward("5000:db:5432", "-L") == Forward(Address("127.0.0.1", 5000), there)
+    assert parse_forward("0.0.0.0:5000:db:5432", "-L") == Forward(Address("0.0.0.0", 5000), there)
+    assert parse_forward("[::1]:5000:[::2]:1", "-L") == Forward(Address("::1", 5000), Address("::2", 1))
+    assert parse_forward("*:5000:db:5432,priority=0", "-L") == Forward(Address("*", 5000), there, 0)
+    assert parse_listener("1080", "--socks") == Listener(Address("127.0.0.1", 1080))
+    assert parse_listener("[::1]:1080,priority=7", "--socks") == Listener(Address("::1", 1080), 7)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "5000", "5000:db", "5000:db:x", ":5000:db:1", "5000:db:1,priority=8", "5000:db:1,prio=1", "70000:db:1"]
+)
+def test_a_wrong_forward_is_an_error_that_names_the_option(text: str) -> None:
+    with pytest.raises(ConfigError, match="-L"):
+        parse_forward(text, "-L")
