@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -75,9 +74,8 @@ class Resolver:
         self._next_entry = self._configured = len(self._specs)
         self._fallen_back: set[int] = set()
         self._announced: tuple[tuple[str, int], ...] = ()
-        self._routes = PolicyRoutes() if config.manage_routes else None
-        self._routes_lock = threading.Lock()
-        self._closed = False
+        self.routes = PolicyRoutes() if config.manage_routes else None
+        """To be removed after the end, in a thread."""
         self._warned: set[str] = set()
         self.last: Found | None = None
         """What `find` has found last."""
@@ -109,21 +107,9 @@ class Resolver:
         self._announced = tuple((a, port) for a, port in addresses if _is_elsewhere(a) or (here and _is_loopback(a)))
         return self._announced != known
 
-    @property
-    def changes_machine(self) -> bool:
-        """There may be something to `put_back`."""
-        return self._routes is not None
-
     def close(self) -> None:
         """Ask and tell nothing any more."""
         self._names.close()
-
-    def put_back(self) -> None:
-        """Undo what was changed on this machine. Blocks for some milliseconds; for a thread."""
-        with self._routes_lock:
-            self._closed = True
-            if self._routes is not None:
-                self._routes.remove()
 
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
@@ -170,11 +156,9 @@ class Resolver:
     ) -> tuple[list[str], frozenset[tuple[str, str]], dict[str, str]]:
         """In a thread: why routes could not be made, which there are now, and what the networks are called."""
         problems: list[str] = []
-        with self._routes_lock:
-            # This thread goes on when the session is over: what it made then would never be taken away.
-            if self._routes is not None and not self._closed:
-                used = [interface for interface in interfaces if self._may_use(interface)]
-                problems = self._routes.install(used, remotes)
+        if self.routes is not None:
+            used = [interface for interface in interfaces if self._may_use(interface)]
+            problems = self.routes.install(used, remotes)
         return problems, routed(interfaces, remotes), network_ids(interfaces)
 
     def _may_use(self, interface: Interface) -> bool:
@@ -235,7 +219,7 @@ class Resolver:
         return EntrySpec(
             transport=entry.transport,
             ip=entry.ip,
-            interfaces=entry.interfaces,
+            interfaces=entry.interface,
             spans_interfaces=transport_type(entry.transport).spans_interfaces,
             group=entry.group,
             remote_host=host,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -45,7 +44,6 @@ class Networks:
         self.resolver = Resolver(config, self.look, lambda text: driver.core.notify(Warned(text)))
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None
-        self._power_lock = threading.Lock()
         self._signals = SignalWatch(self._signal)
         self._sleep = SleepWatch(self._slept)
         self._usable: frozenset[str] = frozenset()
@@ -89,15 +87,15 @@ class Networks:
         if self._task is not None:
             self._task.cancel()
         self.resolver.close()
-        if self._power is not None or self.resolver.changes_machine:
+        if self._power is not None or self.resolver.routes is not None:
             with suppress(RuntimeError):  # the loop takes no more work: what must not stay is undone at exit
                 self._driver.settle_after(self._driver.loop.run_in_executor(None, self._put_back))
 
     def _put_back(self) -> None:
-        self.resolver.put_back()
+        if self.resolver.routes is not None:
+            self.resolver.routes.remove()
         if self._power is not None:
-            with self._power_lock:
-                self._power.release_all()
+            self._power.release_all()
 
     # --- what happens  ---
 
@@ -201,14 +199,9 @@ class Networks:
         if not (wifi := self._wifi(found)):
             self.resolver.warn("wifi_config.power_savings: no WiFi interface is in use")
         for name in wifi:
-            reason = await in_thread(self._hold, self._power, name, self._power_savings)
+            reason = await in_thread(self._power.hold, name, self._power_savings)
             if reason:
                 self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
-
-    def _hold(self, power: PowerSaving, name: str, on: bool) -> str:
-        """In a thread, which goes on when the session is over: what is switched then would never be put back."""
-        with self._power_lock:
-            return "" if self._closed else power.hold(name, on)
 
 
 class _UnknownName(NoUsableConnection, socket.gaierror):

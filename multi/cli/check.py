@@ -114,7 +114,7 @@ def _show_entry(
     obstacle: str,
 ) -> None:
     host, port = config.remote_of(entry)
-    where = f"{', '.join(entry.interfaces)} to {printable(host)} port {port}"
+    where = f"{', '.join(entry.interface)} to {printable(host)} port {port}"
     protection = _protection(config, entry.transport)
     print(f"entry {index}: {entry.transport}, {entry.ip}, {where}, {entry.role.name.lower()}; {protection}")
     found = False

@@ -120,7 +120,7 @@ def _scheduler_parameters(config: ConfigModel) -> Iterator[Finding]:
 
 def _misspelt_kinds(config: ConfigModel, entry: Entry, place: KeyPath) -> Iterator[Finding]:
     known = {name for _, names in config.interfaces for name in names}
-    for name in entry.interfaces:
+    for name in entry.interface:
         kind = "" if name in known else _meant_kind(name)
         if kind:
             yield Finding(

@@ -39,12 +39,15 @@ def _read(config: ConfigModel, auth: Auth) -> dict[bytes, bytes]:
         return _parse(re.split(r"[,\r\n]", value), f"{auth.psk_env} entry", auth.psk_env, "auth.psk_env")
     path = config.psk_path
     assert path is not None
+    return _parse(_text_of(path, "auth.psk_file").splitlines(), f"{path} line", str(path), "auth.psk_file")
+
+
+def _text_of(path: Path, key_path: str) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"cannot read {path}: {reason}", "auth.psk_file") from None
-    return _parse(text.splitlines(), f"{path} line", str(path), "auth.psk_file")
+        raise ConfigError(f"cannot read {path}: {reason}", key_path) from None
 
 
 def load_reset_key(config: ConfigModel) -> bytes:
@@ -53,14 +56,10 @@ def load_reset_key(config: ConfigModel) -> bytes:
     if name is None:
         return b""
     path = config.resolve(name)
-    try:
-        key = bytes.fromhex(path.read_text(encoding="ascii").strip())
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not hexadecimal"
-        raise ConfigError(f"cannot read {path}: {reason}", "listen.reset_key_file") from None
-    if len(key) < MIN_RESET_KEY:
+    text = "".join(_text_of(path, "listen.reset_key_file").split())
+    if not re.fullmatch(rf"([0-9a-fA-F]{{2}}){{{MIN_RESET_KEY},}}", text):
         raise ConfigError(f"{path} is not a key of at least {MIN_RESET_KEY} bytes in hex", "listen.reset_key_file")
-    return key
+    return bytes.fromhex(text)
 
 
 def key_of(config: ConfigModel) -> tuple[bytes, bytes]:

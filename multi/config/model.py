@@ -222,11 +222,6 @@ class Entry(Section):
     """Port for this entry only. Default null: the top-level `remote_port`."""
 
     @property
-    def interfaces(self) -> tuple[str, ...]:
-        """Kinds, interface names and local addresses, in order of preference; never empty."""
-        return self.interface
-
-    @property
     def max_rate(self) -> float:
         """Bytes per second in each direction; 0 = no cap."""
         return self.max_rate_mbps * BYTES_PER_MEGABIT
@@ -504,11 +499,6 @@ class ConfigModel(Section):
     def is_server(self) -> bool:
         return self.listen is not None
 
-    @property
-    def base_directory(self) -> Path:
-        """Where file names in this configuration start: the directory of its file, or the current one."""
-        return self._base_directory
-
     def located_in(self, directory: Path) -> Self:
         """The same configuration with file names relative to `directory`."""
         moved = self.model_copy()
@@ -516,7 +506,7 @@ class ConfigModel(Section):
         return moved
 
     def resolve(self, name: str) -> Path:
-        """Path of a file named in this configuration. Opens nothing."""
+        """Path of a file named in this configuration, whose own directory (or the current one) it starts at."""
         return self._base_directory / name
 
     @property

@@ -47,8 +47,11 @@ SLOT_NAME = "\0multi-policy-routes-"  # of an abstract socket, followed by the n
 class PolicyRoutes:
     """The routes one session wants. All sessions of a process share what is installed; safe in any thread.
 
-    The calls take some milliseconds in the kernel; from an event loop call them through `asyncio.to_thread`.
+    The calls take some milliseconds in the kernel; from an event loop call them through `asyncio.to_thread`. Such a
+    thread goes on when the session is over: once they are removed none are installed, and they would stay for good.
     """
+
+    removed = False
 
     def install(self, interfaces: Sequence[Interface], remotes: Iterable[str]) -> list[str]:
         """Make what is missing and remove what no longer fits; to be called again whenever the network has changed.
@@ -61,6 +64,8 @@ class PolicyRoutes:
         if sys.platform != "linux":
             return [NOT_LINUX]
         with _lock:
+            if self.removed:
+                return []
             try:
                 key = namespace()
                 if key not in _spaces:
@@ -74,6 +79,7 @@ class PolicyRoutes:
     def remove(self) -> None:
         """Remove what no other session needs; nothing for who has installed nothing."""
         with _lock:
+            self.removed = True
             for space in _spaces.values():
                 space.leave(self)
             _close_idle()

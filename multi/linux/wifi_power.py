@@ -73,12 +73,14 @@ class PowerSaving:
     """What one session wants of WiFi interfaces; all sessions of a process together decide. Safe in any thread.
 
     The calls ask the kernel, which does what the driver needs before it answers: from an event loop call them through
-    `asyncio.to_thread`. They give up waiting for an answer after a second.
+    `asyncio.to_thread`. They give up waiting for an answer after a second. Such a thread goes on when the session is
+    over: once it has released all it holds nothing any more.
     """
 
     def __init__(self, open_socket: OpenSocket = open_generic_netlink) -> None:
         self._open_socket = open_socket
         self._places: dict[str, _Place] = {}
+        self._released = False
 
     def hold(self, interface: str, on: bool) -> str:
         """Let the interface save power or not, until `release_all`; the reason why not, empty = done.
@@ -92,10 +94,11 @@ class PowerSaving:
             return "this system has no nl80211"
         try:
             with _lock:
+                if self._released:
+                    return ""
                 self._hold(place, interface, on)
         except OSError as error:
             return _reason(error, interface)
-        self._places[interface] = place
         return ""
 
     def _hold(self, place: _Place, interface: str, on: bool) -> None:
@@ -119,13 +122,15 @@ class PowerSaving:
                 kernel.close()
             raise
         _switches[place] = switch
+        self._places[interface] = place
 
     def release_all(self) -> None:
         """Put back what was found, unless other sessions hold it too."""
         with _lock:
+            self._released = True
             for place in self._places.values():
                 _release(place, self)
-        self._places.clear()
+            self._places.clear()
 
 
 _lock = threading.Lock()

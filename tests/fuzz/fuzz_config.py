@@ -48,7 +48,7 @@ def _judge(config: Config) -> None:
         config.remote_of(one)
     written = config.model_dump(mode="json", exclude_unset=True)
     check(
-        load_config(json.loads(json.dumps(written))).located_in(config.base_directory) == config,
+        load_config(json.loads(json.dumps(written))).located_in(config.resolve("")) == config,
         "another configuration when written and read again",
     )
 

@@ -27,6 +27,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.suspend import SleepWatch
 from multi.discovery import interfaces_async
 from multi.discovery.monitor import Loss
+from multi.linux import policy_routes
 from multi.protocol.payloads import decode_addresses
 from multi.protocol.session import UNKNOWN_SAID
 from multi.types import Family, Interface
@@ -835,28 +836,31 @@ def test_an_opening_that_is_cancelled_anywhere_leaves_no_subscription_and_no_tim
     run(scenario())
 
 
-class SlowRoutes:
-    """Policy routes that take their time."""
+class SlowSpace:
+    """The policy routes of a network namespace that take their time."""
 
     def __init__(self) -> None:
         self.asked, self.go = threading.Event(), threading.Event()
-        self.there = False
+        self.plans: dict[object, str] = {}
 
-    def install(self, *_: Any, **__: Any) -> list[str]:
+    def install(self, holder: object, *_: Any) -> list[str]:
         self.asked.set()
         self.go.wait(10.0)
-        self.there = True
+        self.plans[holder] = "there"
         return []
 
-    def remove(self) -> None:
-        self.there = False
+    def leave(self, holder: object) -> None:
+        self.plans.pop(holder, None)
+
+    def close(self) -> None:
+        assert not self.plans
 
 
 def test_policy_routes_made_while_the_opening_is_given_up_are_taken_away(
     monkeypatch: pytest.MonkeyPatch, development_certificates: Path
 ) -> None:
-    routes = SlowRoutes()
-    monkeypatch.setattr(resolve_module, "PolicyRoutes", lambda: routes)
+    routes = SlowSpace()
+    monkeypatch.setattr(policy_routes, "_Space", lambda: routes)
 
     async def scenario() -> None:
         config = Way(development_certificates).client(1, remote_host="192.0.2.1", manage_routes=True)
@@ -867,10 +871,11 @@ def test_policy_routes_made_while_the_opening_is_given_up_are_taken_away(
         routes.go.set()
         await asyncio.gather(opening, return_exceptions=True)
         assert opening.cancelled()
-        assert not routes.there
+        assert not routes.plans
 
     run(scenario())
-    assert not routes.there
+    assert routes.asked.is_set()
+    assert not routes.plans
 
 
 def test_two_hundred_sessions_share_a_monitor_and_leave_nothing(

@@ -55,12 +55,12 @@ def test_changing_the_dict_afterwards_does_not_change_the_config() -> None:
     interfaces = ["eth0"]
     config = load_config({"connection_priority": [["tcp", "ipv4", interfaces]], "remote_host": "server.example"})
     interfaces.append("wlan0")
-    assert config.connection_priority[0].interfaces == ("eth0",)
+    assert config.connection_priority[0].interface == ("eth0",)
 
 
 def test_file_names_are_relative_to_the_config_file(tmp_path: Path) -> None:
     config = load_config(written(tmp_path, json.dumps(CLIENT)))
-    assert config.base_directory == tmp_path
+    assert config.resolve("") == tmp_path
     assert config.resolve("ca.pem") == tmp_path / "ca.pem"
     assert config.resolve("/etc/ca.pem") == Path("/etc/ca.pem")
 

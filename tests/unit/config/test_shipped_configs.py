@@ -34,7 +34,7 @@ def test_there_are_configs_for_both_sides() -> None:
 
 def test_figure_2_of_the_paper_loads_with_the_meaning_it_has_there() -> None:
     config = load_config(ROOT / "configs" / "paper_figure2.json")
-    assert [(e.transport, e.ip, e.interfaces) for e in config.connection_priority] == [
+    assert [(e.transport, e.ip, e.interface) for e in config.connection_priority] == [
         ("mptcp", "ipv6", ("eth", "wifi")),
         ("quic", "ipv6", ("cellular",)),
         ("tcp", "ipv6", ("cellular",)),
@@ -60,7 +60,7 @@ def test_figure_2_loads_with_the_keys_of_the_paper_alone() -> None:
 
 def test_the_backup_config_keeps_the_mobile_network_in_reserve() -> None:
     backup = load_config(ROOT / "configs" / "backup_cellular.json").connection_priority[-1]
-    assert (backup.interfaces, backup.role, backup.cost) == (("cellular",), Role.BACKUP, 10)
+    assert (backup.interface, backup.role, backup.cost) == (("cellular",), Role.BACKUP, 10)
     assert backup.max_rate == 625_000
 
 

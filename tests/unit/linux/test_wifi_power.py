@@ -175,8 +175,8 @@ def test_sessions_in_several_threads_end_where_they_began() -> None:
     kernel, session = wifi()
 
     def use() -> None:
-        saving = session()
         for _ in range(20):
+            saving = session()
             assert saving.hold(INTERFACE, False) == ""
             assert kernel.saving[INDEX] is False
             saving.release_all()
