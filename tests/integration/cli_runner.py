@@ -1,4 +1,8 @@
-"""Runs `multi` as a person would: in a process of its own, with files, signals and exit codes."""
+"""Runs `multi` as a person would: in a process of its own, with files, signals and exit codes.
+
+`run` and `started` start an interpreter; `run_forked` does without, for tests of what commands do and not of how they
+start.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,30 @@ def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subp
     """Run a command to its end, with more in its environment if need be."""
     env = _ENVIRONMENT | environment
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=TIMEOUT, cwd=cwd, env=env)
+
+
+@cache
+def _fork_server() -> subprocess.Popen[str]:
+    """Ends with its standard input, and so with us."""
+    command = [sys.executable, "-m", "tests.integration.fork_server"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT)
+
+
+def run_forked(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """The same in a process that begins with everything imported."""
+    server = _fork_server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
+        order = [*map(str, arguments)], str(cwd or Path.cwd()), _ENVIRONMENT, output.name, errors.name
+        try:
+            print(json.dumps(order), file=server.stdin, flush=True)
+            code = int(server.stdout.readline())
+        except BaseException:  # it hangs, and the test has run out of time
+            server.kill()
+            _fork_server.cache_clear()
+            raise
+        return subprocess.CompletedProcess(order[0], code, output.read().decode(), errors.read().decode())
 
 
 @contextmanager

@@ -246,20 +246,20 @@ class Relay:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self.serve, HOST, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening and reset what is open."""
+        """Stop listening, reset what is open, and wait for those who served it: cancelled ones would be reported."""
         self.flowing.set()
         if self._server is not None:
             self._server.close()
             self._server = None
         self.cut()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     def cut(self) -> None:
         for writer in self._writers:

@@ -14,7 +14,8 @@ import pytest
 
 import multi
 from multi.lab.bench.protocol import BenchError, Report, encode, read
-from tests.integration.cli_runner import Files, interrupt, run, started, wait_for_line
+from tests.integration.cli_runner import Files, interrupt, started, wait_for_line
+from tests.integration.cli_runner import run_forked as run
 
 KEYS = {
     "bytes",

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli_runner import Files, command, interrupt, run, started, wait_for_line
+from tests.integration.cli_runner import Files, command, interrupt, started, wait_for_line
+from tests.integration.cli_runner import run_forked as run
 
 MEGABYTE = 1_000_000
 PROGRESS = r" of .* \(\d+ %\)"

@@ -16,7 +16,7 @@ from multi.config import load_config
 from multi.config.keys import load_keys
 from multi.transports.certificates import pin_of
 from tests.integration.cli_runner import Files
-from tests.integration.cli_runner import run as run_command
+from tests.integration.cli_runner import run_forked as run_command
 from tests.integration.support import Inbox, Way, run
 
 ALICE, BOB = "a1" * 32, "b2" * 48

@@ -16,6 +16,9 @@ from tests.integration.support import HOST, WAYS, Inbox, Way, run, until
 
 QUICK = 1.0  # seconds; "at once", on a busy machine
 
+SOON = {"multi_config": {"open_timeout": 1.0}}
+"""For what is refused until then: a busy server is asked again."""
+
 
 @asynccontextmanager
 async def serving(way: Way, **more: Any) -> AsyncIterator[tuple[multi.Server, Inbox]]:
@@ -238,7 +241,7 @@ def test_busy_server_says_so(development_certificates: Path) -> None:
             config = way.client(server.port)
             async with multi.connect(config), multi.connect(config):
                 with pytest.raises(multi.SessionRefused, match="reached a limit"):
-                    await multi.open_connection(config)
+                    await multi.open_connection(config | SOON)
             async with multi.connect(config):
                 assert len(server.sessions) >= 1
 
@@ -269,7 +272,7 @@ def test_server_is_used_as_asyncios(development_certificates: Path) -> None:
             assert not server.is_serving()
             waiting = asyncio.ensure_future(server.wait_closed())
             with pytest.raises((multi.SessionRefused, multi.NoUsableConnection)):
-                await multi.open_connection(way.client(server.port))
+                await multi.open_connection(way.client(server.port) | SOON)
             session.writer.write(b"goes on")
             assert await reader.readexactly(7) == b"goes on"
             await session.add_connection(["tcp", "ipv4", "any"])  # a JOIN is still taken

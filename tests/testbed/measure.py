@@ -81,7 +81,7 @@ def flood(address: str, port: int, interface: str, mbps: float, seconds: float) 
     return sent
 
 
-def receive_flood(port: int, address: str = "::", silence: float = 0.7) -> FloodResult:
+def receive_flood(port: int, address: str = "::", silence: float = 0.5) -> FloodResult:
     """Count what `flood` sends until nothing has come for a while."""
     received, size, first, last = 0, 0, 0.0, 0.0
     with _datagrams(address, "") as sock:

@@ -428,7 +428,7 @@ async def test_forged_refusals_on_the_only_network_end_a_session_only_by_unknown
     # All connections reset, and nothing comes back: to a server that would look like a client whose process has died.
     waiting = stage.listen(PLAIN, "tcp") | {"multi_config": {"abandon_timeout": 0}}
     await stage.server.do("serve", "plain", waiting)
-    await stage.honest(stage.config(("tcp", "wlan0", PLAIN), multi_config={"resume_timeout": 4}), active=["wlan0"])
+    await stage.honest(stage.config(("tcp", "wlan0", PLAIN), multi_config={"resume_timeout": 3}), active=["wlan0"])
     wifi = stage.testbed.links["wifi"]
     # Something has come back: until the server has heard CONFIRM it forgets the session soon, and refuses by itself.
     await stage.client.do("until", "transfer", received=MIB // 8)
@@ -438,7 +438,7 @@ async def test_forged_refusals_on_the_only_network_end_a_session_only_by_unknown
     lived, reason = await stage.client.do("ends", "transfer", 12.0)
     refused = wifi.ask_interceptor(("counted",))["refused"]
     tell(lived=f"{lived:.2f} s", reason=reason, refused=refused)
-    assert ("session gone" if code is RefuseCode.UNKNOWN else "no connection for 4 s") in reason
+    assert ("session gone" if code is RefuseCode.UNKNOWN else "no connection for 3 s") in reason
     assert UNKNOWN_SAID <= refused < 20, "an answer that was lost and repeated counts twice"
     assert lived < 7.0
 

@@ -15,8 +15,6 @@ import pytest
 from multi.lab.testbed import Direction, LinkSpec, Testbed, TestbedError, TestbedNotAllowed
 from multi.lab.testbed.pytest_plugin import MakeTestbed, started
 
-pytestmark = pytest.mark.alone
-
 FAST = Direction(rate_mbps=100, delay_ms=1)
 LINKS = (LinkSpec.symmetric("one", "eth0", FAST), LinkSpec.symmetric("two", "wlan0", FAST, kind="wifi"))
 RTMGRP_LINK = 1

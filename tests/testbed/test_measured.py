@@ -32,15 +32,16 @@ def testbed(request: pytest.FixtureRequest) -> Iterator[Testbed]:
 async def test_round_trips_take_what_they_should(testbed: Testbed) -> None:
     echo = asyncio.create_task(testbed.server.run_python(measure.echo_datagrams, ECHO, 30.0))
     try:
+        # One after the other, or they would keep each other waiting; slow ones need no more to have a median.
         for link in testbed.links.values():
             wanted = (link.spec.down.delay_ms + link.spec.up.delay_ms) / 1e3
             medians = []
             for _ in range(3):
                 times = await testbed.client.run_python(
-                    measure.round_trips, testbed.server.address(), ECHO, link.interface, count=20, interval=0.002
+                    measure.round_trips, testbed.server.address(), ECHO, link.interface, count=9, interval=0.002
                 )
                 medians.append(times[len(times) // 2])
-                if abs(medians[-1] - wanted) < RTT_AIM:
+                if abs(medians[-1] - wanted) < RTT_AIM + RTT_AIM_PART * wanted:
                     break
             best = min(medians, key=lambda median: abs(median - wanted))
             error, aim = abs(best - wanted), RTT_AIM + RTT_AIM_PART * wanted
@@ -58,7 +59,7 @@ async def test_datagrams_come_at_the_rate(testbed: Testbed) -> None:
         wanted = link.spec.up.rate_mbps
         receiving = asyncio.create_task(testbed.server.run_python(measure.receive_flood, FLOOD))
         await asyncio.sleep(0.3)
-        await testbed.client.run_python(measure.flood, testbed.server.address(), FLOOD, link.interface, offered, 1.0)
+        await testbed.client.run_python(measure.flood, testbed.server.address(), FLOOD, link.interface, offered, 0.6)
         result = await receiving
         print(f"{testbed.backend} {name} up: {result.mbps:.1f} Mbit/s of datagrams, wanted {wanted:g}")
         assert result.mbps == pytest.approx(wanted, rel=RATE_AIM * LOOSE)
@@ -70,9 +71,9 @@ async def test_tcp_fills_the_rate(testbed: Testbed) -> None:
         link = testbed.links[name]
         # 20 bytes of IP, 20 of TCP and 12 of its time stamps in every packet are no goodput.
         wanted = link.spec.down.rate_mbps * (link.spec.mtu - 52) / link.spec.mtu
-        serving = asyncio.create_task(testbed.server.run_python(measure.serve_bulk, BULK, send_seconds=1.5))
+        serving = asyncio.create_task(testbed.server.run_python(measure.serve_bulk, BULK, send_seconds=1.4))
         rate = await testbed.client.run_python(
-            measure.bulk_rate, testbed.server.address(), BULK, link.interface, 1.5, download=True, skip=0.7
+            measure.bulk_rate, testbed.server.address(), BULK, link.interface, 1.4, download=True, skip=0.7
         )
         await serving
         print(f"{testbed.backend} {name} down: {rate:.1f} Mbit/s over TCP, wanted {wanted:.1f}")
@@ -84,10 +85,10 @@ async def test_wifi_and_5g_together_leave_processor_time(make_testbed: MakeTestb
     names = ("wifi", "5g")
 
     async def download(port: int, interface: str) -> float:
-        serving = asyncio.create_task(testbed.server.run_python(measure.serve_bulk, port, send_seconds=3.0))
+        serving = asyncio.create_task(testbed.server.run_python(measure.serve_bulk, port, send_seconds=2.4))
         try:
             return await testbed.client.run_python(
-                measure.bulk_rate, testbed.server.address(), port, interface, 3.0, download=True, skip=1.0
+                measure.bulk_rate, testbed.server.address(), port, interface, 2.4, download=True, skip=1.0
             )
         finally:
             await serving

@@ -124,17 +124,17 @@ def gaps_then_fillings(count: int) -> Iterable[tuple[int, int]]:
 
 @pytest.mark.parametrize("order", [in_order, backwards, gaps_then_fillings])
 @pytest.mark.parametrize("owned", [True, False])
-def test_a_hundred_thousand_segments_of_one_byte_take_little_memory(
+def test_many_segments_of_one_byte_take_little_memory(
     order: Callable[[int], Iterable[tuple[int, int]]], owned: bool
 ) -> None:
     stream = new_stream()
     tracemalloc.start()
-    for start, _ in order(100_000):
+    for start, _ in order(25_000):
         stream.insert(start, memoryview(bytearray(b"hx"))[1:], owned)
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert stream.readable + reassembling(stream) >= 99_999
-    assert kept < 2_000_000
+    assert stream.readable + reassembling(stream) >= 24_999
+    assert kept < 500_000
 
 
 def test_overlapping_segments_do_not_keep_more_than_twice_what_is_new() -> None:
@@ -150,7 +150,7 @@ def test_overlapping_segments_do_not_keep_more_than_twice_what_is_new() -> None:
 @pytest.mark.parametrize("step", [2, 3, 700, 2047, 2048, 2049, 9000])
 @pytest.mark.parametrize("twice", [False, True])
 def test_without_room_for_islands_memory_follows_the_offsets_alone(step: int, twice: bool) -> None:
-    stream, size = new_stream(), 1 << 20
+    stream, size = new_stream(), min(1 << 20, step << 15)
     piece = memoryview(bytearray(min(step // 2, 1000)))
     tracemalloc.start()
     for start in range(1, size, step):
