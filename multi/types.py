@@ -155,8 +155,7 @@ class Candidate(Preferences):
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
     network: str = field(default="", compare=False)
-    """What identifies the network the interface is on, as long as it is known. It may become known only by dialling
-    (the router's hardware address does), so it makes no other candidate."""
+    """What identifies the network the interface is on; a further address there makes no other candidate."""
 
     @property
     def more_interfaces(self) -> tuple[str, ...]:

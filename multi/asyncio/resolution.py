@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
 from multi.discovery import interfaces_async, interfaces_known, routed
-from multi.discovery.networks import network_ids
+from multi.discovery.networks import network_id
 from multi.discovery.resources import in_thread
 from multi.errors import NoUsableConnection
 from multi.linux.mptcp_pm import why_no_subflows
@@ -137,7 +137,8 @@ class Resolver:
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
-            problems, routes, networks = await in_thread(self._ask_system, interfaces, elsewhere)
+            networks = {interface.name: network_id(interface) for interface in interfaces}
+            problems, routes = await in_thread(self._ask_system, interfaces, elsewhere)
             for problem in problems:
                 self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
         usable, rejections = self._expand(interfaces, addresses, routes)
@@ -153,13 +154,13 @@ class Resolver:
 
     def _ask_system(
         self, interfaces: Sequence[Interface], remotes: set[str]
-    ) -> tuple[list[str], frozenset[tuple[str, str]], dict[str, str]]:
-        """In a thread: why routes could not be made, which there are now, and what the networks are called."""
+    ) -> tuple[list[str], frozenset[tuple[str, str]]]:
+        """In a thread: why routes could not be made, and which there are now."""
         problems: list[str] = []
         if self.routes is not None:
             used = [interface for interface in interfaces if self._may_use(interface)]
             problems = self.routes.install(used, remotes)
-        return problems, routed(interfaces, remotes), network_ids(interfaces)
+        return problems, routed(interfaces, remotes)
 
     def _may_use(self, interface: Interface) -> bool:
         """An entry names it, its kind or one of its addresses."""

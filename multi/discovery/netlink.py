@@ -1,6 +1,6 @@
 """Netlink: messages and attributes as bytes, and a socket for one request at a time.
 
-Every reader of the host shares this codec: the snapshot of the interfaces, the monitor, the neighbours, generic
+Every reader of the host shares this codec: the snapshot of the interfaces, the monitor, generic
 netlink. Written by hand because a session asks when it opens: the few attributes that count are taken from the bytes in
 a tenth of the time pyroute2's classes need, and pyroute2's sockets fail in a thread that runs an event loop, and in any
 thread once uvloop is the policy.
@@ -37,7 +37,7 @@ NUMBER = struct.Struct("=I")
 RTNLGRP_LINK = 1
 RTNLGRP_IPV4_IFADDR, RTNLGRP_IPV4_ROUTE, RTNLGRP_IPV4_RULE = 5, 7, 8
 RTNLGRP_IPV6_IFADDR, RTNLGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE = 9, 11, 19
-RTM_GETLINK, RTM_GETADDR, RTM_GETNEIGH = 18, 22, 30
+RTM_GETLINK, RTM_GETADDR = 18, 22
 RTM_NEWROUTE, RTM_DELROUTE, RTM_GETROUTE = 24, 25, 26
 RTM_NEWRULE, RTM_DELRULE, RTM_GETRULE = 32, 33, 34
 LINK = struct.Struct("=BxHiII")  # ifinfomsg: family, hardware type, index, flags, change

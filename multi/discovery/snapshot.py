@@ -1,4 +1,4 @@
-"""Links, addresses, routes and neighbours of a network namespace, as Linux lists them over rtnetlink.
+"""Links, addresses and routes of a network namespace, as Linux lists them over rtnetlink.
 
 A snapshot takes a fraction of a millisecond and never waits for the network. `snapshots` remembers the last one until
 the kernel announces a change: a session that opens reads nothing then, which is half of what opening costs.
@@ -25,7 +25,7 @@ from multi.types import Family, InterfaceAddress
 
 log = logging.getLogger("multi.discovery")
 
-# include/uapi/linux/rtnetlink.h, if.h, if_link.h, if_addr.h, neighbour.h
+# include/uapi/linux/rtnetlink.h, if.h, if_link.h, if_addr.h
 RTM_F_FIB_MATCH = 0x2000
 RTN_UNICAST = 1
 RTNH_F_DEAD, RTNH_F_LINKDOWN = 1, 16
@@ -38,9 +38,6 @@ RTEXT_FILTER_SKIP_STATS = 8
 IFLA_INFO_KIND = 1
 IFA_ADDRESS, IFA_LOCAL, IFA_CACHEINFO, IFA_FLAGS = 1, 2, 6, 8
 IFA_F_OPTIMISTIC, IFA_F_DADFAILED, IFA_F_DEPRECATED, IFA_F_TENTATIVE = 0x04, 0x08, 0x20, 0x40
-NDA_DST, NDA_LLADDR = 1, 2
-NUD_INCOMPLETE, NUD_FAILED = 0x01, 0x20
-NEIGHBOUR = struct.Struct("=BxxxiHBB")  # ndmsg: family, index, state, flags, type
 NEXT_HOP = struct.Struct("=HBBi")  # rtnexthop: length, flags, hops, interface index
 OPERATIONAL = (b"\0", b"\6")  # RFC 2863: unknown (loopback, tun and others that have no notion of it) and up
 
@@ -148,12 +145,6 @@ def lookup(kernel: NetlinkSocket, remote: str, source: str = "", index: int = 0)
     return [route for found in readable(routes, answers) for route in found if index in (0, route.index)]
 
 
-def neighbours() -> dict[tuple[int, str], str]:
-    """Index of the interface and IP address -> hardware address, of those known."""
-    with NetlinkSocket() as kernel:
-        return dict(readable(_neighbour, kernel.dump(netlink.RTM_GETNEIGH, bytes(NEIGHBOUR.size))))
-
-
 def readable(read: Callable[[bytes], Record | None], bodies: Iterable[bytes]) -> Iterator[Record]:
     """What can be read of these messages; one that cannot must not hide all others."""
     for body in bodies:
@@ -233,15 +224,6 @@ def _address(body: bytes) -> AddressRecord | None:
         reason = "link-local"
     usable = InterfaceAddress(str(address), family, prefix_length, not reason, reason)
     return AddressRecord(index, usable, created=_number(found.get(IFA_CACHEINFO, b"")[8:12]))
-
-
-def _neighbour(body: bytes) -> tuple[tuple[int, str], str] | None:
-    family, index, state, _flags, _type = NEIGHBOUR.unpack_from(body)
-    found = attributes(body, NEIGHBOUR.size)
-    address, mac = found.get(NDA_DST), found.get(NDA_LLADDR)
-    if not address or not mac or not any(mac) or family not in FAMILIES or state & (NUD_INCOMPLETE | NUD_FAILED):
-        return None
-    return (index, socket.inet_ntop(family, address)), mac.hex(":")
 
 
 def _literal(packed: bytes | None) -> str:

@@ -28,12 +28,9 @@ class Scheduling:
         self._make = make
         self._make_for_peer = make_for_peer
         self.policy = session.settings.policy
-        self._fresh_for: tuple[str, tuple[tuple[str, float], ...]] | None = None
-        """The name and parameters the scheduler was made for, as long as it is the one made with the session."""
 
     def first(self) -> Scheduler:
         """The scheduler the session begins with."""
-        self._fresh_for = (self.policy.scheduler, self.policy.parameters)
         return self._make(self.policy.scheduler, dict(self.policy.parameters))
 
     def set(self, policy: Policy, scheduler: Scheduler | None) -> None:
@@ -55,13 +52,11 @@ class Scheduling:
             return
         if not session.settings.follow_peer_policy:
             return
-        scheduler = session.sender.scheduler
-        if self._fresh_for != (policy.scheduler, policy.parameters):  # most clients ask for the default
-            try:
-                scheduler = self._make_for_peer(policy.scheduler, dict(policy.parameters))
-            except ConfigError as error:
-                scheduler, policy, reason = self._make(DEFAULT_SCHEDULER, {}), _standing_in(policy), str(error)
-                self._tell_of(policy)
+        try:
+            scheduler = self._make_for_peer(policy.scheduler, dict(policy.parameters))
+        except ConfigError as error:
+            scheduler, policy, reason = self._make(DEFAULT_SCHEDULER, {}), _standing_in(policy), str(error)
+            self._tell_of(policy)
         self._use(policy, scheduler, by_peer=True, reason=reason)
 
     def _tell_of(self, policy: Policy) -> None:
@@ -70,8 +65,6 @@ class Scheduling:
 
     def _use(self, policy: Policy, scheduler: Scheduler, *, by_peer: bool, reason: str = "") -> None:
         self.policy = policy
-        if scheduler is not self._session.sender.scheduler:
-            self._fresh_for = None
         self._session.sender.scheduler = scheduler
         self._session.sender.reinject = policy.reinject
         self._session.notify(SchedulerChanged(policy.scheduler, by_peer, reason))

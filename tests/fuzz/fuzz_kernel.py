@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from multi.discovery import monitor, netlink, networks, snapshot
+from multi.discovery import monitor, netlink, snapshot
 from multi.linux import genetlink, nl80211, policy_routes, wifi_signal
 from multi.linux.genetlink import GenericNetlink
 from multi.linux.nl80211 import Nl80211
@@ -17,7 +17,6 @@ from multi.transports.mptcp import info as mptcp_info
 from multi.transports.mptcp.info import MptcpInfo, parse_address, read_mptcp_info
 from multi.transports.tcp import info as tcp_info
 from multi.transports.tcp.info import read_tcp_info
-from multi.types import Interface, Kind
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
 
@@ -108,9 +107,9 @@ def _told(choices: Choices, sequence: int = 0) -> bytes:
 
 
 def run_rtnetlink(data: bytes) -> None:
-    """Snapshots, losses, neighbours and routing tables from what a kernel answers."""
+    """Snapshots, losses and routing tables from what a kernel answers."""
     choices = Choices(data)
-    what = choices.below(4)
+    what = choices.below(3)
     kernel = Kernel(choices, _told)
     with patch.object(netlink, "socket", _sockets(kernel)), may_raise(OSError):
         if what == 0:
@@ -119,12 +118,9 @@ def run_rtnetlink(data: bytes) -> None:
                 after = snapshot.snapshot(reader)
                 held = len(before.links) + len(before.addresses)
                 check(len(monitor.losses(before, after)) <= held, "more losses than there was")
-        elif what == 1:
-            gateways = ((next(iter(snapshot.FAMILIES.values())), "192.0.2.1"),)
-            networks.network_ids([Interface("eth0", 1, next(iter(Kind)), gateways=gateways)])
         else:
             reader = netlink.NetlinkSocket()
-            if what == 2:
+            if what == 1:
                 policy_routes.read_tables(reader)
             else:
                 snapshot.lookup(reader, "192.0.2.1", "192.0.2.2")
@@ -150,7 +146,7 @@ def _generic(choices: Choices, sequence: int) -> bytes:
 
 def run_generic(data: bytes) -> None:
     choices = Choices(data)
-    what = choices.below(4)
+    what = choices.below(3)
     kernel: Any = Kernel(choices, _generic)
     with may_raise(OSError):
         if what == 0:
@@ -226,7 +222,7 @@ TARGETS = (
         "netlink-questions",
         run_rtnetlink,
         _random_looking,
-        (netlink, snapshot, networks, monitor, policy_routes),
+        (netlink, snapshot, monitor, policy_routes),
         short=120,
         weight=2,
         longest=800,

@@ -14,7 +14,6 @@ import uvloop
 from multi.discovery import interfaces
 from multi.discovery.monitor import Loss, NetworkMonitor, monitor
 from multi.discovery.netlink import NetlinkSocket
-from multi.discovery.networks import network_ids
 from multi.discovery.snapshot import Snapshot, snapshot
 from multi.lab.testbed import Direction, Link, LinkSpec, Testbed
 from multi.lab.testbed.netlink import HostNetlink
@@ -85,11 +84,6 @@ class Client:
 
     def usable(self, name: str, address: str) -> bool:
         return any(a.usable for a in self.interface(name).addresses if a.address == address)
-
-    def network(self, name: str) -> str:
-        interface = self.interface(name)
-        with self.testbed.client.entered():
-            return network_ids([interface])[name]
 
     def close(self) -> None:
         self.heard.unsubscribe()
@@ -448,18 +442,5 @@ def test_each_network_namespace_has_a_monitor_of_its_own(testbed: Testbed, new_l
             there = monitor()
             assert monitor() is there
         assert monitor() is not there
-
-    on_client(testbed, new_loop, story)
-
-
-def test_a_network_is_known_by_its_router(testbed: Testbed, new_loop: NewLoop) -> None:
-    async def story(client: Client) -> None:
-        before = client.network("wlan0")
-        assert len(before.split(":")) == 6
-        assert client.network("eth0") != before
-        client.two.vanish()
-        client.two.reappear()
-        assert client.network("wlan0") == before
-        await asyncio.sleep(2.5)  # IPv6 addresses are tentative at first
 
     on_client(testbed, new_loop, story)

@@ -32,23 +32,18 @@ def server() -> tuple[SessionCore, list[str]]:
     return session, made
 
 
-def test_the_scheduler_made_with_the_session_serves_a_client_that_asks_for_the_same() -> None:
-    session, made = server()
-    session.scheduling.peer_wants(Policy("adaptive", (), switch=True, reinject="rescue"))
-    assert made == ["adaptive"]
-    assert session.scheduling.policy.switch
-    assert session.sender.reinject == "rescue"
-
-
-def test_other_parameters_and_a_return_make_a_new_one() -> None:
+def test_a_server_schedules_as_its_client_asks() -> None:
     session, made = server()
     for policy in (
+        Policy("adaptive", (), switch=True, reinject="rescue"),
         Policy("top_throughput", (("n", 2.0),)),
         Policy("top_throughput", (("n", 1.0),)),
         Policy("adaptive"),
     ):
         session.scheduling.peer_wants(policy)
-    assert made == ["adaptive", "top_throughput", "top_throughput", "adaptive"]
+        assert session.scheduling.policy == policy
+        assert session.sender.reinject == policy.reinject
+    assert made == ["adaptive", "adaptive", "top_throughput", "top_throughput", "adaptive"]
 
 
 def test_an_object_the_application_set_is_not_taken_for_what_a_client_asks_for() -> None:
