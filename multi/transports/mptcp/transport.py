@@ -102,9 +102,8 @@ class MptcpChannel(StreamChannel):
         rate = sum(flow.rate for flow in alive)
         if rate:
             self._adapt(rate)
-        return TransportSample(
-            rtt=rtt_of.rtt,
-            rtt_variation=rtt_of.rtt_variation,
+        return replace(
+            rtt_of,
             min_rtt=min(flow.min_rtt for flow in alive),
             rate=rate,
             app_limited=any(flow.app_limited for flow in alive),

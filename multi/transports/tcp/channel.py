@@ -352,17 +352,8 @@ class StreamChannel:
         self._sampled_at = now if in_flight else 0.0
         if kernel.rate:
             self._adapt(kernel.rate)
-        return TransportSample(
-            rtt=kernel.rtt,
-            rtt_variation=kernel.rtt_variation,
-            min_rtt=kernel.min_rtt,
-            rate=kernel.rate,
-            app_limited=kernel.app_limited,
-            congestion_window=kernel.congestion_window,
-            bytes_acked=acked,
-            unacked=in_flight + self._queued,
-            not_sent=kernel.not_sent + self._queued,
-        )
+        unacked, not_sent = in_flight + self._queued, kernel.not_sent + self._queued
+        return replace(kernel, bytes_acked=acked, unacked=unacked, not_sent=not_sent)
 
     def _adapt(self, rate: float) -> None:
         self._quantum = int(min(max(rate * QUANTUM_TIME, QUANTUM_MIN), QUANTUM_MAX))

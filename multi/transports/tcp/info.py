@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from typing import NamedTuple
+from dataclasses import dataclass
+
+from multi.types import TransportSample
 
 _TCP_INFO = 11
 # include/uapi/linux/tcp.h, native byte order, the part every kernel since 4.19 has: 8 x u8, 24 x u32, 4 x u64,
@@ -15,21 +17,15 @@ _APP_LIMITED = 1  # bit 0 of the eighth byte
 _GARBAGE_BELOW = 64 * 1024  # bytes; BBR reports loopback-like rates (3 GB/s) on a socket that has sent little
 
 
-class TcpInfo(NamedTuple):
-    """Seconds, bytes, bytes per second."""
+@dataclass(frozen=True, slots=True)
+class TcpInfo(TransportSample):
+    """What the kernel knows of one connection or subflow, not what waits before it. Acknowledged includes the SYN.
 
-    retransmits: int
-    unacked: int
-    """Sent and not acknowledged."""
-    rtt: float
-    rtt_variation: float
-    min_rtt: float
-    congestion_window: int
-    bytes_acked: int
-    not_sent: int
-    rate: float
-    """Delivery rate, 0 until enough was acknowledged to trust it."""
-    app_limited: bool
+    The rate is 0 until enough was acknowledged to trust it.
+    """
+
+    retransmits: int = 0
+    """Of one segment in a row."""
     state: int = 1
     """As in include/net/tcp_states.h: 1 = established, 2 = SYN sent."""
 

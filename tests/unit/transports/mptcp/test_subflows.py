@@ -35,7 +35,7 @@ ESTABLISHED = 1
 
 
 def flow(state: int = ESTABLISHED, retransmits: int = 0) -> TcpInfo:
-    return TcpInfo(retransmits, 0, 0.0, 0.0, 0.0, 0, 0, 0, 0.0, False, state)
+    return TcpInfo(retransmits=retransmits, state=state)
 
 
 class Lease(EndpointLease):
