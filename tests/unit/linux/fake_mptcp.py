@@ -8,7 +8,20 @@ import pytest
 
 from multi.linux import mptcp_endpoints, mptcp_pm
 from multi.linux.mptcp_pm import FLAG_SUBFLOW, Endpoint, MptcpAddress
+from multi.types import Candidate, Family, Source
 
+CANDIDATE = Candidate(
+    "mptcp",
+    Family.IPV4,
+    "server",
+    "10.0.0.1",
+    7788,
+    interface="eth0",
+    local_address="10.0.1.2",
+    more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
+    kind="eth",
+)
+"""Over two interfaces."""
 ETH, WLAN = MptcpAddress(2, "10.0.1.2"), MptcpAddress(3, "10.0.2.2")
 
 

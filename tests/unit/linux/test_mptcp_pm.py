@@ -27,22 +27,10 @@ from multi.linux.mptcp_pm import (
     path_manager_type,
     why_no_subflows,
 )
-from multi.types import Candidate, Family, Source
-from tests.unit.linux.fake_mptcp import WLAN, Kernel
+from multi.types import Family, Source
+from tests.unit.linux.fake_mptcp import CANDIDATE, WLAN, Kernel
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPTCP path managers exist on Linux only")
-
-CANDIDATE = Candidate(
-    "mptcp",
-    Family.IPV4,
-    "server",
-    "10.0.0.1",
-    7788,
-    interface="eth0",
-    local_address="10.0.1.2",
-    more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
-    kind="eth",
-)
 
 
 def _u16(kind: int, value: int) -> bytes:

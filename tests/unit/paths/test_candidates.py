@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import multi.paths.candidates as module
 from multi.paths.candidates import EntrySpec, Rejection, candidates, one_per_interface
 from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
+from tests.unit.linux.fake_mptcp import CANDIDATE
 
 HOST, PORT = "mcserver", 7788
 FOUR, SIX = "203.0.113.7", "2001:db8:7::7"
@@ -565,21 +566,9 @@ def test_the_module_does_no_input_or_output() -> None:
 
 # Instead of an MPTCP connection over several interfaces
 
-OVER_TWO = Candidate(
-    "mptcp",
-    Family.IPV4,
-    "server",
-    "10.0.0.1",
-    7788,
-    interface="eth0",
-    local_address="10.0.1.2",
-    more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
-    kind="eth",
-)
-
 
 def test_one_connection_for_each_interface_has_its_address_and_kind() -> None:
-    first, second = one_per_interface(replace(OVER_TWO, group="fast"))
+    first, second = one_per_interface(replace(CANDIDATE, group="fast"))
     assert (first.interface, first.local_address, first.kind, first.group) == ("eth0", "10.0.1.2", "eth", "fast")
     assert (second.interface, second.local_address, second.kind) == ("wlan0", "10.0.2.2", "wifi")
     assert second.group == "fast, wlan0"
@@ -589,11 +578,11 @@ def test_one_connection_for_each_interface_has_its_address_and_kind() -> None:
 
 
 def test_one_connection_for_each_interface_works_from_names_alone() -> None:
-    found = one_per_interface(replace(OVER_TWO, more_sources=(Source("wlan0"), Source("wwan0"))))
+    found = one_per_interface(replace(CANDIDATE, more_sources=(Source("wlan0"), Source("wwan0"))))
     assert [(c.interface, c.local_address) for c in found] == [("eth0", "10.0.1.2"), ("wlan0", ""), ("wwan0", "")]
     assert [c.group for c in found] == ["", "", ""]
 
 
 def test_a_candidate_of_one_interface_stays_what_it_is() -> None:
-    alone = replace(OVER_TWO, more_sources=())
+    alone = replace(CANDIDATE, more_sources=())
     assert one_per_interface(alone) == [alone]

@@ -17,19 +17,8 @@ from multi.transports.mptcp import subflows as module
 from multi.transports.mptcp.info import MptcpInfo
 from multi.transports.mptcp.subflows import SubflowManager, lease_subflows, why_few_accepted
 from multi.transports.tcp.info import TcpInfo
-from multi.types import Candidate, Family, Source
-from tests.unit.linux.fake_mptcp import Kernel
+from tests.unit.linux.fake_mptcp import CANDIDATE, Kernel
 
-CANDIDATE = Candidate(
-    "mptcp",
-    Family.IPV4,
-    "server",
-    "10.0.0.1",
-    7788,
-    interface="eth0",
-    local_address="10.0.1.2",
-    more_sources=(Source("wlan0", "10.0.2.2", "wifi"),),
-)
 PLACES = {"eth0": MptcpAddress(2, "10.0.1.2"), "wlan0": MptcpAddress(3, "10.0.2.2")}
 ESTABLISHED = 1
 
