@@ -14,13 +14,17 @@ EXTRAS := dev,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast coverage lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
+.PHONY: help setup native test test-fast coverage lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
 		printf '  make %-13s %s\n' "$$target" "$$text"; done
 
 setup: $(STAMP)  ## create .venv and install everything, once
+
+# Not part of setup: it needs cargo 1.88 or newer and a C compiler, and takes a minute or two.
+native: $(STAMP)  ## build the native QUIC engine (quic_config.engine "noq") and put it into .venv
+	@$(BIN)/python native/build.py
 
 test: $(STAMP)  ## run all tests
 	$(BIN)/python -m tests $(ARGS)

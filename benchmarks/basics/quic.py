@@ -14,10 +14,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter, process_time
@@ -49,6 +48,7 @@ PARTIES = (
     Party(STOCK, "aioquic", stock=True),
     Party("multi, aioquic", "aioquic", against=STOCK, promise=1.3),
     Party("multi, qh3", "qh3", against=STOCK, promise=2.5),
+    Party("multi, noq", "noq", against="multi, qh3", promise=0.9),
     Party("qh3", "qh3", stock=True, against=STOCK),
 )
 
@@ -275,14 +275,29 @@ def _line(party: Party, outcomes: dict[str, list[Outcome]]) -> str:
     return line
 
 
+def _obstacle(engine: str) -> str:
+    """Why it cannot be measured."""
+    from multi.errors import TransportError
+    from multi.transports.quic.engine import implementation
+
+    try:
+        implementation(engine)
+    except TransportError as error:
+        return str(error)
+    return ""
+
+
 def run(*, quick: bool) -> None:
     """Print medians, ratios and what is promised of them, for each size of datagrams."""
     from multi.lab.cert import write_development_certificates
 
-    parties = [party for party in PARTIES if party.engine == "aioquic" or find_spec("qh3") is not None]
+    missing = {engine: reason for engine in {party.engine for party in PARTIES} if (reason := _obstacle(engine))}
+    parties = [party for party in PARTIES if party.engine not in missing]
     for party in PARTIES:
         if party not in parties:
-            print(f"  {party.name:15} not measured: qh3 is not installed (pip install 'multi-session[qh3]')")
+            print(f"  {party.name:15} not measured: {missing[party.engine]}")
+    measured = {party.name for party in parties}
+    parties = [party if party.against in measured else replace(party, against="") for party in parties]
     size, rounds = (16 << 20, 3) if quick else (64 << 20, 7)
     with tempfile.TemporaryDirectory(prefix="multi-quic-") as directory:
         write_development_certificates(Path(directory), ["localhost"])

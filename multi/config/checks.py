@@ -82,7 +82,7 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
     if ssl.client_ca and "quic" in listen.transports and isinstance(quic, QuicSettings) and quic.engine == "qh3":
         yield Finding(
             ("quic_config", "engine"),
-            'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", qh3 cannot ask for certificates',
+            'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", "noq", which can ask clients',
         )
 
 

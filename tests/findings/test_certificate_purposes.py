@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import multi
+from tests.engines import engine_or_skip
 from tests.findings.attacks import aborted_at_end, echoing, exchanged
 from tests.integration.certificates import Certificates, certificates_in
 from tests.integration.support import Way, run
@@ -38,13 +39,14 @@ async def talks(files: Certificates, way: str, engine: str, server: str, client:
             await exchanged(session)
 
 
-WAYS = {"tls": ("tcp-tls", "aioquic"), "aioquic": ("quic", "aioquic"), "qh3": ("quic", "qh3")}
+WAYS = {"tls": ("tcp-tls", "aioquic"), "aioquic": ("quic", "aioquic"), "qh3": ("quic", "qh3"), "noq": ("quic", "noq")}
+ASKING = [way for way in WAYS if way != "qh3"]
+"""Those whose servers can ask for certificates."""
 
 
 def talk(files: Certificates, way: str, server: str, client: str | None = None) -> None:
     name, engine = WAYS[way]
-    if engine == "qh3":
-        pytest.importorskip("qh3")
+    engine_or_skip(engine)
     run(talks(files, name, engine, server, client))
 
 
@@ -54,13 +56,13 @@ def test_a_certificate_for_clients_is_not_taken_as_the_server_s(way: str, certif
         talk(certificates, way, "posing")
 
 
-@pytest.mark.parametrize("way", ["tls", "aioquic"])
+@pytest.mark.parametrize("way", ASKING)
 def test_a_certificate_for_servers_is_not_taken_as_a_client_s(way: str, certificates: Certificates) -> None:
     with pytest.raises(multi.MultiError):
         talk(certificates, way, "server", "server")
 
 
-@pytest.mark.parametrize("way", ["tls", "aioquic"])
+@pytest.mark.parametrize("way", ASKING)
 def test_certificates_made_for_both_ends_are_taken(way: str, certificates: Certificates) -> None:
     talk(certificates, way, "server", "client")
 

@@ -19,6 +19,7 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicFrameType
 
+from tests.engines import engine_or_skip
 from tests.findings.attacks import echoing
 from tests.integration.callbacks import CALLBACK, Callback, callbacks_measured
 from tests.integration.support import HOST, Way, collect, run, until
@@ -147,10 +148,9 @@ async def work_for(way: Way, engine: str, offsets: list[int]) -> float:
             attacker.leave()
 
 
-@pytest.mark.parametrize("engine", ["aioquic", "qh3"])
+@pytest.mark.parametrize("engine", ["aioquic", "qh3", "noq"])
 def test_stream_frames_with_gaps_cost_no_more_time_than_others(engine: str, development_certificates: Path) -> None:
-    if engine == "qh3":
-        pytest.importorskip("qh3")
+    engine_or_skip(engine)
     way = Way(development_certificates, "quic")
     usual = run(work_for(way, engine, [1] * OFFSETS))
     with_gaps = run(work_for(way, engine, [1 + 2 * n for n in range(OFFSETS)]))

@@ -266,16 +266,21 @@ class PathEngine(QuicEngine):
         """Those that are not abandoned, in order of their ids."""
 
 
+_REMEDIES = {
+    "qh3": "pip install 'multi-session[qh3]'",
+    "multi_noq": "`make native` builds it (native/README.md)",
+}
+"""By what an engine is made of, and may be missing."""
+
+
 def implementation(name: str) -> type[QuicEngine]:
     """The engine called `name` in `quic_config`. Raises TransportError saying what is missing."""
     try:
         module = import_module(f"multi.transports.quic.{name}_engine")
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != name:
+        if error.name is None or (remedy := _REMEDIES.get(error.name.partition(".")[0])) is None:
             raise
-        raise TransportError(
-            f"the QUIC engine {name!r} is not installed: pip install 'multi-session[{name}]'"
-        ) from None
+        raise TransportError(f"the QUIC engine {name!r} is not installed: {remedy}") from None
     return cast(type[QuicEngine], module.Engine)
 
 

@@ -129,7 +129,7 @@ class Engine(LibraryEngine):
         if common["cadata"] and not common["is_client"]:
             raise TransportError(
                 "the QUIC engine 'qh3' cannot ask clients for certificates (ssl_config.client_ca); "
-                "use 'aioquic' on this server"
+                "use 'aioquic' or 'noq' on this server"
             )
         return QuicConfiguration(
             initial_rtt=INITIAL_RTT,

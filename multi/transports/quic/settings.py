@@ -17,12 +17,14 @@ class QuicSettings(TransportSection):
     """Seconds without receiving anything after which a connection is given up (RFC 9000 section 10.1; the
     smaller value of both ends counts). Keep-alives go every min(15 s, a third of it). Default 60: as for
     TCP."""
-    engine: Literal["aioquic", "qh3"] = "aioquic"
+    engine: Literal["aioquic", "qh3", "noq"] = "aioquic"
     """QUIC implementation; both ends may use different ones. `qh3` is several times as fast and has to be installed
     (`pip install 'multi-session[qh3]'`); its congestion control is always `cubic`, and on a server it cannot ask for
-    client certificates (`client_ca`). Default `aioquic`: it is always there, and can all of this."""
-    congestion: Literal["cubic", "reno"] = "cubic"
-    """Congestion control. Default `cubic`: recovers faster than Reno on fast or long paths (RFC 9438)."""
+    client certificates (`client_ca`). `noq` is the native engine, as fast, which `make native` builds. Default
+    `aioquic`: it is always there."""
+    congestion: Literal["cubic", "reno", "bbr"] = "cubic"
+    """Congestion control; `bbr` (version 3) needs the engine `noq`. Default `cubic`: recovers faster than Reno on fast
+    or long paths (RFC 9438)."""
     max_datagram_size: Annotated[int, Range(1200, 65_527)] = 1350
     """Largest UDP payload sent, in bytes; 1200 is the minimum of RFC 9000 section 14. Where the system knows that
     the path carries less, less is sent; it does not probe for more. Default 1350: fits through usual tunnels and mobile
@@ -34,6 +36,9 @@ class QuicSettings(TransportSection):
     @field_validator("congestion")
     @classmethod
     def _engine_has_it(cls, congestion: str, info: ValidationInfo) -> str:
-        if info.data.get("engine") == "qh3" and congestion != "cubic":
+        engine = info.data.get("engine")
+        if engine == "qh3" and congestion != "cubic":
             raise ValueError('"cubic" with the engine "qh3", which has no other')
+        if engine == "aioquic" and congestion == "bbr":
+            raise ValueError('"cubic" or "reno" with the engine "aioquic"; only "noq" has "bbr"')
         return congestion

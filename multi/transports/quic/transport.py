@@ -67,7 +67,7 @@ GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section
 
 
 class Quic(Transport):
-    """QUIC through aioquic or qh3. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
+    """QUIC, whatever engine. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
 
     name = "quic"
 

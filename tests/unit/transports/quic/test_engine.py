@@ -14,13 +14,14 @@ from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
 from multi.transports import transport
 from multi.transports.base import TlsSettings, TransportSettings
-from multi.transports.quic.engine import QuicEngine, implementation
+from multi.transports.quic.engine import QuicEngine
 from multi.transports.quic.packets import header_of
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.types import Candidate, Family
+from tests.engines import engine_or_skip
 
-ENGINES = ("aioquic", "qh3")
+ENGINES = ("aioquic", "qh3", "noq")
 CLIENT, SERVER = PeerAddress(("127.0.0.2", 1)), PeerAddress(("127.0.0.1", 2))
 SIZE = 50_000
 
@@ -35,11 +36,6 @@ async def test_engine_that_is_not_installed_is_named_with_its_extra(monkeypatch:
         await transport("quic").dial(Candidate("quic", Family.IPV4, "localhost", "127.0.0.1", 1), settings)
     with pytest.raises(TransportError, match=reason):
         await transport("quic").listen("127.0.0.1", 0, settings, print)
-
-
-def engine_type(name: str) -> type[QuicEngine]:
-    pytest.importorskip(name)
-    return implementation(name)
 
 
 def exchange(client: QuicEngine, server: QuicEngine, clock: Any) -> None:
@@ -87,7 +83,7 @@ def test_ids_of_connections_are_made_by_one_function(
         return made[-1]
 
     monkeypatch.setattr("multi.transports.quic.connection_ids.os", SimpleNamespace(urandom=urandom))
-    kind = engine_type(name)
+    kind = engine_or_skip(name)
     ends = joined(tmp_path, kind, kind, itertools.count(100.0, 0.001))
     for end in ends:
         assert end.connection_id in made
@@ -101,7 +97,7 @@ def test_ids_of_connections_are_made_by_one_function(
 @pytest.mark.parametrize("server_engine", ENGINES)
 def test_two_ends_agree_whatever_their_engines(tmp_path: Path, client_engine: str, server_engine: str) -> None:
     clock = itertools.count(100.0, 0.001)
-    client, server = joined(tmp_path, engine_type(client_engine), engine_type(server_engine), clock)
+    client, server = joined(tmp_path, engine_or_skip(client_engine), engine_or_skip(server_engine), clock)
     for engine in (client, server):
         assert "HandshakeCompleted" in [type(event).__name__ for event in events(engine)]
         assert engine.closing is None

@@ -1,0 +1,385 @@
+"""noq-proto behind a PathEngine: all of QUIC in Rust, several paths included (built by `make native`).
+
+The only module that imports `multi_noq`, which is described in `native/multi_noq.pyi`. Certificates are judged by the
+same code as with the other engines, signatures by rustls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import multi_noq
+from aioquic.quic.events import (
+    ConnectionIdIssued,
+    ConnectionIdRetired,
+    ConnectionTerminated,
+    HandshakeCompleted,
+    StopSendingReceived,
+    StreamDataReceived,
+    StreamReset,
+)
+from aioquic.quic.packet import QuicProtocolVersion
+from aioquic.tls import Alert, AlertDescription
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from multi.errors import TransportError
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.policy import AckPath, PathPolicy
+from multi.transports.base import Buffer, TlsSettings
+from multi.transports.certificates import check_own, fault_of, refused
+from multi.transports.quic.connection_ids import new_connection_id
+from multi.transports.quic.engine import (
+    LANE_STREAMS,
+    RECEIVE_WINDOW,
+    PathClosed,
+    PathEngine,
+    PathOpened,
+    PathStatusChanged,
+    RoundTrips,
+    Secrets,
+    third_party,
+)
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.udp_port import Burst, PeerAddress
+from multi.transports.quic.verification import verify
+from multi.transports.sockets import transport_error
+from multi.transports.tls import ALPN
+
+VERSION = "0.1.0"
+"""Of `multi_noq`. Another is one that was built before, and not since."""
+INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
+
+FIRST_WINDOW = 64 * 1024
+"""Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
+`multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
+
+if multi_noq.VERSION != VERSION:
+    raise TransportError(f"the QUIC engine 'noq' is of version {multi_noq.VERSION}, not {VERSION}: make native")
+
+
+@dataclass(frozen=True)
+class _Configuration:
+    native: multi_noq.Config
+    issuers: bytes
+    server_name: str | None
+    policy: PathPolicy | None
+
+
+class _Known(NamedTuple):
+    """What was read last, until something happens."""
+
+    unacknowledged: int
+    unsent: int
+    window: int
+    in_flight: int
+    round_trips: RoundTrips
+
+
+class Engine(PathEngine):
+    """See `QuicEngine` and `PathEngine`."""
+
+    VERSIONS = (QuicProtocolVersion.VERSION_1,)
+
+    def __init__(
+        self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
+    ) -> None:
+        self._configuration = cast(_Configuration, configuration)
+        self._size = datagram_size
+        native = self._configuration.native
+        self._connection = (
+            multi_noq.Connection.client(native)
+            if self._configuration.server_name is not None
+            else multi_noq.Connection.server(native, datagram_size, original_id if retry_id is not None else None)
+        )
+        self._events: deque[Any] = deque()
+        self._heard = False
+        """There may be events that were not fetched."""
+        self._closing: ConnectionTerminated | None = None
+        self._known: _Known | None = None
+        self._written = 0
+
+    @classmethod
+    def configure(
+        cls,
+        quic: QuicSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        server_name: str | None = None,
+        policy: PathPolicy | None = None,
+    ) -> Any:
+        own: dict[str, Any] = {}
+        if tls.cert is not None and tls.key is not None:
+            check_own(tls.cert, tls.key)
+            own = {"chain": _chain_of(tls), "key": _key_of(tls)}
+        is_client = server_name is not None
+        try:
+            native = multi_noq.Config(
+                alpn=ALPN.encode(),
+                new_id=new_connection_id,
+                streams=0 if is_client else len(LANE_STREAMS),
+                first_window=FIRST_WINDOW,
+                window=RECEIVE_WINDOW,
+                congestion=quic.congestion if policy is None else policy.congestion,
+                idle_timeout=quic.idle_timeout,
+                initial_rtt=INITIAL_RTT,
+                paths=1 if policy is None else policy.paths,
+                ask=bool(issuers) and not is_client,
+                judge=partial(_judged, issuers, server_name) if issuers and is_client else None,
+                **own,
+            )
+        except ValueError as error:
+            if own:
+                raise TransportError(f"cannot use {tls.key} as a private key: {error}") from error
+            raise TransportError(f"the QUIC engine 'noq': {error}") from error
+        return _Configuration(native, issuers, server_name, policy)
+
+    def channel_binding(self, certificate: bytes) -> bytes:
+        secrets = Secrets()
+        for label, secret in self._connection.secrets():
+            secrets.write(f"{label} - {secret.hex()}")
+        return secrets.channel_binding(certificate)
+
+    # What goes in
+
+    def connect(self, address: PeerAddress, now: float) -> None:
+        configuration = self._configuration
+        self._happened()
+        try:
+            self._connection.connect(configuration.native, self._size, address, configuration.server_name or "", now)
+        except ValueError as error:  # a name that is none
+            raise TransportError(str(error)) from error
+
+    def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
+        self._happened()
+        with third_party():
+            self._connection.receive(data, segment, address, now)
+
+    def handle_timer(self, now: float) -> None:
+        self._happened()
+        with third_party():
+            self._connection.handle_timer(now)
+
+    def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
+        if self.closing is None:
+            self._known = None
+            self._written += len(data)
+            with third_party():
+                self._connection.write(stream_id, data, end)
+
+    def close(self, error_code: int, reason: str = "") -> None:
+        if self.closing is None:
+            with third_party():
+                self._connection.close(error_code, reason)
+            self._closing = ConnectionTerminated(error_code, None, reason)
+
+    # What comes out
+
+    def next_event(self) -> Any:
+        if not self._events and self._heard:
+            self._fetch()
+        return self._events.popleft() if self._events else None
+
+    def bursts(self, now: float) -> list[Burst]:
+        self._happened()
+        with third_party():
+            return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now))]
+
+    def next_timer(self) -> float | None:
+        return self._connection.next_timer()
+
+    # What is known
+
+    @property
+    def connection_id(self) -> bytes:
+        return self._connection.connection_id
+
+    @property
+    def closing(self) -> ConnectionTerminated | None:
+        if self._heard:
+            self._fetch()
+        return self._closing
+
+    @property
+    def peer_certificate(self) -> bytes:
+        shown = self._connection.peer_certificates()
+        return shown[0] if shown else b""
+
+    def verify_client_certificate(self) -> None:
+        shown = self._connection.peer_certificates()
+        if not shown:
+            raise TransportError("the client showed no certificate")
+        refusal = _judged(self._configuration.issuers, None, shown)
+        if refusal is not None:
+            raise refused("the client", fault_of(refusal[1]))
+
+    def has_stream(self, stream_id: int) -> bool:
+        # A client opens those it writes to.
+        return self._configuration.server_name is not None or self._connection.has_stream(stream_id)
+
+    def unsent(self) -> int:
+        return self._now_known().unsent
+
+    def unacknowledged(self) -> int:
+        return self._now_known().unacknowledged
+
+    def acknowledged(self) -> int:
+        return self._written - self._now_known().unacknowledged
+
+    def all_acknowledged(self) -> bool:
+        return self._connection.all_acknowledged()
+
+    @property
+    def congestion_window(self) -> int:
+        return self._now_known().window
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return self._now_known().in_flight
+
+    @property
+    def round_trips(self) -> RoundTrips:
+        return self._now_known().round_trips
+
+    # Paths
+
+    @property
+    def multipath(self) -> bool:
+        return self._connection.multipath
+
+    def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
+        self._happened()
+        with third_party():
+            return self._connection.open_path(address, backup, now)
+
+    def abandon_path(self, path: int, code: int, now: float) -> None:
+        self._happened()
+        with third_party():
+            self._connection.abandon_path(path, code, now)
+
+    def suspect_path(self, path: int, now: float) -> None:
+        self._happened()
+        with third_party():
+            self._connection.suspect_path(path, now)
+
+    def set_backup(self, path: int, backup: bool) -> None:
+        self._happened()
+        with third_party():
+            self._connection.set_backup(path, backup)
+
+    def paths(self) -> Sequence[PathFacts]:
+        return [_facts(path) for path in self._connection.paths()]
+
+    # Inside
+
+    def _happened(self) -> None:
+        self._heard = True
+        self._known = None
+
+    def _fetch(self) -> None:
+        self._heard = False
+        for name, *values in self._connection.events():
+            event = self._event(name, values)
+            if event is not None:
+                self._events.append(event)
+
+    def _event(self, name: str, values: list[Any]) -> Any:
+        match name:
+            case "data":
+                return StreamDataReceived(stream_id=values[0], data=values[1], end_stream=values[2])
+            case "connected":
+                self._begin_paths()
+                return HandshakeCompleted(alpn_protocol=ALPN, early_data_accepted=False, session_resumed=False)
+            case "issued":
+                return ConnectionIdIssued(connection_id=values[0])
+            case "retired":
+                return ConnectionIdRetired(connection_id=values[0])
+            case "reset":
+                return StreamReset(stream_id=values[0], error_code=values[1])
+            case "stopped":
+                return StopSendingReceived(stream_id=values[0], error_code=values[1])
+            case "path_opened":
+                return PathOpened(*values)
+            case "path_closed":
+                return PathClosed(*values)
+            case "path_status":
+                return PathStatusChanged(*values)
+        assert name == "lost", name
+        if self._closing is None:
+            code, frame, reason = values
+            self._closing = ConnectionTerminated(error_code=code, frame_type=frame, reason_phrase=reason)
+        return None
+
+    def _begin_paths(self) -> None:
+        policy = self._configuration.policy
+        if policy is not None:
+            same = policy.ack_path is AckPath.SAME
+            self._connection.set_ack_path("same" if same else "best")
+
+    def _now_known(self) -> _Known:
+        if self._known is None:
+            unacknowledged, unsent = self._connection.outstanding()
+            window = in_flight = 0
+            trips = RoundTrips()
+            for (number, _, suspect, _), times, (path_window, path_in_flight, *_), _ in self._connection.paths():
+                if not number or not trips.smoothed:
+                    trips = RoundTrips(*times)
+                if not suspect:
+                    window += path_window
+                    in_flight += path_in_flight
+            self._known = _Known(unacknowledged, unsent, window, in_flight, trips)
+        return self._known
+
+
+def _facts(path: multi_noq.Path) -> PathFacts:
+    (number, validated, suspect, backup), times, (window, in_flight, sent, received), (lost_bytes, lost, probes) = path
+    state = PathState.SUSPECT if suspect else PathState.ACTIVE
+    return PathFacts(
+        number,
+        state if validated else PathState.VALIDATING,
+        backup,
+        *times,
+        congestion_window=window,
+        bytes_in_flight=in_flight,
+        acked=max(0, sent - in_flight - lost_bytes),
+        sent=sent,
+        received=received,
+        lost=lost,
+        probe_count=probes,
+    )
+
+
+def _judged(issuers: bytes, server_name: str | None, shown: Sequence[bytes]) -> tuple[int, str] | None:
+    """What is wrong with certificates (DER): a TLS alert and words. Of a server with this name, or of a client."""
+    try:
+        certificate, *chain = (x509.load_der_x509_certificate(one) for one in shown)
+        verify(certificate, chain, issuers, server_name)
+    except Alert as error:
+        return int(error.description), str(error)
+    except ValueError as error:
+        return int(AlertDescription.bad_certificate), str(error)
+    return None
+
+
+def _chain_of(tls: TlsSettings) -> list[bytes]:
+    assert tls.cert is not None
+    return [one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(tls.cert.read_bytes())]
+
+
+def _key_of(tls: TlsSettings) -> bytes:
+    assert tls.key is not None
+    try:
+        content = tls.key.read_bytes()
+    except OSError as error:
+        raise transport_error(error, f"cannot read {tls.key}") from error
+    key = load_pem_private_key(content, None)  # `check_own` has looked at it
+    return key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())

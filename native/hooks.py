@@ -1,0 +1,240 @@
+"""What noq-proto lacks for aggregation and for servers that validate addresses themselves, put into its source.
+
+The crate comes from the registry, unchanged; `build.py` makes a copy and calls `apply` on it. Nothing of the crate is
+kept here but the few words that say where something goes. Each change stands by itself, so that it can be offered to
+the crate's authors. noq-proto is licensed "MIT OR Apache-2.0", as are these changes to it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+CRATE = "noq-proto"
+VERSION = "1.4.0"
+CHECKSUM = "c01a35be3ed37558c8db69554419f24eff8a63599b54f711bbe3863ec727c47d"
+"""SHA-256 of the crate's archive, for which the places below were found."""
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Change:
+    """`text` before, after or in place of words that occur `count` times; at one of them, the first is 0."""
+
+    file: str
+    where: str
+    words: str
+    text: str
+    count: int = 1
+    which: int = 0
+
+    def made_in(self, source: str) -> str:
+        found = source.split(self.words)
+        if len(found) - 1 != self.count:
+            raise SystemExit(f"{self.file}: {self.words!r} is there {len(found) - 1} times, not {self.count}")
+        head = self.words.join(found[: self.which + 1])
+        tail = self.words.join(found[self.which + 1 :])
+        match self.where:
+            case "before":
+                return head + self.text + self.words + tail
+            case "after":
+                return head + self.words + self.text + tail
+            case "instead":
+                return head + self.text + tail
+            case _:
+                raise ValueError(self.where)
+
+
+def before(file: str, words: str, text: str, *place: int) -> Change:
+    return Change(file, "before", words, text, *place)
+
+
+def after(file: str, words: str, text: str, *place: int) -> Change:
+    return Change(file, "after", words, text, *place)
+
+
+def instead(file: str, words: str, text: str, *place: int) -> Change:
+    return Change(file, "instead", words, text, *place)
+
+
+CONNECTION = "src/connection/mod.rs"
+ASSEMBLER = "src/connection/assembler.rs"
+NEW_FILES = {
+    "src/connection/hooks.rs": "hooks/connection.rs",
+    "src/connection/streams/hooks.rs": "hooks/streams.rs",
+}
+
+CHANGES = (
+    # The two files, their state, and their names.
+    before(CONNECTION, "\nmod mtud;\n", "\nmod hooks;\npub use hooks::{AckPath, PathFacts};\n"),
+    before(CONNECTION, "    n0_nat_traversal: n0_nat_traversal::State,\n", "    hooks: hooks::Hooks,\n"),
+    before(
+        CONNECTION,
+        "            n0_nat_traversal: Default::default(),\n",
+        "            hooks: Default::default(),\n",
+    ),
+    before("src/connection/streams/mod.rs", "\nmod recv;\n", "\nmod hooks;\n"),
+    before("src/lib.rs", "    Chunk, Chunks, ClosePathError,", "    AckPath, PathFacts,\n"),
+    # Facts.
+    before(
+        "src/connection/paths.rs",
+        "    /// Minimum RTT registered so far for this estimator.\n",
+        "    /// Whether anything was measured yet.\n"
+        "    pub fn has_sample(&self) -> bool {\n        self.smoothed.is_some()\n    }\n\n"
+        "    /// How much it varies.\n"
+        "    pub fn variation(&self) -> Duration {\n        self.var\n    }\n\n",
+    ),
+    before(
+        "src/connection/send_buffer.rs",
+        "    /// Compute the amount of data that hasn't been acknowledged\n",
+        "    /// Bytes that wait to be sent, for the first time or again\n"
+        "    pub(super) fn unsent_bytes(&self) -> u64 {\n"
+        "        let again: u64 = self.retransmits.iter().map(|range| range.end - range.start).sum();\n"
+        "        self.offset() - self.unsent + again\n    }\n\n",
+    ),
+    # An identifier that is no longer in use is told to whoever made it.
+    before(
+        "src/cid_generator.rs",
+        "    /// Quickly determine whether `cid` could have",
+        "    /// The peer has retired this CID, or its path is gone\n"
+        "    fn retired(&mut self, _cid: ConnectionId) {}\n\n",
+    ),
+    after(
+        "src/endpoint.rs",
+        "                    self.index.retire(cid);\n",
+        "                    self.local_cid_generator.retired(cid);\n",
+    ),
+    # A Retry that the application itself has sent.
+    before(
+        "src/endpoint.rs",
+        "    /// Whether it is legal to respond with a retry packet\n",
+        "    /// The application has validated the address with a Retry of its own\n"
+        "    ///\n"
+        "    /// `original` is the destination connection ID of the client's first packet.\n"
+        "    pub fn validated_by_retry(&mut self, original: ConnectionId) {\n"
+        "        self.token = IncomingToken {\n"
+        "            retry_src_cid: Some(self.packet.header.dst_cid),\n"
+        "            orig_dst_cid: original,\n"
+        "            validated: true,\n        };\n    }\n\n",
+    ),
+    # Gaps: several unequal paths make as many as the window has datagrams. Bounded by what lies between the first
+    # byte that is missing and the last that has come, which flow control bounds.
+    instead(
+        ASSEMBLER,
+        "self.data.len() > COMPACT_THRESHOLD",
+        "self.data.len() > 2 * self.most_chunks()",
+    ),
+    Change(ASSEMBLER, "instead", "self.data.len() > MAX_CHUNKS", "self.data.len() > self.most_chunks()"),
+    before(
+        ASSEMBLER,
+        "    /// Number of bytes consumed by the application\n    pub(super) fn bytes_read",
+        "    fn most_chunks(&self) -> usize {\n"
+        "        const SMALLEST_GAP: u64 = 512; // bytes on average of what is missing and what has come\n"
+        "        MAX_CHUNKS.max(((self.end - self.bytes_read) / SMALLEST_GAP) as usize)\n    }\n\n",
+    ),
+    before(ASSEMBLER, "const COMPACT_THRESHOLD", "#[cfg(test)]\n"),
+    # The order of paths.
+    instead(CONNECTION, "self.paths.first_entry().map(|e| *e.key());", "self.path_after(None);", 2, 0),
+    instead(
+        CONNECTION,
+        "self.paths.keys().find(|i| **i > path_id).copied();",
+        "self.path_after(Some(path_id));",
+        2,
+        0,
+    ),
+    after(
+        CONNECTION,
+        "while let Some(path_id) = next_path_id {\n",
+        "            self.hooks.sending = path_id;\n",
+        2,
+        0,
+    ),
+    after(
+        CONNECTION,
+        "while let Some(path_id) = next_path_id {\n",
+        "                self.hooks.sending = path_id;\n",
+        2,
+        1,
+    ),
+    before(
+        "src/connection/paths.rs",
+        "    /// The number of bytes this [`PathId`] uses when encoded",
+        "    /// The number itself\n    pub const fn into_inner(self) -> u32 {\n        self.0\n    }\n\n",
+    ),
+    # Silent paths: nothing but probes while another path is healthy.
+    after(
+        CONNECTION,
+        "                && path.data.local_status() == PathStatus::Available\n",
+        "                && !self.is_silent(path_id)\n",
+    ),
+    after(CONNECTION, "        let may_send_data = has_cids\n", "            && !self.is_suspect(path_id)\n"),
+    Change(
+        CONNECTION, "after", "        let may_send_close = has_cids\n", "            && !self.is_suspect(path_id)\n"
+    ),
+    after(
+        CONNECTION,
+        "        path_data.pto_count = path_data.pto_count.saturating_add(1);\n",
+        "        self.repeat_elsewhere(path_id);\n",
+    ),
+    before(
+        CONNECTION,
+        "                    self.spaces[space_id].queue_tail_loss_probe(\n",
+        "                    self.probe_with_ping(space_id, path_id);\n",
+    ),
+    # Who closes a connection and its socket cannot wait for the pacer.
+    before(
+        CONNECTION,
+        "        // Pacing check.\n",
+        "        if can_send.close {\n            return PathBlocked::No;\n        }\n\n",
+    ),
+    # The path of acknowledgements.
+    before(
+        CONNECTION,
+        "        can_send.close = connection_close_pending && space_has_crypto;\n",
+        "        if space_id == SpaceId::Data {\n            self.choose_acks(path_id, &mut can_send);\n        }\n",
+    ),
+    before(
+        CONNECTION,
+        "        let is_0rtt = space_id == SpaceId::Data && !space_has_keys;\n        let stats",
+        "        let acks = self.acks_on(path_id);\n",
+    ),
+    instead(
+        CONNECTION,
+        "                .filter(|(_, pns)| pns.pending_acks.can_send())\n",
+        "                .filter(|(of, pns)| acks.of(**of) && pns.pending_acks.can_send())\n",
+    ),
+    # Connection IDs for further paths in 0.5-RTT.
+    after(
+        CONNECTION,
+        "                    self.issue_first_cids(now);\n",
+        "                    self.issue_path_cids_early(now);\n",
+        2,
+        1,
+    ),
+    instead(
+        CONNECTION,
+        "cid_path_id = match is_multipath_negotiated {",
+        "cid_path_id = match is_multipath_negotiated || issued.path_id != PathId::ZERO {",
+    ),
+    instead(CONNECTION, "size_bound(is_multipath_negotiated, cid_len)", "size_bound(true, cid_len)"),
+)
+
+
+def apply(crate: Path) -> None:
+    """Change the source in this folder, as `cargo vendor` has put it there. SystemExit where it is another."""
+    checksum_file = crate / ".cargo-checksum.json"
+    package = json.loads(checksum_file.read_text())["package"]
+    if package != CHECKSUM:
+        raise SystemExit(f"{CRATE} has the checksum {package}, the hooks are for {CHECKSUM} ({VERSION})")
+    for name, ours in NEW_FILES.items():
+        (crate / name).write_text((HERE / ours).read_text())
+    for file in dict.fromkeys(change.file for change in CHANGES):
+        source = (crate / file).read_text()
+        for change in CHANGES:
+            if change.file == file:
+                source = change.made_in(source)
+        (crate / file).write_text(source)
+    # Cargo compares files with these sums, and the package's own with Cargo.lock.
+    checksum_file.write_text(json.dumps({"files": {}, "package": package}))

@@ -1,0 +1,242 @@
+//! What an application may know of the paths of a connection, and decide for them.
+//!
+//! This file becomes `connection/hooks.rs` of noq-proto; `hooks.py` beside it puts the calls where they belong.
+
+use super::*;
+
+/// Which path carries the acknowledgements of which, once multipath is negotiated.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum AckPath {
+    /// Whichever path sends first.
+    #[default]
+    Any,
+    /// That on which the packets came; of a suspect path, any other.
+    Same,
+    /// The path with the smallest round-trip time that is not suspect.
+    Best,
+}
+
+/// Facts of a path that is open.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct PathFacts {
+    /// What its round trips were; `None` before the first sample.
+    pub rtt: Option<RttEstimator>,
+    /// The variation of its round-trip time.
+    pub rtt_variation: Duration,
+    /// Bytes in flight.
+    pub in_flight: u64,
+    /// The congestion window, bytes.
+    pub window: u64,
+    /// Probe timeouts since it was last acknowledged something.
+    pub probe_count: u32,
+    /// Whether the peer answers there.
+    pub validated: bool,
+    /// Whether it was abandoned, and only lingers.
+    pub abandoned: bool,
+    /// Whether nothing new is given to it until it answers.
+    pub suspect: bool,
+    /// Where it goes.
+    pub network_path: FourTuple,
+}
+
+/// What was decided, and what is remembered for it.
+#[derive(Debug, Default)]
+pub(super) struct Hooks {
+    /// The path of what is being sent, or was last.
+    pub(super) sending: PathId,
+    order: Vec<PathId>,
+    ack_path: AckPath,
+    /// Authenticated packets there were when a path that only acknowledges last asked for an answer.
+    asked_at: FxHashMap<PathId, u64>,
+}
+
+/// Which acknowledgements a path carries.
+pub(super) enum Acks {
+    All,
+    None,
+    Of(Vec<PathId>),
+}
+
+impl Acks {
+    pub(super) fn of(&self, path: PathId) -> bool {
+        match self {
+            Self::All => true,
+            Self::None => false,
+            Self::Of(paths) => paths.contains(&path),
+        }
+    }
+}
+
+/// Packets from the peer after which a path that only acknowledges asks whether anybody hears it.
+const ASK_AFTER: u64 = 16;
+
+impl Connection {
+    /// The paths in the order in which they are given what is to be sent; others follow by their ids.
+    pub fn set_path_order(&mut self, order: &[PathId]) {
+        self.hooks.order.clear();
+        self.hooks.order.extend_from_slice(order);
+    }
+
+    /// Which path carries acknowledgements.
+    pub fn set_ack_path(&mut self, ack_path: AckPath) {
+        self.hooks.ack_path = ack_path;
+    }
+
+    /// Take a path for silent now, as if its probe timeout had come.
+    ///
+    /// What is in flight there is sent on other paths, and it is given nothing until it has answered a PING.
+    pub fn suspect_path(&mut self, path: PathId, now: Instant) -> Result<(), ClosedPath> {
+        if self.abandoned_paths.contains(&path) {
+            return Err(ClosedPath { _private: () });
+        }
+        let data = self.path_mut(path).ok_or(ClosedPath { _private: () })?;
+        data.pto_count = data.pto_count.saturating_add(1);
+        let pns = self.spaces[SpaceId::Data].for_path(path);
+        pns.loss_probes = pns.loss_probes.max(1);
+        self.repeat_elsewhere(path);
+        self.set_loss_detection_timer(now, path);
+        Ok(())
+    }
+
+    /// The path of what `poll_transmit` returned last.
+    pub fn last_path(&self) -> PathId {
+        self.hooks.sending
+    }
+
+    /// Facts of a path, `None` where there is none with this id.
+    pub fn path_facts(&self, path: PathId) -> Option<PathFacts> {
+        let data = self.path(path)?;
+        Some(PathFacts {
+            rtt: data.rtt.has_sample().then_some(data.rtt),
+            rtt_variation: data.rtt.variation(),
+            in_flight: data.in_flight.bytes,
+            window: data.congestion.window(),
+            probe_count: data.pto_count,
+            validated: data.validated,
+            abandoned: self.abandoned_paths.contains(&path),
+            suspect: self.is_suspect(path),
+            network_path: data.network_path,
+        })
+    }
+
+    /// Bytes of all streams that are not acknowledged, and how many of them wait to be sent, once more or first.
+    pub fn unacknowledged_and_unsent(&self) -> (u64, u64) {
+        self.streams.unacknowledged_and_unsent()
+    }
+
+    /// The path after this one in the order of sending, the first of all after `None`.
+    pub(super) fn path_after(&self, path: Option<PathId>) -> Option<PathId> {
+        let order = &self.hooks.order;
+        let listed = order.iter().filter(|id| self.paths.contains_key(id));
+        let mut all = listed.chain(self.paths.keys().filter(|id| !order.contains(id)));
+        if let Some(path) = path {
+            all.find(|id| **id == path);
+        }
+        all.next().copied()
+    }
+
+    /// Whether probe timeouts say that nobody hears it.
+    pub(super) fn is_silent(&self, path: &PathId) -> bool {
+        self.paths.get(path).is_some_and(|found| found.data.pto_count > 0)
+    }
+
+    fn is_healthy(&self, path: &PathId) -> bool {
+        self.remote_cids.contains_key(path)
+            && !self.abandoned_paths.contains(path)
+            && self.paths.get(path).is_some_and(|found| found.data.validated && found.data.pto_count == 0)
+    }
+
+    /// Whether it is silent and another is not: it is given nothing but probes.
+    pub(super) fn is_suspect(&self, path: PathId) -> bool {
+        self.is_silent(&path) && self.paths.keys().any(|other| *other != path && self.is_healthy(other))
+    }
+
+    /// A probe timeout: what is in flight on a suspect path goes again on others, though it may yet arrive.
+    pub(super) fn repeat_elsewhere(&mut self, path: PathId) {
+        if !self.is_multipath_negotiated() || !self.is_suspect(path) {
+            return;
+        }
+        let space = &mut self.spaces[SpaceId::Data];
+        let Some(pns) = space.number_spaces.get_mut(&path) else {
+            return;
+        };
+        for packet in pns.sent_packets.values_mut() {
+            for frame in mem::take(&mut packet.stream_frames) {
+                self.streams.retransmit(frame);
+            }
+            space.pending |= mem::take(&mut packet.retransmits);
+        }
+    }
+
+    /// A probe of a suspect path needs something of its own: the data that would be the probe goes elsewhere.
+    pub(super) fn probe_with_ping(&mut self, space: SpaceId, path: PathId) {
+        if self.is_suspect(path) {
+            self.spaces[space].for_path(path).pending_ping = true;
+        }
+    }
+
+    /// Which acknowledgements this path carries now.
+    pub(super) fn acks_on(&self, path: PathId) -> Acks {
+        if self.paths.len() < 2 || !self.is_multipath_negotiated() {
+            return Acks::All;
+        }
+        match self.hooks.ack_path {
+            AckPath::Any => Acks::All,
+            AckPath::Same => {
+                let spaces = &self.spaces[SpaceId::Data].number_spaces;
+                Acks::Of(
+                    spaces.keys().filter(|of| **of == path || !self.is_healthy(of)).copied().collect(),
+                )
+            }
+            AckPath::Best => {
+                let healthy = self.paths.iter().filter(|(id, _)| self.is_healthy(id));
+                let best = healthy.min_by_key(|(_, found)| {
+                    (found.data.local_status() == PathStatus::Backup, found.data.rtt.get())
+                });
+                match best {
+                    Some((best, _)) if *best != path => Acks::None,
+                    _ => Acks::All,
+                }
+            }
+        }
+    }
+
+    /// Leave to a path the acknowledgements that it carries, and let it ask now and then whether they arrive.
+    ///
+    /// Who only receives has no probe timeout, and would never notice that its acknowledgements go nowhere.
+    pub(super) fn choose_acks(&mut self, path: PathId, can_send: &mut SendableFrames) {
+        if !can_send.acks || self.paths.len() < 2 || !self.is_multipath_negotiated() {
+            return;
+        }
+        let acks = self.acks_on(path);
+        let space = &self.spaces[SpaceId::Data];
+        can_send.acks = space.number_spaces.iter().any(|(of, pns)| acks.of(*of) && pns.pending_acks.can_send());
+        if !can_send.acks || can_send.other || can_send.space_specific || !self.is_healthy(&path) {
+            return;
+        }
+        let heard = self.total_authed_packets;
+        if self.path_data(path).in_flight.ack_eliciting == 0
+            && heard >= self.hooks.asked_at.get(&path).map_or(0, |at| at + ASK_AFTER)
+        {
+            self.hooks.asked_at.insert(path, heard);
+            self.spaces[SpaceId::Data].for_path(path).pending_ping = true;
+            can_send.space_specific = true;
+        }
+    }
+
+    /// A server's connection ids for further paths, as soon as it may send and before it has heard the client's Finished.
+    pub(super) fn issue_path_cids_early(&mut self, now: Instant) {
+        if self.config.max_concurrent_multipath_paths.is_none() || self.peer_params.initial_max_path_id.is_none() {
+            return;
+        }
+        let most = self.remote_max_path_id.min(self.local_max_path_id);
+        let mut path = self.max_path_id_with_cids.next();
+        while path <= most {
+            let count = self.peer_params.issue_cids_limit();
+            self.endpoint_events.push_back(EndpointEventInner::NeedIdentifiers(path, now, count));
+            path = path.next();
+        }
+        self.max_path_id_with_cids = most;
+    }
+}
