@@ -182,7 +182,8 @@ class SessionDriver:
         self._progress = (0, 0)
         self._touched: dict[ConnectionId, _Link] = {}
         self._subscriptions: WeakSet[Subscription] = WeakSet()
-        self._readers: Waiting = {}
+        self.on_readable: dict[StreamId, Callable[[], None]] = {}
+        """Called when a stream has more to read, or the session is over."""
         self._writers: Waiting = {}
         self._peer_streams: deque[StreamId] = deque()
         self._peer_stream_came = asyncio.Event()
@@ -256,7 +257,8 @@ class SessionDriver:
                     link.channel.write(effect.buffers, effect.lane)
                     self._touched[link.id] = link
             case StreamReadable():
-                _wake_all(self._readers, effect.stream)
+                if (wake := self.on_readable.get(effect.stream)) is not None:
+                    wake()
             case StreamWritable():
                 _wake_all(self._writers, effect.stream)
             case StreamOpened():
@@ -463,27 +465,30 @@ class SessionDriver:
 
     # --- streams ---
 
-    async def wait_readable(self, stream: StreamId, what: str) -> None:
-        """Wait for a StreamReadable. Raises RuntimeError when somebody else waits already, as asyncio does."""
-        if stream in self._readers:
-            raise RuntimeError(f"{what}() called while another coroutine is already waiting for incoming data")
-        await self._wait(self._readers, stream)
+    def read(self, stream: StreamId, limit: int) -> bytes:
+        """Take up to `limit` bytes of what a stream has; negative = all of it."""
+        data = self.core.read(stream, limit, now=self.loop.time())
+        if self.core.receiver.ack_now or self.core.outbox.queue:
+            self.pump_soon()  # the window has moved, or a stream is over and makes room for another
+        return data
+
+    def until_writable(self, stream: StreamId) -> asyncio.Future[None]:
+        """Done with the next StreamWritable, or when the session is over."""
+        waiter = self.loop.create_future()
+        self._writers.setdefault(stream, []).append(waiter)
+        return waiter
 
     async def wait_writable(self, stream: StreamId) -> None:
         """Wait for a StreamWritable."""
-        await self._wait(self._writers, stream)
-
-    async def _wait(self, waiting: Waiting, stream: StreamId) -> None:
-        waiter = self.loop.create_future()
-        waiting.setdefault(stream, []).append(waiter)
+        waiter = self.until_writable(stream)
         try:
             await waiter
         except asyncio.CancelledError:
-            others = waiting.get(stream, [])
+            others = self._writers.get(stream, [])
             if waiter in others:
                 others.remove(waiter)
                 if not others:
-                    del waiting[stream]
+                    del self._writers[stream]
             raise
 
     def holds_too_much(self, stream: SendStream | None) -> bool:
@@ -569,9 +574,10 @@ class SessionDriver:
                 future.set_exception(failure)
                 future.exception()  # nobody has to look at a failure that another call reports
         self.closed.set_result(None)
-        for waiting in (self._readers, self._writers):
-            for stream in list(waiting):
-                _wake_all(waiting, stream)
+        for wake in list(self.on_readable.values()):
+            wake()
+        for stream in list(self._writers):
+            _wake_all(self._writers, stream)
         self._peer_stream_came.set()
         for subscription in list(self._subscriptions):
             subscription.end()

@@ -14,6 +14,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.asyncio.transport import SessionTransport
 from multi.config import load_entry
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
@@ -39,9 +40,10 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._aborted = False
-        self.reader = SessionReader(driver, STREAM_ZERO, limit, session=self)
+        transport = SessionTransport(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
+        self.reader = SessionReader(transport, limit)
         """Reads stream 0."""
-        self.writer = SessionWriter(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
+        self.writer = SessionWriter(transport, self.reader)
         """Writes stream 0."""
 
     def __repr__(self) -> str:
@@ -93,12 +95,15 @@ class Session:
 
     async def open_stream(self, priority: int = DEFAULT_PRIORITY) -> tuple[SessionReader, SessionWriter]:
         """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
+        return self._pair(await self._new_stream(priority))
+
+    async def _new_stream(self, priority: int) -> StreamId:
         while True:
             self._check_open()
             stream = self._core.open_stream(priority, now=self._driver.now())
             if stream is not None:
                 self._driver.pump_soon()
-                return self._pair(stream)
+                return stream
             await self._driver.wait_writable(STREAM_ZERO)
 
     async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
@@ -110,10 +115,9 @@ class Session:
             yield pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
-        return (
-            SessionReader(self._driver, stream, self._limit, session=self),
-            SessionWriter(self._driver, stream, self._extra_info, closes_session=False),
-        )
+        transport = SessionTransport(self._driver, stream, self._extra_info, closes_session=False)
+        reader = SessionReader(transport, self._limit)
+        return reader, SessionWriter(transport, reader)
 
     # --- connections ---
 

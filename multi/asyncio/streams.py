@@ -1,4 +1,4 @@
-"""Reader and writer of a stream, with the behaviour of asyncio's own: code written for those works unchanged.
+"""Reader and writer of a stream: asyncio's own, so that code written for those works unchanged.
 
 They decide when an application waits. Bytes live in the session's buffers until they are read, so what is not read
 closes the window and slows the peer down.
@@ -7,64 +7,140 @@ closes the window and slows the peer down.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+import ssl
+from typing import TYPE_CHECKING, Any
 
-from multi.asyncio.driver import SessionDriver
-from multi.errors import LocalProtocolError, MultiError, SessionLost, StreamReset
-from multi.types import StreamId
+from multi.asyncio.transport import Data, SessionTransport, StreamProtocol, start_tls
+from multi.types import Side
 
-logger = logging.getLogger("multi.session")
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line `readuntil` returns
-HIGH_WATER = 1024 * 1024  # unsent bytes above which `drain` waits: keeps the fastest connection busy for a pump
-LOW_WATER = 256 * 1024  # unsent bytes at which it stops waiting
-
-Data = bytes | bytearray | memoryview
-ExtraInfo = Callable[[str, StreamId, Any], Any]
-"""What a session knows under a name, asked for a stream; else the default."""
-Separator = bytes | bytearray | memoryview | tuple[bytes, ...]
 
 
-class SessionReader:
-    """Reads one stream. See `asyncio.StreamReader` for each method."""
+class SessionReader(asyncio.StreamReader):
+    """Reads one stream. See `asyncio.StreamReader` for each method.
 
-    def __init__(self, driver: SessionDriver, stream: StreamId, limit: int, session: object) -> None:
-        if limit <= 0:
-            raise ValueError("Limit cannot be <= 0")
-        self._session = session
-        """Ends when nobody holds it, so whoever reads does."""
-        self._driver = driver
-        self._streams = driver.core.streams
-        self._stream = stream
-        self._received = driver.core.receiver.streams.get(stream)
-        self._limit = limit
+    Libraries look at private names of asyncio's reader: `_buffer`, `_eof`, `_exception`, `_limit`, `_transport` and
+    `_waiter` tell the truth.
+    """
+
+    if TYPE_CHECKING:  # what typeshed does not list
+        _limit: int
+        _paused: bool
+        _waiter: asyncio.Future[None] | None
+
+        def _wakeup_waiter(self) -> None: ...
+        def _maybe_resume_transport(self) -> None: ...
+
+    def __init__(self, transport: SessionTransport, limit: int) -> None:
+        self._driver = transport.driver
+        self._stream_transport = transport
+        self._stream = transport.stream
+        self._streams = self._driver.core.streams
+        self._of_stream = self._driver.core.receiver.streams.get(self._stream)
+        self._source = self._of_stream
+        """Where bytes are taken from: the session; nowhere while reading is paused, or once others feed the reader."""
+        self._detached = False
         self._taken = bytearray()
         """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
 
-        Not `_buffer`: redis-py looks at that of asyncio's reader for unread bytes, and would find none in this one.
         Waiting inside the session's buffer for the end of a line would keep the window shut that has to bring it.
         """
+        self._eof_fed = False
+        self._error: BaseException | None = None
+        """From `set_exception`."""
+        super().__init__(limit, self._driver.loop)
+        self._transport: asyncio.Transport = transport
+        transport.reader = self
 
     def __repr__(self) -> str:
         return f"<SessionReader stream={self._stream} buffered={self._readable()}>"
 
-    def _readable(self) -> int:
-        return len(self._taken) + self._streams.readable(self._stream)
+    # --- what the transport and what stands between tell ---
 
-    def exception(self) -> MultiError | None:
-        """Why reading ends early, or None. Bytes that arrived before can still be read."""
-        error = self._received.error if self._received is not None else None
+    def keep_what_has_come(self) -> None:
+        """The stream is about to end from this side: what has come can still be read."""
+        _ = self._buffer
+
+    def hold(self) -> None:
+        """Take nothing more from the session for now."""
+        self._source = None
+
+    def attach(self) -> None:
+        """Take bytes from the session, from now on or again."""
+        self._detached = False
+        self._source = self._of_stream
+        self._wakeup_waiter()
+
+    def detach(self) -> bytes:
+        """Others feed the reader from now on; return what was taken from the session and not read."""
+        self._detached = True
+        self._source = None
+        unread = bytes(self._taken)
+        self._taken.clear()
+        return unread
+
+    # --- private names of asyncio's reader ---
+
+    @property
+    def _buffer(self) -> bytearray:
+        """What can be read now, as much of it as asyncio's reader would hold before it pauses its transport."""
+        missing = 2 * self._limit + 1 - len(self._taken)
+        if missing > 0 and self._more():
+            self._taken += self._pull(missing)
+        return self._taken
+
+    @_buffer.setter
+    def _buffer(self, value: bytearray) -> None:
+        self._taken = value
+
+    @property
+    def _eof(self) -> bool:
+        return self._eof_fed or (not self._detached and self._at_end() and self._session_error() is None)
+
+    @_eof.setter
+    def _eof(self, value: bool) -> None:
+        self._eof_fed = value
+
+    @property
+    def _exception(self) -> BaseException | None:
+        return None if self._taken and self._error is None else self.exception()
+
+    @_exception.setter
+    def _exception(self, value: BaseException | None) -> None:
+        self._error = value
+
+    # --- state ---
+
+    def _more(self) -> int:
+        """Bytes the session has for this reader."""
+        source = self._source
+        return source.next_offset - source.consumed if source is not None else 0
+
+    def _readable(self) -> int:
+        return len(self._taken) + self._more()
+
+    def _at_end(self) -> bool:
+        over = self._streams.at_end(self._stream) or self._driver.over
+        return over and not self._streams.readable(self._stream)
+
+    def _session_error(self) -> Exception | None:
+        if self._stream_transport.aborted:
+            return None
+        error = self._of_stream.error if self._of_stream is not None else None
         if error is not None:
             return error
         if self._streams.readable(self._stream) or self._streams.complete(self._stream):
             return None
         return self._driver.closed_error
 
-    def at_eof(self) -> bool:
-        """True when the stream has ended in order and everything was read."""
-        return not self._readable() and self._streams.at_end(self._stream) and self.exception() is None
+    def exception(self) -> Any:
+        """Why reading ends early, or None. Bytes that arrived before can still be read."""
+        return self._error or (None if self._detached else self._session_error())
+
+    # --- reading ---
 
     def _take(self, limit: int) -> bytes:
         """Up to `limit` bytes of what is there; negative = all of it."""
@@ -73,44 +149,59 @@ class SessionReader:
         end = limit if limit >= 0 else len(self._taken)
         data = bytes(memoryview(self._taken)[:end])
         del self._taken[:end]
+        if self._paused:
+            self._maybe_resume_transport()
         return data
 
     def _pull(self, limit: int) -> bytes:
-        driver = self._driver
-        data = driver.core.read(self._stream, limit, now=driver.loop.time())
-        if driver.core.receiver.ack_now or driver.core.outbox.queue:
-            driver.pump_soon()  # the window has moved, or a stream is over and makes room for another
-        return data
+        return self._driver.read(self._stream, limit)
 
-    async def _wait(self, what: str) -> bool:
-        """Wait until the session has more; False at the end. Raises what ended the stream early."""
+    async def _wait_for_data(self, func_name: str) -> bool:
+        """Wait until there is more; False at the end. Raises what ended the stream early."""
         error = self.exception()
         if error is not None:
             raise error
-        if self._streams.at_end(self._stream) or self._driver.closed.done():
+        if self._eof:
             return False
-        await self._driver.wait_readable(self._stream, what)
+        if self._waiter is not None:
+            raise RuntimeError(f"{func_name}() called while another coroutine is already waiting for incoming data")
+        if self._paused:  # what was fed was too much at once
+            self._paused = False
+            self._transport.resume_reading()
+        self._waiter = self._driver.loop.create_future()
+        if not self._detached:
+            self._driver.on_readable[self._stream] = self._wakeup_waiter
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if not self._detached:
+                self._driver.on_readable.pop(self._stream, None)
         return True
 
     async def read(self, n: int = -1) -> bytes:
         """Return up to `n` bytes, as soon as there are some; all until the end when `n` is negative."""
+        if self._error is not None:
+            raise self._error
         if n == 0:
             return b""
         if n < 0:
             return await self._gather(-1, "read")
-        received = self._received
         while True:
-            if received is not None and received.next_offset > received.consumed and not self._taken:
+            source = self._source
+            if source is not None and source.next_offset > source.consumed and not self._taken:
                 return self._pull(n)  # the common case, written out
-            if self._readable():
+            if self._taken:
                 return self._take(n)
-            if not await self._wait("read"):
+            if not await self._wait_for_data("read"):
                 return b""
 
     async def readexactly(self, n: int) -> bytes:
         """Return exactly `n` bytes. Raises asyncio.IncompleteReadError when the stream ends before."""
         if n < 0:
             raise ValueError("readexactly size can not be less than zero")
+        if self._error is not None:
+            raise self._error
         data = await self._gather(n, "readexactly")
         if len(data) < n:
             raise asyncio.IncompleteReadError(data, n)
@@ -123,7 +214,7 @@ class SessionReader:
         try:
             while missing:
                 if not self._readable():
-                    if not await self._wait(what):
+                    if not await self._wait_for_data(what):
                         break
                     continue
                 piece = self._take(missing)
@@ -148,18 +239,21 @@ class SessionReader:
                 self._taken.clear()
             raise ValueError(error.args[0]) from None
 
-    async def readuntil(self, separator: Separator = b"\n") -> bytes:
+    async def readuntil(self, separator: ReadableBuffer | tuple[ReadableBuffer, ...] = b"\n") -> bytes:
         """Return everything up to and including `separator` (of several, the one that ends first).
 
         Raises asyncio.IncompleteReadError at the end of the stream, asyncio.LimitOverrunError when more than the
         reader's limit would be returned; the bytes stay readable then.
         """
-        separators = separator if isinstance(separator, tuple) else (separator,)
+        separators = [memoryview(s).tobytes() for s in (separator if isinstance(separator, tuple) else (separator,))]
         if not separators or not all(separators):
             raise ValueError("Separator should be at least one-byte string")
+        if self._error is not None:
+            raise self._error
         longest = max(map(len, separators))
-        buffer, searched = self._taken, 0
+        searched = 0
         while True:
+            buffer = self._buffer
             found = [(buffer.find(s, max(0, searched + 1 - len(s))), len(s)) for s in separators]
             ends = [(index + size, index) for index, size in found if index >= 0]
             if ends:
@@ -172,194 +266,68 @@ class SessionReader:
                 raise asyncio.LimitOverrunError(
                     "Separator is not found, and chunk exceed the limit", searched + 1 - longest
                 )
-            if self._streams.readable(self._stream):
-                # As much as asyncio buffers: `readline` skips a line that is too long where its end is in sight.
-                buffer += self._pull(2 * self._limit + longest - searched)
-            elif not await self._wait("readuntil"):
+            if not self._more() and not await self._wait_for_data("readuntil"):
                 raise asyncio.IncompleteReadError(self._take(-1), None)
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
 
-    async def __anext__(self) -> bytes:
-        line = await self.readline()
-        if not line:
-            raise StopAsyncIteration
-        return line
+class SessionWriter(asyncio.StreamWriter):
+    """Writes one stream. See `asyncio.StreamWriter` for each method, and `transport` for abort and limits."""
 
-
-class SessionWriter(asyncio.WriteTransport):
-    """Writes one stream, and is its own `transport`. See `asyncio.StreamWriter` and `asyncio.WriteTransport`."""
-
-    def __init__(self, driver: SessionDriver, stream: StreamId, extra_info: ExtraInfo, *, closes_session: bool) -> None:
-        super().__init__()
-        self._extra_info = extra_info
-        self._driver = driver
-        self._core = driver.core
-        self._streams = driver.core.streams
-        self._buffer = driver.core.sender.streams.get(stream)
-        self._stream = stream
-        self._closes_session = closes_session
-        self._closing = False
-        self._ended = False
-        self._aborted = False
-        self._high, self._low = HIGH_WATER, LOW_WATER
+    def __init__(self, transport: SessionTransport, reader: SessionReader) -> None:
+        self._bare = transport
+        self._transport: asyncio.Transport
+        self._reader = reader
+        self._protocol = StreamProtocol(reader, transport)
+        super().__init__(transport, self._protocol, reader, transport.driver.loop)
+        transport.set_protocol(self._protocol)
 
     def __repr__(self) -> str:
-        return f"<SessionWriter stream={self._stream} unsent={self.get_write_buffer_size()}>"
-
-    @property
-    def transport(self) -> asyncio.WriteTransport:
-        """For abort, buffer size and limits."""
-        return self
-
-    def _send_error(self) -> SessionLost | None:
-        own = self._buffer.error if self._buffer is not None else None
-        return own or self._streams.send_error(self._stream)
-
-    # --- writing ---
+        return f"<SessionWriter transport={self._transport!r}>"
 
     def write(self, data: Data) -> None:
-        """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now.
+        """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now."""
+        self._transport.write(data)
 
-        After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
-        transports: `drain` and `wait_closed` tell. After `write_eof` it raises.
-        """
-        buffer = self._buffer
-        if type(data) is bytes and buffer is not None and not buffer.final and not self._driver.over:
-            # The common case, written out: it runs for every write of an application.
-            buffer.write(data)
-            if self._driver.soon is None:
-                self._driver.pump_soon()
-            return
-        if self._ended and not self._closing:
-            raise LocalProtocolError("Cannot call write() after write_eof()")
-        # Anything with a buffer, as array.array, whose length is not its size in bytes.
-        kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
-        closing = self._closing or self._core.closing
-        if closing or self._driver.closed.done() or self._send_error() is not None:
-            logger.debug("session %s: bytes written after the end are dropped", self._core.session_id.hex()[:8])
-            return
-        self._core.write(self._stream, kept, now=self._driver.loop.time())
-        self._driver.pump_soon()
-
-    def writelines(self, data: Iterable[Data]) -> None:
-        """Queue several pieces."""
-        for piece in data:
-            self.write(piece)
+    @property
+    def transport(self) -> asyncio.Transport:
+        """For abort, buffer size and limits, and `set_protocol`."""
+        return self._transport
 
     async def drain(self) -> None:
-        """Wait while the peer or the networks are slow.
-
-        That is, above the high-water mark of unsent bytes; or above `limits.max_send_buffer` of bytes that the peer
-        has not acknowledged, over all streams, while this one has more than an equal share of them. Raises what ended
-        the stream or the session.
-        """
-        buffer, driver = self._buffer, self._driver
-        if buffer is not None and not buffer.final and not driver.over:
-            unacked = buffer.end_offset - buffer.acked
-            if buffer.end_offset - buffer.next_offset <= self._high and unacked <= driver.share:
-                return
+        """Wait while the peer or the networks are slow; see `SessionTransport.drain`."""
+        if self._transport is self._bare:
+            await self._bare.drain()
         else:
-            self._raise_error()
-        if self.get_write_buffer_size() <= self._high and not driver.holds_too_much(buffer):
-            return
-        while self.get_write_buffer_size() > self._low or driver.holds_too_much(buffer):
-            await driver.wait_writable(self._stream)
-            self._raise_error()
-
-    def _raise_error(self) -> None:
-        if self._driver.closed.done():
-            raise self._driver.closed_error or SessionLost()
-        error = self._send_error()
-        if error is not None and not (self._closing and self._streams.finished(self._stream)):
-            raise error
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        """End this direction after everything written; the other one stays open."""
-        if not self._ended:
-            self._ended = True
-            self._core.finish(self._stream, now=self._driver.loop.time())
-            self._driver.pump_soon()
-
-    # --- ending ---
-
-    def close(self) -> None:
-        """End the stream after flushing, read no more. Stream 0 of `open_connection` or `on_client`: the session."""
-        if self._closing:
-            return
-        self._closing = self._ended = True
-        now = self._driver.loop.time()
-        if self._closes_session:
-            self._core.close(now=now)
-        else:
-            self._core.finish(self._stream, now=now)
-            self._core.stop_sending(self._stream, 0, now=now)
-        self._driver.pump_soon()
-
-    def is_closing(self) -> bool:
-        return self._closing or self._driver.closed.done()
-
-    async def wait_closed(self) -> None:
-        """Return when the peer has acknowledged the end, or after `transport.abort`; raise when it never will."""
-        driver, finished = self._driver, False
-        if self._closes_session:
-            await asyncio.shield(driver.closed)
-            await driver.settle()
-        else:
-            while not (finished := self._streams.finished(self._stream)) and not driver.closed.done():
-                await driver.wait_writable(self._stream)
-        if self._aborted:
-            return
-        if not finished and driver.closed_error is not None:
-            raise driver.closed_error
-        error = self._send_error()
-        if isinstance(error, StreamReset) and error.unacknowledged:
-            raise error
+            await super().drain()
 
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
-        self._core.reset(self._stream, code, now=self._driver.loop.time())
-        self._closing = self._ended = True
-        self._driver.pump_soon()
+        self._bare.reset(code)
 
-    def abort(self) -> None:
-        """End at once, in both directions: the session (stream 0) or this stream."""
-        self._aborted = self._closing = self._ended = True
-        now = self._driver.loop.time()
-        if self._closes_session:
-            self._core.abort(now=now)
-        else:
-            self._core.reset(self._stream, 0, now=now)
-            self._core.stop_sending(self._stream, 0, now=now)
-        self._driver.pump()
+    async def start_tls(
+        self,
+        sslcontext: ssl.SSLContext,
+        *,
+        server_hostname: str | None = None,
+        ssl_handshake_timeout: float | None = None,
+        ssl_shutdown_timeout: float | None = None,
+    ) -> None:
+        """Begin TLS inside the stream; the server of the session is the server of TLS. See `multi.start_tls`.
 
-    # --- facts ---
+        It comes on top of what protects the session's connections.
+        """
+        await self.drain()
+        self._transport = await start_tls(
+            self._transport,
+            self._protocol,
+            sslcontext,
+            server_side=self._bare.driver.core.side is Side.SERVER,
+            server_hostname=server_hostname,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout,
+        )
+        self._protocol.covered(self)
+        self._reader._transport = self._transport
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`session`, `peername`, `sockname`, `socket`, `peercert`, `psk_id`, `stream`, `connections`; or `default`."""
-        return self._extra_info(name, self._stream, default)
-
-    def get_write_buffer_size(self) -> int:
-        """Bytes written and not yet handed to a connection."""
-        return self._streams.unsent(self._stream)
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._low, self._high
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Change the marks of `drain`, in bytes; see `asyncio.WriteTransport`."""
-        if high is None:
-            high = HIGH_WATER if low is None else 4 * low
-        if low is None:
-            low = high // 4
-        if not high >= low >= 0:
-            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
-        self._high, self._low = high, low
-
-    async def start_tls(self, *args: object, **kwargs: object) -> None:
-        """Not available: protection belongs to the session's connections (`ssl_config`, `protect`)."""
-        raise LocalProtocolError("start_tls() is not available: use ssl_config")
+    def __del__(self) -> None:
+        """Asyncio's closes its transport. Here the session ends when nobody holds any of its readers and writers."""

@@ -1,0 +1,503 @@
+"""A stream of a session as an `asyncio.Transport`, and TLS inside one.
+
+It writes, ends, and hands what comes to a protocol. Reader and writer stand on it as asyncio's do; only the bytes do
+not pass through their protocol: the reader takes them from the session, which saves copying them twice. What a library
+puts between (`set_protocol`, TLS) gets them pushed, and the reader then reads what that feeds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from asyncio import sslproto
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from multi.asyncio.driver import SessionDriver
+from multi.errors import LocalProtocolError, SessionLost, StreamReset
+from multi.types import StreamId
+
+if TYPE_CHECKING:
+    from multi.asyncio.streams import SessionReader
+
+logger = logging.getLogger("multi.session")
+
+HIGH_WATER = 1024 * 1024  # unsent bytes above which writers wait: keeps the fastest connection busy for a pump
+LOW_WATER = 256 * 1024  # unsent bytes at which they go on
+DELIVERY = 256 * 1024  # bytes a protocol gets at once, then others have their turn; as asyncio's transports
+
+Data = bytes | bytearray | memoryview
+ExtraInfo = Callable[[str, StreamId, Any], Any]
+"""What a session knows under a name, asked for a stream; else the default."""
+
+
+class SessionTransport(asyncio.Transport):
+    """One stream. See `asyncio.Transport` for each method."""
+
+    _start_tls_compatible = True
+    """Asked for by `loop.start_tls` of asyncio's own loops."""
+
+    def __init__(self, driver: SessionDriver, stream: StreamId, extra_info: ExtraInfo, *, closes_session: bool) -> None:
+        self.driver = driver
+        self.stream = stream
+        self.aborted = False
+        """This side has given it up, so its end is no failure."""
+        self.reader: SessionReader | None = None
+        """Takes the bytes from the session itself, as long as `set_protocol` names nobody else for them."""
+        self._extra_info = extra_info
+        self._core = driver.core
+        self._streams = driver.core.streams
+        self._sending = driver.core.sender.streams.get(stream)
+        self._received = driver.core.receiver.streams.get(stream)
+        self._closes_session = closes_session
+        self._closing = False
+        self._ended = False
+        self._high, self._low = HIGH_WATER, LOW_WATER
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._pushing = False
+        """Bytes go to the protocol; else the reader takes them."""
+        self._reading = True
+        self._writing_paused = False
+        self._eof_told = self._lost_told = False
+        self._unread = b""
+        """What the reader had taken and not returned when a protocol took its place."""
+        self._waiting: asyncio.Future[None] | None = None
+
+    def __repr__(self) -> str:
+        state = "closing" if self.is_closing() else "open"
+        return f"<SessionTransport stream={self.stream} {state} unsent={self.get_write_buffer_size()}>"
+
+    def __getattr__(self, name: str) -> Any:
+        hint = ": a session has many sockets, see get_extra_info()" if name[:1] == "_" else ""
+        raise AttributeError(f"'SessionTransport' object has no attribute {name!r}{hint}", name=name, obj=self)
+
+    def _send_error(self) -> SessionLost | None:
+        own = self._sending.error if self._sending is not None else None
+        return own or self._streams.send_error(self.stream)
+
+    # --- writing ---
+
+    def write(self, data: Data) -> None:
+        """Queue bytes. `bytes` and views of `bytes` are kept by reference, anything else is copied now.
+
+        After `close` of the stream or the session, and once one of them is lost, bytes are dropped, as by asyncio's own
+        transports: `drain` and `wait_closed`, or `connection_lost`, tell. After `write_eof` it raises.
+        """
+        sending = self._sending
+        if type(data) is bytes and sending is not None and not sending.final and not self.driver.over:
+            # The common case, written out: it runs for every write of an application.
+            sending.write(data)
+            if self.driver.soon is None:
+                self.driver.pump_soon()
+        elif not self._write(data):
+            return
+        if self._pushing:
+            self._look_at_writing()
+
+    def _write(self, data: Data) -> bool:
+        """Return False when the bytes were dropped."""
+        if self._ended and not self._closing:
+            raise LocalProtocolError("Cannot call write() after write_eof()")
+        # Anything with a buffer, as array.array, whose length is not its size in bytes.
+        kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
+        error = self._send_error()
+        if self._closing or self._core.closing or self.driver.closed.done() or error is not None:
+            logger.debug("session %s: bytes written after the end are dropped", self._core.session_id.hex()[:8])
+            if self._pushing and error is not None:
+                self.driver.loop.call_soon(self._force_close, error)
+            return False
+        self._core.write(self.stream, kept, now=self.driver.loop.time())
+        self.driver.pump_soon()
+        return True
+
+    def writelines(self, list_of_data: Iterable[Data]) -> None:
+        """Queue several pieces."""
+        for piece in list_of_data:
+            self.write(piece)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """End this direction after everything written; the other one stays open."""
+        if not self._ended:
+            self._ended = True
+            self._core.finish(self.stream, now=self.driver.loop.time())
+            self.driver.pump_soon()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes written and not yet handed to a connection."""
+        return self._streams.unsent(self.stream)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low, self._high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Change the marks of `drain` and `pause_writing`, in bytes; see `asyncio.WriteTransport`."""
+        if high is None:
+            high = HIGH_WATER if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._high, self._low = high, low
+        if self._pushing:
+            self._look_at_writing()
+
+    async def drain(self) -> None:
+        """Wait while the peer or the networks are slow.
+
+        That is, above the high-water mark of unsent bytes; or above `limits.max_send_buffer` of bytes that the peer
+        has not acknowledged, over all streams, while this one has more than an equal share of them. Raises what ended
+        the stream or the session.
+        """
+        sending, driver = self._sending, self.driver
+        if sending is not None and not sending.final and not driver.over:
+            unacked = sending.end_offset - sending.acked
+            if sending.end_offset - sending.next_offset <= self._high and unacked <= driver.share:
+                return
+        else:
+            self._raise_error()
+        if self.get_write_buffer_size() <= self._high and not driver.holds_too_much(sending):
+            return
+        while self._holds_more_than(self._low):
+            await driver.wait_writable(self.stream)
+            self._raise_error()
+
+    def _holds_more_than(self, mark: int) -> bool:
+        return self.get_write_buffer_size() > mark or self.driver.holds_too_much(self._sending)
+
+    def _raise_error(self) -> None:
+        if self.driver.closed.done():
+            raise self.driver.closed_error or SessionLost()
+        error = self._send_error()
+        if error is not None and not (self._closing and self._streams.finished(self.stream)):
+            raise error
+
+    # --- ending ---
+
+    def close(self) -> None:
+        """End the stream after flushing, read no more. Stream 0 of `open_connection` or `on_client`: the session."""
+        if self._closing:
+            return
+        if self.reader is not None:
+            self.reader.keep_what_has_come()
+        self._closing = self._ended = True
+        now = self.driver.loop.time()
+        if self._closes_session:
+            self._core.close(now=now)
+        else:
+            self._core.finish(self.stream, now=now)
+            self._core.stop_sending(self.stream, 0, now=now)
+        self.driver.pump_soon()
+        if self._pushing:
+            self._wait_for_writable()
+
+    def is_closing(self) -> bool:
+        return self._closing or self.driver.closed.done()
+
+    async def wait_closed(self) -> None:
+        """Return when the peer has acknowledged the end, or after `abort`; raise when it never will."""
+        driver = self.driver
+        if self._closes_session:
+            await asyncio.shield(driver.closed)
+            await driver.settle()
+        else:
+            while not self._streams.finished(self.stream) and not driver.closed.done():
+                await driver.wait_writable(self.stream)
+        error = self._failure()
+        if error is not None:
+            raise error
+
+    def _failure(self) -> Exception | None:
+        """Why what was written may not have arrived, once the stream or the session has ended."""
+        if self.aborted:
+            return None
+        if self.driver.closed_error is not None and (self._closes_session or not self._streams.finished(self.stream)):
+            return self.driver.closed_error
+        error = self._send_error()
+        return error if isinstance(error, StreamReset) and error.unacknowledged else None
+
+    def reset(self, code: int = 0) -> None:
+        """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
+        self._core.reset(self.stream, code, now=self.driver.loop.time())
+        self._closing = self._ended = True
+        self.driver.pump_soon()
+
+    def abort(self) -> None:
+        """End at once, in both directions: the session (stream 0) or this stream."""
+        self._force_close(None)
+
+    def _force_close(self, error: Exception | None) -> None:
+        """As asyncio's transports: TLS calls it with what went wrong there."""
+        if self.reader is not None:
+            self.reader.keep_what_has_come()
+        self.aborted = self._closing = self._ended = True
+        now = self.driver.loop.time()
+        if self._closes_session:
+            self._core.abort(now=now)
+        else:
+            self._core.reset(self.stream, 0, now=now)
+            self._core.stop_sending(self.stream, 0, now=now)
+        self.driver.pump()
+        if self._pushing:
+            self.driver.loop.call_soon(self._lost, error)
+
+    # --- reading ---
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Give what comes to another protocol; what a reader had taken and nobody has read goes to it first."""
+        self._protocol = protocol
+        pushing = not isinstance(protocol, StreamProtocol)
+        if pushing == self._pushing:
+            return
+        self._pushing = pushing
+        if not pushing:
+            self._turn_reader()
+            return
+        if self.reader is not None:
+            self._unread += self.reader.detach()
+        self.driver.closed.add_done_callback(self._session_over)
+        self._expect()
+
+    def pause_reading(self) -> None:
+        """Hand out nothing more: what comes stays in the session, and its window slows the peer down."""
+        self._turn(reading=False)
+
+    def resume_reading(self) -> None:
+        self._turn(reading=True)
+
+    def is_reading(self) -> bool:
+        return self._reading and not self.is_closing()
+
+    def _turn(self, *, reading: bool) -> None:
+        if reading == self._reading or self._closing:
+            return
+        self._reading = reading
+        if self._pushing:
+            self._expect()
+        else:
+            self._turn_reader()
+
+    def _turn_reader(self) -> None:
+        if self.reader is not None:
+            if self._reading:
+                self.reader.attach()
+            else:
+                self.reader.hold()
+
+    def _expect(self) -> None:
+        """Have the protocol get what comes from now on, and soon what has come already."""
+        if self._reading and not self._lost_told:
+            self.driver.on_readable[self.stream] = self._deliver
+            self.driver.loop.call_soon(self._deliver)
+        else:
+            self.driver.on_readable.pop(self.stream, None)
+
+    @property
+    def _readable(self) -> int:
+        received = self._received
+        return len(self._unread) + (received.next_offset - received.consumed if received is not None else 0)
+
+    def _deliver(self) -> None:
+        """Hand the protocol what has come, then the end of it."""
+        if not self._reading or not self._pushing or self._closing or self._lost_told:
+            if self._pushing and self.driver.over:
+                self._session_over()
+            return
+        if self._readable:
+            self._guarded("data_received", self._hand_out)
+            if self._readable:
+                self.driver.loop.call_soon(self._deliver)
+                return
+            if not self._streams.complete(self.stream) and not self.driver.over:
+                return
+        error = self._received.error if self._received is not None else None
+        if error is not None:
+            self._force_close(error)
+        elif self._streams.at_end(self.stream) and not (self.driver.over and self.driver.closed_error is not None):
+            self._end_of_reading()
+        if self.driver.over:
+            self._session_over()
+
+    def _hand_out(self) -> None:
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            buffer = memoryview(protocol.get_buffer(-1)).cast("B")
+            if not len(buffer):
+                raise RuntimeError("get_buffer() returned an empty buffer")
+            data = self._pull(len(buffer))
+            buffer[: len(data)] = data
+            protocol.buffer_updated(len(data))
+        else:
+            assert isinstance(protocol, asyncio.Protocol)
+            protocol.data_received(self._pull(DELIVERY))
+
+    def _pull(self, limit: int) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread[:limit], self._unread[limit:]
+            return data
+        return self.driver.read(self.stream, limit)
+
+    def _end_of_reading(self) -> None:
+        if not self._eof_told:
+            self._eof_told = True
+            self.driver.on_readable.pop(self.stream, None)
+            self._guarded("eof_received", self._tell_eof)
+
+    def _tell_eof(self) -> None:
+        assert isinstance(self._protocol, (asyncio.Protocol, asyncio.BufferedProtocol))
+        if not self._protocol.eof_received():
+            self.close()
+
+    def _guarded(self, what: str, call: Callable[[], None]) -> None:
+        """A bug of the protocol ends its stream and is told once, as by asyncio's transports."""
+        try:
+            call()
+        except Exception as error:
+            self._report(f"Fatal error: protocol.{what}() call failed.", error)
+            self._force_close(error)
+
+    def _report(self, message: str, error: Exception) -> None:
+        context = {"message": message, "exception": error, "transport": self, "protocol": self._protocol}
+        self.driver.loop.call_exception_handler(context)
+
+    def _session_over(self, _: object = None) -> None:
+        """The session has ended: what has come is handed out first, unless the protocol wants nothing now."""
+        if self._pushing and not self._lost_told and (self._closing or not self._readable):
+            if not self._closing and self.driver.closed_error is None:
+                self._end_of_reading()
+            self.driver.loop.call_soon(self._lost, self._failure())
+        elif self._pushing and self._reading and not self._lost_told:
+            self.driver.loop.call_soon(self._deliver)
+
+    def _lost(self, error: Exception | None) -> None:
+        """Tell the protocol, once, that it is over."""
+        if self._lost_told or not self._pushing:
+            return
+        self._lost_told = self._closing = True
+        self.driver.on_readable.pop(self.stream, None)
+        protocol, self._unread = self._protocol, b""
+        if protocol is not None:
+            try:
+                protocol.connection_lost(error)
+            except Exception as bug:
+                self._report("protocol.connection_lost() call failed.", bug)
+
+    # --- flow control of a protocol that writes ---
+
+    def _look_at_writing(self) -> None:
+        protocol = self._protocol
+        if protocol is None or self._lost_told:
+            return
+        if not self._writing_paused and self._holds_more_than(self._high):
+            self._writing_paused = True
+            try:
+                protocol.pause_writing()
+            except Exception as error:
+                self._report("protocol.pause_writing() failed", error)
+            self._wait_for_writable()
+        elif self._writing_paused and not self._holds_more_than(self._low):
+            self._writing_paused = False
+            try:
+                protocol.resume_writing()
+            except Exception as error:
+                self._report("protocol.resume_writing() failed", error)
+
+    def _wait_for_writable(self) -> None:
+        if self._waiting is None and not self.driver.over:
+            self._waiting = self.driver.until_writable(self.stream)
+            self._waiting.add_done_callback(self._writable)
+
+    def _writable(self, _: asyncio.Future[None]) -> None:
+        self._waiting = None
+        if self._closing and not self._closes_session and self._streams.finished(self.stream):
+            self._lost(self._failure())
+            return
+        self._look_at_writing()
+        if self._writing_paused or (self._closing and not self._lost_told):
+            self._wait_for_writable()
+
+    # --- facts ---
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """`session`, `peername`, `sockname`, `socket`, `peercert`, `psk_id`, `stream`, `connections`; or `default`."""
+        return self._extra_info(name, self.stream, default)
+
+
+class StreamProtocol(asyncio.StreamReaderProtocol):
+    """The protocol of a stream that has reader and writer.
+
+    The session itself gives the reader its bytes. Once TLS or a library stands between, that feeds the reader through
+    this protocol, as with asyncio's own.
+    """
+
+    def __init__(self, reader: SessionReader, transport: SessionTransport) -> None:
+        super().__init__(reader, loop=transport.driver.loop)
+        self._bare = transport
+        self._transport: asyncio.WriteTransport = transport
+
+    async def _drain_helper(self) -> None:
+        """For a plain `asyncio.StreamWriter` that somebody makes of transport and protocol."""
+        if self._transport is self._bare:
+            await self._bare.drain()
+        else:
+            await super()._drain_helper()  # type: ignore[misc] # not in typeshed
+
+    def _get_close_waiter(self, stream: asyncio.StreamWriter) -> Any:
+        if self._transport is self._bare:
+            return self._bare.wait_closed()
+        return super()._get_close_waiter(stream)  # type: ignore[misc] # not in typeshed
+
+    def covered(self, writer: asyncio.StreamWriter) -> None:
+        """`writer` has got a transport that stands on the stream's."""
+        self._stream_writer = writer
+        self._transport = writer.transport
+        self._over_ssl = True
+
+
+async def start_tls(
+    transport: asyncio.Transport,
+    protocol: asyncio.BaseProtocol,
+    sslcontext: ssl.SSLContext,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> asyncio.Transport:
+    """Begin TLS inside a stream and return the transport to write to from now on, as `loop.start_tls` does.
+
+    It works on every event loop; that of asyncio's own loops takes a session's transports too, uvloop's refuses them.
+    `protocol` gets what is decrypted. Raises ssl.SSLError, ConnectionError (also after `ssl_handshake_timeout`, 60 s).
+    """
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    tls = sslproto.SSLProtocol(
+        loop,
+        protocol,
+        sslcontext,
+        ready,
+        server_side,
+        server_hostname,
+        call_connection_made=False,
+        ssl_handshake_timeout=ssl_handshake_timeout,  # type: ignore[arg-type] # typeshed: int
+        ssl_shutdown_timeout=ssl_shutdown_timeout,
+    )
+    transport.pause_reading()  # nothing may reach it before `connection_made`
+    transport.set_protocol(tls)
+    tls.connection_made(transport)
+    transport.resume_reading()
+    try:
+        await ready
+    except BaseException:
+        transport.close()
+        raise
+    encrypted = tls._app_transport
+    assert encrypted is not None
+    return encrypted
