@@ -12,6 +12,8 @@ from multi.asyncio.server import start_server as start_server
 from multi.asyncio.session import Session as Session
 from multi.asyncio.streams import SessionReader as SessionReader
 from multi.asyncio.streams import SessionWriter as SessionWriter
+from multi.asyncio.transport import SessionTransport as SessionTransport
+from multi.asyncio.transport import start_tls as start_tls
 from multi.config import Config as Config
 from multi.config import load_config as load_config
 from multi.errors import ConfigError as ConfigError

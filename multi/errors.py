@@ -6,7 +6,7 @@
     |- RemoteProtocolError                       the peer broke the protocol
     |- TransportError         (OSError)          one transport connection failed
     |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
-    |- SessionRefused         (ConnectionError)  the server said no
+    |- SessionRefused         (ConnectionRefusedError)  the server said no
     `- SessionLost            (ConnectionResetError)  the session ended before everything arrived
        `- StreamReset                            one stream was reset; the session lives on
 
@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable, Sequence
 
 from multi.reasons import IN_ORDER, Cause, Reason
@@ -66,20 +67,27 @@ class NoUsableConnection(TransportError):
 
 
 class _SessionError(MultiError, ConnectionError):
+    _errno: int
+
     def __init__(self, reason: Reason = IN_ORDER) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.errno = self._errno
 
     def __str__(self) -> str:
         return self.reason
 
 
-class SessionRefused(_SessionError):
+class SessionRefused(_SessionError, ConnectionRefusedError):
     """The server refused the session; `reason` says why."""
+
+    _errno = errno.ECONNREFUSED
 
 
 class SessionLost(_SessionError, ConnectionResetError):
     """The session ended before everything arrived; `reason` says why."""
+
+    _errno = errno.ECONNRESET
 
 
 class StreamReset(SessionLost):

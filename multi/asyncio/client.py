@@ -129,7 +129,10 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
     except SessionLost:
         await driver.settle()
         kind = _ConnectionRefused if driver.dial_errors == {errno.ECONNREFUSED} else NoUsableConnection
-        raise kind(str(core.reason), driver.failures) from None
+        failure = kind(str(core.reason), driver.failures)
+        if len(driver.dial_errors) == 1:
+            failure.errno = driver.dial_errors.pop()
+        raise failure from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")
@@ -140,5 +143,3 @@ async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
 
 class _ConnectionRefused(NoUsableConnection, ConnectionRefusedError):
     """What is caught as `ConnectionRefusedError` with asyncio."""
-
-    errno = errno.ECONNREFUSED

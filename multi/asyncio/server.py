@@ -29,7 +29,7 @@ from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, Listener, transport, transport_type
+from multi.transports.base import LISTEN_BACKLOG, Channel, Listener, transport, transport_type
 from multi.types import ConnectionId, SessionId, Side, host_of
 
 logger = logging.getLogger("multi.server")
@@ -119,10 +119,11 @@ class _PendingConnection:
 class Server:
     """A running server; made by `start_server`, used like `asyncio.Server`."""
 
-    def __init__(self, on_client: ClientCallback, config: Config, limit: int) -> None:
+    def __init__(self, on_client: ClientCallback, config: Config, limit: int, backlog: int) -> None:
         self._on_client = on_client
         self._config = config
         self._limit = limit
+        self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         reset_key = load_reset_key(config) or os.urandom(32)
         self._settings = replace(session_settings(config), reset_key=reset_key)
@@ -183,13 +184,13 @@ class Server:
 
     # --- life ---
 
-    async def listen(self) -> None:
+    async def _listen(self) -> None:
         """Bind. One port serves all transports; an MPTCP listener also takes plain TCP."""
         listen = self._config.listen
         assert listen is not None
         covered = {other for name in listen.transports for other in transport_type(name).also_accepts}
         wanted = [name for name in listen.transports if name not in covered]
-        settings = replace(self._config.transport_settings(), admission=self.admission)
+        settings = replace(self._config.transport_settings(), admission=self.admission, backlog=self._backlog)
         port = listen.port
         try:
             for name in wanted:
@@ -225,6 +226,7 @@ class Server:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
         if self._closing:
             raise RuntimeError(f"server {self!r} is closed")
+        await self.start_serving()
         self._serving = self._loop.create_future()
         try:
             await self._serving
@@ -233,9 +235,11 @@ class Server:
             self.close()
 
     async def start_serving(self) -> None:
-        """As asyncio's. A server that was made serves already, so there is nothing to do."""
+        """Bind and accept, where `start_server` was told not to; else there is nothing to do."""
         if self._closing:
             raise RuntimeError(f"server {self!r} is closed")
+        if not self._listeners:
+            await self._listen()
 
     def close_clients(self) -> None:
         """End the living sessions in order: what was written is delivered, what is written later is dropped."""
@@ -413,8 +417,18 @@ class Server:
         self._maybe_stop()
 
 
-async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> Server:
+async def start_server(
+    on_client: ClientCallback,
+    config: ConfigLike,
+    *,
+    limit: int = DEFAULT_LIMIT,
+    backlog: int = LISTEN_BACKLOG,
+    start_serving: bool = True,
+) -> Server:
     """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
+
+    `limit` is that of the readers, in bytes; `backlog` how many connections may wait to be accepted. Without
+    `start_serving` nothing is bound before `Server.start_serving` or `serve_forever`.
 
     Raises ConfigError, and TransportError when the port is in use or a certificate cannot be used.
     """
@@ -424,6 +438,7 @@ async def start_server(on_client: ClientCallback, config: ConfigLike, *, limit: 
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of readers; allowed: more than 0")
     check_certificate_files(loaded)
-    server = Server(on_client, loaded, limit)
-    await server.listen()
+    server = Server(on_client, loaded, limit, backlog)
+    if start_serving:
+        await server.start_serving()
     return server

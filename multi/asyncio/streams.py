@@ -42,7 +42,7 @@ class SessionReader(asyncio.StreamReader):
         self._of_stream = self._driver.core.receiver.streams.get(self._stream)
         self._source = self._of_stream
         """Where bytes are taken from: the session; nowhere while reading is paused, or once others feed the reader."""
-        self._detached = False
+        self._detached = self._held = False
         self._taken = bytearray()
         """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
 
@@ -58,24 +58,21 @@ class SessionReader(asyncio.StreamReader):
     def __repr__(self) -> str:
         return f"<SessionReader stream={self._stream} buffered={self._readable()}>"
 
-    # --- what the transport and what stands between tell ---
+    # --- what its transport tells it; see PullingReader ---
 
     def keep_what_has_come(self) -> None:
-        """The stream is about to end from this side: what has come can still be read."""
         _ = self._buffer
 
     def hold(self) -> None:
-        """Take nothing more from the session for now."""
+        self._held = True
         self._source = None
 
     def attach(self) -> None:
-        """Take bytes from the session, from now on or again."""
-        self._detached = False
+        self._detached = self._held = False
         self._source = self._of_stream
         self._wakeup_waiter()
 
     def detach(self) -> bytes:
-        """Others feed the reader from now on; return what was taken from the session and not read."""
         self._detached = True
         self._source = None
         unread = bytes(self._taken)
@@ -98,7 +95,7 @@ class SessionReader(asyncio.StreamReader):
 
     @property
     def _eof(self) -> bool:
-        return self._eof_fed or (not self._detached and self._at_end() and self._session_error() is None)
+        return self._eof_fed or (not self._apart and self._at_end() and self._session_error() is None)
 
     @_eof.setter
     def _eof(self, value: bool) -> None:
@@ -113,6 +110,11 @@ class SessionReader(asyncio.StreamReader):
         self._error = value
 
     # --- state ---
+
+    @property
+    def _apart(self) -> bool:
+        """What becomes of the session is none of the reader's concern."""
+        return self._detached or (self._held and not self._stream_transport.closing)
 
     def _more(self) -> int:
         """Bytes the session has for this reader."""
@@ -138,7 +140,7 @@ class SessionReader(asyncio.StreamReader):
 
     def exception(self) -> Any:
         """Why reading ends early, or None. Bytes that arrived before can still be read."""
-        return self._error or (None if self._detached else self._session_error())
+        return self._error or (None if self._apart else self._session_error())
 
     # --- reading ---
 

@@ -12,14 +12,11 @@ import logging
 import ssl
 from asyncio import sslproto
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from multi.asyncio.driver import SessionDriver
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
 from multi.types import StreamId
-
-if TYPE_CHECKING:
-    from multi.asyncio.streams import SessionReader
 
 logger = logging.getLogger("multi.session")
 
@@ -30,6 +27,22 @@ DELIVERY = 256 * 1024  # bytes a protocol gets at once, then others have their t
 Data = bytes | bytearray | memoryview
 ExtraInfo = Callable[[str, StreamId, Any], Any]
 """What a session knows under a name, asked for a stream; else the default."""
+
+
+class PullingReader(Protocol):
+    """What takes a stream's bytes from the session itself."""
+
+    def attach(self) -> None:
+        """Take them from now on, or again."""
+
+    def hold(self) -> None:
+        """Take nothing more for now."""
+
+    def detach(self) -> bytes:
+        """They go somewhere else from now on; return what was taken and not read."""
+
+    def keep_what_has_come(self) -> None:
+        """The stream is about to end from this side: take what has come."""
 
 
 class SessionTransport(asyncio.Transport):
@@ -43,7 +56,7 @@ class SessionTransport(asyncio.Transport):
         self.stream = stream
         self.aborted = False
         """This side has given it up, so its end is no failure."""
-        self.reader: SessionReader | None = None
+        self.reader: PullingReader | None = None
         """Takes the bytes from the session itself, as long as `set_protocol` names nobody else for them."""
         self._extra_info = extra_info
         self._core = driver.core
@@ -51,7 +64,8 @@ class SessionTransport(asyncio.Transport):
         self._sending = driver.core.sender.streams.get(stream)
         self._received = driver.core.receiver.streams.get(stream)
         self._closes_session = closes_session
-        self._closing = False
+        self.closing = False
+        """This side has closed or aborted it."""
         self._ended = False
         self._high, self._low = HIGH_WATER, LOW_WATER
         self._protocol: asyncio.BaseProtocol | None = None
@@ -97,12 +111,12 @@ class SessionTransport(asyncio.Transport):
 
     def _write(self, data: Data) -> bool:
         """Return False when the bytes were dropped."""
-        if self._ended and not self._closing:
+        if self._ended and not self.closing:
             raise LocalProtocolError("Cannot call write() after write_eof()")
         # Anything with a buffer, as array.array, whose length is not its size in bytes.
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
         error = self._send_error()
-        if self._closing or self._core.closing or self.driver.closed.done() or error is not None:
+        if self.closing or self._core.closing or self.driver.closed.done() or error is not None:
             logger.debug("session %s: bytes written after the end are dropped", self._core.session_id.hex()[:8])
             if self._pushing and error is not None:
                 self.driver.loop.call_soon(self._force_close, error)
@@ -172,18 +186,18 @@ class SessionTransport(asyncio.Transport):
         if self.driver.closed.done():
             raise self.driver.closed_error or SessionLost()
         error = self._send_error()
-        if error is not None and not (self._closing and self._streams.finished(self.stream)):
+        if error is not None and not (self.closing and self._streams.finished(self.stream)):
             raise error
 
     # --- ending ---
 
     def close(self) -> None:
         """End the stream after flushing, read no more. Stream 0 of `open_connection` or `on_client`: the session."""
-        if self._closing:
+        if self.closing:
             return
         if self.reader is not None:
             self.reader.keep_what_has_come()
-        self._closing = self._ended = True
+        self.closing = self._ended = True
         now = self.driver.loop.time()
         if self._closes_session:
             self._core.close(now=now)
@@ -195,7 +209,7 @@ class SessionTransport(asyncio.Transport):
             self._wait_for_writable()
 
     def is_closing(self) -> bool:
-        return self._closing or self.driver.closed.done()
+        return self.closing or self.driver.closed.done()
 
     async def wait_closed(self) -> None:
         """Return when the peer has acknowledged the end, or after `abort`; raise when it never will."""
@@ -222,7 +236,7 @@ class SessionTransport(asyncio.Transport):
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""
         self._core.reset(self.stream, code, now=self.driver.loop.time())
-        self._closing = self._ended = True
+        self.closing = self._ended = True
         self.driver.pump_soon()
 
     def abort(self) -> None:
@@ -233,7 +247,7 @@ class SessionTransport(asyncio.Transport):
         """As asyncio's transports: TLS calls it with what went wrong there."""
         if self.reader is not None:
             self.reader.keep_what_has_come()
-        self.aborted = self._closing = self._ended = True
+        self.aborted = self.closing = self._ended = True
         now = self.driver.loop.time()
         if self._closes_session:
             self._core.abort(now=now)
@@ -276,7 +290,7 @@ class SessionTransport(asyncio.Transport):
         return self._reading and not self.is_closing()
 
     def _turn(self, *, reading: bool) -> None:
-        if reading == self._reading or self._closing:
+        if reading == self._reading or self.closing:
             return
         self._reading = reading
         if self._pushing:
@@ -306,7 +320,7 @@ class SessionTransport(asyncio.Transport):
 
     def _deliver(self) -> None:
         """Hand the protocol what has come, then the end of it."""
-        if not self._reading or not self._pushing or self._closing or self._lost_told:
+        if not self._reading or not self._pushing or self.closing or self._lost_told:
             if self._pushing and self.driver.over:
                 self._session_over()
             return
@@ -369,8 +383,8 @@ class SessionTransport(asyncio.Transport):
 
     def _session_over(self, _: object = None) -> None:
         """The session has ended: what has come is handed out first, unless the protocol wants nothing now."""
-        if self._pushing and not self._lost_told and (self._closing or not self._readable):
-            if not self._closing and self.driver.closed_error is None:
+        if self._pushing and not self._lost_told and (self.closing or not self._readable):
+            if not self.closing and self.driver.closed_error is None:
                 self._end_of_reading()
             self.driver.loop.call_soon(self._lost, self._failure())
         elif self._pushing and self._reading and not self._lost_told:
@@ -380,7 +394,7 @@ class SessionTransport(asyncio.Transport):
         """Tell the protocol, once, that it is over."""
         if self._lost_told or not self._pushing:
             return
-        self._lost_told = self._closing = True
+        self._lost_told = self.closing = True
         self.driver.on_readable.pop(self.stream, None)
         protocol, self._unread = self._protocol, b""
         if protocol is not None:
@@ -416,11 +430,11 @@ class SessionTransport(asyncio.Transport):
 
     def _writable(self, _: asyncio.Future[None]) -> None:
         self._waiting = None
-        if self._closing and not self._closes_session and self._streams.finished(self.stream):
+        if self.closing and not self._closes_session and self._streams.finished(self.stream):
             self._lost(self._failure())
             return
         self._look_at_writing()
-        if self._writing_paused or (self._closing and not self._lost_told):
+        if self._writing_paused or (self.closing and not self._lost_told):
             self._wait_for_writable()
 
     # --- facts ---
@@ -437,7 +451,7 @@ class StreamProtocol(asyncio.StreamReaderProtocol):
     this protocol, as with asyncio's own.
     """
 
-    def __init__(self, reader: SessionReader, transport: SessionTransport) -> None:
+    def __init__(self, reader: asyncio.StreamReader, transport: SessionTransport) -> None:
         super().__init__(reader, loop=transport.driver.loop)
         self._bare = transport
         self._transport: asyncio.WriteTransport = transport

@@ -31,6 +31,8 @@ S = TypeVar("S", bound=TransportSection)
 
 Buffer = bytes | bytearray | memoryview
 
+LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
+
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
@@ -96,6 +98,8 @@ class TransportSettings:
     tls: TlsSettings | None = None
     admission: AdmissionControl = field(default_factory=AdmissionControl, compare=False)
     """Listeners only; those of one server share it."""
+    backlog: int = LISTEN_BACKLOG
+    """Listeners only: connections that may wait to be accepted."""
 
     def section(self, name: str, kind: type[S]) -> S:
         """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""

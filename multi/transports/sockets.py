@@ -25,7 +25,6 @@ SocketAddress: TypeAlias = Any
 """What `socket.getsockname` returns: `(address, port)` or `(address, port, flow, scope)`."""
 Socket = TypeVar("Socket", bound=socket.socket)
 
-LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 NOTSENT_LOWAT = 16 * 1024  # bytes; unsent ones cannot be taken back from a slow path. Channels raise it on fast ones
 RTO_MAX_MS = 2000  # a path that comes back must be noticed within seconds, not after a backed-off minute
 USER_TIMEOUT_MS = 10_000  # sent and not acknowledged for so long; a backstop, our own detection is faster

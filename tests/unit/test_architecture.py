@@ -40,6 +40,7 @@ PURE_STDLIB = {
     "dataclasses",
     "difflib",
     "enum",
+    "errno",
     "fractions",
     "functools",
     "hashlib",

@@ -22,7 +22,6 @@ from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, ChannelInfo, TransportSettings
 from multi.transports.certificates import first_certificate
 from multi.transports.sockets import (
-    LISTEN_BACKLOG,
     format_address,
     is_loopback,
     ours,
@@ -77,7 +76,7 @@ class StreamListener:
             if is_loopback(self._address[0]):
                 send_unpaced(sock)  # accepted sockets inherit it; what has been paced once keeps its timer
             try:
-                sock.listen(LISTEN_BACKLOG)
+                sock.listen(settings.backlog)
             except OSError as error:
                 raise transport_error(error, f"cannot listen on {format_address(self._address)}") from error
             undo.pop_all()
