@@ -5,9 +5,11 @@
 
 from multi.asyncio.client import ConfigLike as ConfigLike
 from multi.asyncio.client import connect as connect
+from multi.asyncio.client import create_connection as create_connection
 from multi.asyncio.client import open_connection as open_connection
 from multi.asyncio.info import ConnectionInfo as ConnectionInfo
 from multi.asyncio.server import Server as Server
+from multi.asyncio.server import create_server as create_server
 from multi.asyncio.server import start_server as start_server
 from multi.asyncio.session import Session as Session
 from multi.asyncio.streams import SessionReader as SessionReader

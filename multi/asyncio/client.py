@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
 from multi.asyncio.settings import local_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.asyncio.transport import P, SessionTransport
 from multi.config import Config, load_config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
@@ -36,6 +37,16 @@ async def open_connection(config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> 
     """
     session = await _open(load_config(config), limit, owns_close=True)
     return session.reader, session.writer
+
+
+async def create_connection(protocol_factory: Callable[[], P], config: ConfigLike) -> tuple[SessionTransport, P]:
+    """Open a session and give its first stream to a protocol, as `loop.create_connection` does.
+
+    Returns transport and protocol; `connection_made` was called. `transport.get_extra_info("session")` is the session,
+    closing the transport closes it. Raises what `open_connection` raises.
+    """
+    session = await _open(load_config(config), DEFAULT_LIMIT, owns_close=True)
+    return session.transport, session.transport.run(protocol_factory)
 
 
 class connect:

@@ -442,3 +442,22 @@ async def start_server(
     if start_serving:
         await server.start_serving()
     return server
+
+
+async def create_server(
+    protocol_factory: Callable[[], asyncio.BaseProtocol],
+    config: ConfigLike,
+    *,
+    backlog: int = LISTEN_BACKLOG,
+    start_serving: bool = True,
+) -> Server:
+    """Serve sessions whose first stream each gets a new protocol, as with `loop.create_server`.
+
+    Further streams of a client are in `transport.get_extra_info("session").streams()`. See `start_server` for the rest.
+    """
+
+    def on_client(_: SessionReader, writer: SessionWriter) -> None:
+        session: Session = writer.get_extra_info("session")
+        session.transport.run(protocol_factory)
+
+    return await start_server(on_client, config, backlog=backlog, start_serving=start_serving)

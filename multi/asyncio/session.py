@@ -7,14 +7,14 @@ import errno
 import os
 import socket
 import warnings
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
-from multi.asyncio.transport import SessionTransport
+from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
@@ -40,10 +40,11 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._aborted = False
-        transport = SessionTransport(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
-        self.reader = SessionReader(transport, limit)
+        self.transport = SessionTransport(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
+        """Stream 0, under reader and writer."""
+        self.reader = SessionReader(self.transport, limit)
         """Reads stream 0."""
-        self.writer = SessionWriter(transport, self.reader)
+        self.writer = SessionWriter(self.transport, self.reader)
         """Writes stream 0."""
 
     def __repr__(self) -> str:
@@ -96,6 +97,18 @@ class Session:
     async def open_stream(self, priority: int = DEFAULT_PRIORITY) -> tuple[SessionReader, SessionWriter]:
         """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
         return self._pair(await self._new_stream(priority))
+
+    async def create_stream(
+        self, protocol_factory: Callable[[], P], *, priority: int = DEFAULT_PRIORITY
+    ) -> tuple[SessionTransport, P]:
+        """Open a further stream for a protocol, as `create_connection` does for the first one.
+
+        The peer finds it in `streams()`, as reader and writer; `writer.transport.set_protocol` gives it to a protocol.
+        """
+        transport = SessionTransport(
+            self._driver, await self._new_stream(priority), self._extra_info, closes_session=False
+        )
+        return transport, transport.run(protocol_factory)
 
     async def _new_stream(self, priority: int) -> StreamId:
         while True:

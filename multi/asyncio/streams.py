@@ -292,7 +292,7 @@ class SessionWriter(asyncio.StreamWriter):
 
     @property
     def transport(self) -> asyncio.Transport:
-        """For abort, buffer size and limits, and `set_protocol`."""
+        """The stream's `SessionTransport`; what encrypts on top of it after `start_tls`."""
         return self._transport
 
     async def drain(self) -> None:

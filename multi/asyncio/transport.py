@@ -12,7 +12,7 @@ import logging
 import ssl
 from asyncio import sslproto
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from multi.asyncio.driver import SessionDriver
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
@@ -24,6 +24,7 @@ HIGH_WATER = 1024 * 1024  # unsent bytes above which writers wait: keeps the fas
 LOW_WATER = 256 * 1024  # unsent bytes at which they go on
 DELIVERY = 256 * 1024  # bytes a protocol gets at once, then others have their turn; as asyncio's transports
 
+P = TypeVar("P", bound=asyncio.BaseProtocol)
 Data = bytes | bytearray | memoryview
 ExtraInfo = Callable[[str, StreamId, Any], Any]
 """What a session knows under a name, asked for a stream; else the default."""
@@ -278,6 +279,13 @@ class SessionTransport(asyncio.Transport):
             self._unread += self.reader.detach()
         self.driver.closed.add_done_callback(self._session_over)
         self._expect()
+
+    def run(self, protocol_factory: Callable[[], P]) -> P:
+        """Give the stream to a new protocol, from its first byte on."""
+        protocol = protocol_factory()
+        self.set_protocol(protocol)
+        protocol.connection_made(self)
+        return protocol
 
     def pause_reading(self) -> None:
         """Hand out nothing more: what comes stays in the session, and its window slows the peer down."""
