@@ -501,7 +501,7 @@ class SessionDriver:
     @property
     def kept_to_send(self) -> int:
         """Bytes kept until the peer acknowledges them, with what keeping them costs."""
-        return sum([stream.memory for stream in self.core.sender.streams.values()])
+        return sum([stream.memory for stream in self.core.sender.active.values()])
 
     @property
     def kept_besides(self) -> int:

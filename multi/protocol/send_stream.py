@@ -45,12 +45,13 @@ class SendStream:
     window: int
     """Absolute offset the peer allows."""
     priority: int
+    active: dict[StreamId, SendStream] = field(repr=False)
+    """The streams of the session that have bytes which are not acknowledged; this one enters and leaves by itself."""
     acked: int = 0
     next_offset: int = 0
     end_offset: int = 0
     final: bool = False
     """True once the application has ended this direction."""
-    fin_sent: bool = False
     finish_acked: bool = False
     """True once the peer has acknowledged the FIN or RESET."""
     reset_code: int | None = None
@@ -75,6 +76,8 @@ class SendStream:
             raise LocalProtocolError("a stream cannot carry more than 2^62 bytes")
         if not size:
             return
+        if self.acked == self.end_offset:
+            self.active[self.id] = self
         if size < COALESCE_BELOW:
             if isinstance(data, memoryview):
                 data = data.tobytes()  # a bytearray takes no view that has gaps or items wider than a byte
@@ -235,6 +238,8 @@ class SendStream:
                 part.start = cumulative
             self._outstanding_head = head
             self.acked = cumulative
+            if cumulative == self.end_offset:
+                self.active.pop(self.id, None)
             if head > _COMPACT_AFTER and head * 2 > len(items):
                 del items[:head]
                 self._outstanding_head = 0
@@ -266,6 +271,7 @@ class SendStream:
 
     def discard(self) -> list[Outstanding]:
         """Forget everything unsent and unacknowledged (RESET); return what was outstanding."""
+        self.active.pop(self.id, None)
         dropped = list(self.outstanding())
         for item in dropped:
             item.acked = True

@@ -66,6 +66,8 @@ class Sender:
     window_known: bool = False
     """It is the peer's own word: HELLO or ACCEPT has come."""
     streams: dict[StreamId, SendStream] = field(default_factory=dict)
+    active: dict[StreamId, SendStream] = field(default_factory=dict)
+    """Those with bytes that are not acknowledged: nothing is ever sent, lost or waited for on another one."""
     used: int = 0
     """Sum of what was sent for the first time."""
     reinjected_bytes: int = 0
@@ -95,12 +97,12 @@ class Sender:
 
     @property
     def unacked(self) -> int:
-        return sum(stream.unacked for stream in self.streams.values())
+        return sum(stream.unacked for stream in self.active.values())
 
     @property
     def waiting(self) -> bool:
         """Bytes wait for a connection, new ones or such that are to be rescued."""
-        for stream in self.streams.values():
+        for stream in self.active.values():
             if stream.next_offset < stream.end_offset or (stream.lost and stream.next_rescue() is not None):
                 return True
         return False
@@ -108,7 +110,7 @@ class Sender:
     @property
     def blocked_by_window(self) -> bool:
         """Bytes wait, and only the peer's windows keep them from being sent."""
-        waiting = [s for s in self.streams.values() if s.unsent]
+        waiting = [s for s in self.active.values() if s.unsent]
         return bool(waiting) and (self.window <= self.used or all(s.sendable <= 0 for s in waiting))
 
     # --- acknowledgements  ---
@@ -116,7 +118,7 @@ class Sender:
     def widen(self, window: int) -> None:
         """The peer allows `window` bytes in all: as much as before from what it has read on, or more."""
         self.window = window
-        size = window - self.used + sum(s.next_offset - s.acked for s in self.streams.values())
+        size = window - self.used + sum(s.next_offset - s.acked for s in self.active.values())
         if size > GROWTH * self._window_size:
             self._window_size, self._window_grown_at = size, self.used
 
@@ -157,7 +159,7 @@ class Sender:
         if self.reinject == "off" and connection.alive and not certain:
             return
         connections = self._connections
-        for stream in self.streams.values():
+        for stream in self.active.values():
             for item in stream.outstanding():
                 if connection.id in item.carriers and not any(
                     c != connection.id and c in connections and connections[c].delivers for c in item.carriers
@@ -166,7 +168,7 @@ class Sender:
 
     def detach(self, connection: Connection) -> None:
         """`connection` no longer exists: take it off every range it carried."""
-        for stream in self.streams.values():
+        for stream in self.active.values():
             for item in stream.outstanding():
                 if connection.id in item.carriers:
                     item.carriers = tuple(c for c in item.carriers if c != connection.id)
@@ -174,7 +176,7 @@ class Sender:
 
     def recover(self, connection: Connection) -> None:
         """`connection` made progress again: what it carries need not be rescued any more."""
-        for stream in self.streams.values():
+        for stream in self.active.values():
             for item in [i for i in stream.lost if connection.id in i.carriers]:
                 stream.rescued(item)
 
@@ -190,7 +192,7 @@ class Sender:
             for connection in usable:
                 connection.estimate_not_sent(now)
         reinjects = several and self.reinject == "full"
-        lost = [stream for stream in self.streams.values() if stream.lost]
+        lost = [stream for stream in self.active.values() if stream.lost]
         if not lost or self._rescue(lost, usable, now):
             if reinjects and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
@@ -206,7 +208,7 @@ class Sender:
         """
         if not self.window_known or self._window_size > WINDOW_SMALL:
             return False
-        windows = [s.window - s.next_offset for s in self.streams.values() if s.unsent]
+        windows = [s.window - s.next_offset for s in self.active.values() if s.unsent]
         left = min([self.window - self.used, *windows])
         return any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
 
@@ -270,7 +272,7 @@ class Sender:
         if now > self._run_at + RUN_GAP:
             self._run = 0
         backlog = 0
-        for waiting in self.streams.values():
+        for waiting in self.active.values():
             backlog += waiting.end_offset - waiting.next_offset
         if not backlog:
             return True
@@ -312,7 +314,7 @@ class Sender:
 
     def _ahead_of(self, priority: int, backlog: int) -> int:
         """Of the `backlog` of all streams, the bytes that less urgent streams than those of `priority` wait for."""
-        ahead = sum([s.unsent for s in self.streams.values() if s.priority <= priority])
+        ahead = sum([s.unsent for s in self.active.values() if s.priority <= priority])
         if ahead == backlog and self.held_back:
             # What a writer still has, nobody knows; the best guess is as much as it has written so far.
             return max(backlog, self._run)
@@ -320,10 +322,10 @@ class Sender:
 
     def _next_stream(self) -> SendStream | None:
         """Strict between priorities, round robin within. It may turn out to have nothing to send."""
-        if len(self.streams) == 1:
-            (only,) = self.streams.values()
+        if len(self.active) == 1:
+            (only,) = self.active.values()
             return only
-        ready = [s for s in self.streams.values() if s.sendable > 0]
+        ready = [s for s in self.active.values() if s.sendable > 0]
         return min(ready, key=lambda s: (s.priority, s.id <= self._turn.get(s.priority, -1), s.id), default=None)
 
     # --- opportunistic reinjection  ---
@@ -337,7 +339,7 @@ class Sender:
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
         queues: dict[ConnectionId, _Queue] = {}
-        for stream in sorted(self.streams.values(), key=_priority):
+        for stream in sorted(self.active.values(), key=_priority):
             scanned = 0
             for item in stream.outstanding():
                 scanned += 1

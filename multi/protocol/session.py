@@ -571,14 +571,11 @@ class SessionCore(SessionBase):
         """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
         if self.outbox.queue or self.receiver.is_due(self.now):
             return True
-        for stream in self.sender.streams.values():  # noqa: SIM110 - a generator costs more than all the rest
-            if stream.acked != stream.end_offset:
-                return True
-        return False
+        return bool(self.sender.active)
 
     def _flush(self, now: float) -> None:
         """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
-        ack_wanted = draining = ending = left = False
+        ack_wanted = draining = left = False
         for connection in self.connections.values():
             ack_wanted = ack_wanted or connection.ack_wanted
             draining = draining or connection.state is ConnectionState.DRAINING
@@ -590,14 +587,13 @@ class SessionCore(SessionBase):
         for connection in usable:
             connection.refresh_credit(now)
         self.sender.fill(usable, now)
-        for stream in self.sender.streams.values():
-            ending = ending or stream.final
+        for stream in self.sender.active.values():
             left = left or stream.next_offset != stream.end_offset
         if left or self._liveness.probe_at is not None:
             self._liveness.plan_probe(now)
         if draining:
             self._liveness.finish_drains()
-        if ending or self.closing:
+        if self.streams.ending:
             self.streams.send_fins()
         if self.outbox.queue:
             self._send_control(now)

@@ -40,14 +40,16 @@ class Streams:
         self._ended: SessionLost | None = None
         self._closing = False
         self._over = False
+        self.ending: dict[StreamId, SendStream] = {}
+        """Streams whose end the peer has not been told yet."""
 
     # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
-        sending = self._sender.streams[stream] = SendStream(stream, EARLY_DATA_LIMIT, priority)
+        self._sender.streams[stream] = SendStream(stream, EARLY_DATA_LIMIT, priority, self._sender.active)
         received = self._receiver.add(stream, 0.0)
         if self._closing:  # the peer opened it before it heard of our end
-            sending.final = True
+            self.finish(stream)
             self._receiver.discard(received)
 
     def open(self, priority: int) -> StreamId | None:
@@ -116,12 +118,13 @@ class Streams:
         if found is None or found.final or self._over:
             return
         found.final = True
+        self.ending[stream] = found
 
     def send_fins(self) -> None:
         """Say the end of every stream whose last byte has been handed out; before that it could break the window."""
-        for stream in self._sender.streams.values():
-            if stream.final and not stream.unsent and not stream.fin_sent and stream.reset_code is None:
-                stream.fin_sent = True
+        for stream in [stream for stream in self.ending.values() if not stream.unsent]:
+            del self.ending[stream.id]
+            if stream.reset_code is None:
                 self._outbox.add(SegmentType.FIN, encode_unsigned((stream.end_offset, 8)), stream.id)
 
     def reset(self, stream: StreamId, code: int, now: float) -> None:

@@ -30,7 +30,7 @@ KINDS = ("bytes", "bytearray", "view of bytes", "view of bytearray", "slice of a
 
 
 def new_stream(window: int = NO_WINDOW_LIMIT) -> SendStream:
-    return SendStream(StreamId(0), window, 3)
+    return SendStream(StreamId(0), window, 3, {})
 
 
 def write_as(stream: SendStream, kind: str, content: bytes) -> bytes:

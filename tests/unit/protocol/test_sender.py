@@ -83,7 +83,7 @@ class Bench:
 
     def stream(self, priority: int = 3, window: int = PLENTY) -> SendStream:
         stream = StreamId(2 * len(self.sender.streams))
-        made = self.sender.streams[stream] = SendStream(stream, window, priority)
+        made = self.sender.streams[stream] = SendStream(stream, window, priority, self.sender.active)
         return made
 
     def write(self, size: int, stream: int = 0) -> None:
