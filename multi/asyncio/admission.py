@@ -38,6 +38,7 @@ logger = logging.getLogger("multi.server")
 
 LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
+RELIEF_INTERVAL = 1.0  # seconds between two looks for windows that are larger than they are used
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
 MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
 AT_ONCE = 1.0  # seconds
@@ -258,6 +259,7 @@ class Admission(AdmissionControl):
         """Bytes living sessions are counted for, by source; of all under the empty name."""
         self._taken_until = -inf
         """Then they are added up again: what windows allow is known at once, what is kept besides only then."""
+        self._relieved_at = -inf
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
         """Bytes there were of segments that had begun to come, at the last look."""
@@ -426,7 +428,7 @@ class Admission(AdmissionControl):
         self._accounts[driver] = _Account(source)
         self._sessions[source][driver] = None
         receiver = driver.core.receiver
-        self._charge(source, receiver.window.size)
+        self._charge(source, receiver.window.held)
         receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
         driver.on_event = partial(self._event, driver)
         if self._sweeper is None:
@@ -440,7 +442,7 @@ class Admission(AdmissionControl):
         del self._sessions[account.source][driver]
         if not self._sessions[account.source]:
             del self._sessions[account.source]
-        self._charge(account.source, -receiver.window.size)
+        self._charge(account.source, -receiver.window.held)
         receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
         self._detached.discard(driver)
@@ -580,21 +582,37 @@ class Admission(AdmissionControl):
         if now >= self._taken_until:
             self._taken.clear()
             for driver, account in self._accounts.items():
-                self._charge(account.source, driver.core.receiver.window.size + driver.kept_besides)
+                self._charge(account.source, driver.core.receiver.window.held + driver.kept_besides)
             self._taken_until = now + MEMORY_INTERVAL
         return self._taken[place]
 
     def _may_grow(self, window: SessionWindow, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
-        for place, sessions in (("", len(self._accounts)), (source, len(self._sessions[source]))):
-            most = GROWTH_SHARE * self._most(place)
-            taken = self.taken(place) + size
-            # Who came first could take all, and what is advertised cannot be taken back.
-            if taken > most or (taken > most * FREE_SHARE and window.size + size > most / sessions):
+        wanted = window.held + size
+        if not self._fits(wanted, source, size):
+            self._relieve()
+            if not self._fits(wanted, source, size):
                 self._log.hit("max_memory", source)
                 return False
         self._charge(source, size)
         return True
+
+    def _fits(self, wanted: int, source: str, size: int) -> bool:
+        for place, sessions in (("", len(self._accounts)), (source, len(self._sessions[source]))):
+            most = GROWTH_SHARE * self._most(place)
+            taken = self.taken(place) + size
+            # Who came first could take all, and what is advertised cannot be taken back.
+            if taken > most or (taken > most * FREE_SHARE and wanted > most / sessions):
+                return False
+        return True
+
+    def _relieve(self) -> None:
+        """Memory is short: windows that are not used shrink, those of idle sessions as what they promised is used."""
+        now = self._loop.time()
+        if now >= self._relieved_at + RELIEF_INTERVAL:
+            self._relieved_at = now
+            for driver in self._accounts:
+                driver.core.receiver.shrink(now)
 
     def _stalls(self, driver: SessionDriver) -> bool:
         """Bytes are kept for a client that has taken none for long."""

@@ -16,6 +16,7 @@ from multi.protocol.payloads import MAX_RANGES, Range
 from multi.reasons import Cause
 from multi.types import StreamId
 
+UNUSED_AFTER = 1.0  # seconds in which reading never made a window grow, or would not have: then a smaller one will do
 CRUMBS = 2048  # bytes of a stream that one crumb stands for; it takes 500 more at most
 _JOIN_BELOW = 2048  # bytes; smaller pieces are joined, so that tiny segments cost no object each
 _JOINED = 16 * 1024  # bytes a joined piece grows to
@@ -105,7 +106,7 @@ class Window:
     that does not read never makes it grow.
     """
 
-    __slots__ = ("_cap", "_mark", "_mark_at", "advertised", "may_grow", "size")
+    __slots__ = ("_cap", "_mark", "_mark_at", "_used_at", "advertised", "may_grow", "size")
 
     def __init__(self, size: int, cap: int, now: float) -> None:
         self.size = self.advertised = min(size, cap)
@@ -113,13 +114,14 @@ class Window:
         """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
         self._cap = cap
         self._mark = 0
-        self._mark_at = now
+        self._mark_at = self._used_at = now
 
     def consumed(self, total: int, now: float, rtt: float) -> bool:
         """`total` bytes have been consumed so far; return True when the peer should hear of a new window."""
         recently = now - self._mark_at <= 2 * rtt + 0.020
         if total - self._mark >= self.size // 4:
             if recently:
+                self._used_at = now
                 self.grow(self.size * 2)
             self._mark, self._mark_at = total, now
         elif not recently:
@@ -133,6 +135,17 @@ class Window:
         if grows:
             self.size += more
         return grows
+
+    def shrink(self, size: int, now: float) -> int:
+        """Shrink to `size` unless so large a window was of use lately; return by how much it has shrunk.
+
+        What was advertised stands: the window follows reading again once all but `size` of it is consumed.
+        """
+        less = self.size - size
+        if less <= 0 or now < self._used_at + UNUSED_AFTER:
+            return 0
+        self.size = size
+        return less
 
     def advertise(self, total: int) -> int:
         """Return the absolute offset to advertise now; it never shrinks."""

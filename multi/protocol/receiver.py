@@ -31,15 +31,17 @@ class SessionWindow:
 
     Only the windows of streams bound what is kept, so what nobody reads on one stream takes nothing from the others.
     A stream begins with FIRST_SHARE, always; up to `cap` windows grow beyond that. Where the server has no memory
-    left the room is less than the sum, and streams share it.
+    left the room is less than the sum, and streams share it; what others do not use is given up.
     """
 
-    __slots__ = ("_cap", "_shares", "advertised", "may_grow", "size")
+    __slots__ = ("_cap", "_shares", "advertised", "held", "may_grow", "size")
 
     def __init__(self, cap: int) -> None:
         self.size = self.advertised = 0
+        self.held = 0
+        """The most that may have to be kept: `size`, or what was advertised when it was larger and is not consumed."""
         self.may_grow: Callable[[int], bool] | None = None
-        """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
+        """Asked for the bytes `held` would grow by; the answer yes is a promise to keep as many. None = yes."""
         self._cap = cap
         self._shares = 0
 
@@ -58,12 +60,23 @@ class SessionWindow:
         self._shares -= size
 
     def _grow(self, size: int) -> bool:
-        missing = size - self.size
+        missing = size - self.held
         if missing > 0:
             if self.may_grow is not None and not self.may_grow(missing):
                 return False
-            self.size = size
+            self.held = size
+        self.size = max(self.size, size)
         return True
+
+    def shrink(self, size: int, consumed: int) -> None:
+        """The windows of streams have shrunk by `size`, and ended streams leave no room behind."""
+        self._shares -= size
+        self.size = min(self.size, self._shares)
+        self.follow(consumed)
+
+    def follow(self, consumed: int) -> None:
+        """`consumed` bytes have been read: what was advertised beyond `size` has become less."""
+        self.held = min(self.held, max(self.size, self.advertised - consumed))
 
     def news(self, consumed: int, charged: int) -> bool:
         """Whether the peer should hear of what was read: of a good part of the window, or of more than it has left."""
@@ -126,7 +139,7 @@ class Receiver:
         before, islands = stream.next_offset, len(stream.islands)
         gaps = stream.final is None and bool(islands)
         self._check_room(end - stream.highest)
-        room = self._islands < self.window.size // ISLAND_SHARE
+        room = self._islands < self.window.held // ISLAND_SHARE
         self.charged += stream.insert(start, payload, owned, room=room)
         self._islands += len(stream.islands) - islands
         self._dirty[stream.id] = None
@@ -201,8 +214,15 @@ class Receiver:
     def give_back(self, size: int) -> None:
         """`size` bytes of session window were consumed or discarded."""
         self.consumed += size
+        if self.window.held > self.window.size:
+            self.window.follow(self.consumed)
         if self.window.news(self.consumed, self.charged):
             self.ack_now = True
+
+    def shrink(self, now: float) -> None:
+        """Give up what windows have grown by where it was not of use lately, as far as it was not advertised."""
+        streams = self.streams.values()
+        self.window.shrink(sum([s.window.shrink(FIRST_SHARE, now) for s in streams]), self.consumed)
 
     def discard(self, stream: ReceiveStream) -> None:
         self.give_back(stream.discard())

@@ -224,9 +224,9 @@ def check_bounds(node: Node) -> None:
     for stream in session.receiver.streams.values():
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
     kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
-    check(kept <= session.receiver.window.size, "more bytes kept than the window")
+    check(kept <= session.receiver.window.held, "more bytes kept than the window")
     most = settings.max_session_window + (2 * settings.max_streams + 2) * EARLY_DATA_LIMIT
-    check(session.receiver.window.size <= most, "a window larger than allowed")
+    check(session.receiver.window.held <= most, "a window larger than allowed")
 
 
 def _ends(choices: Choices, settings: SessionSettings, server: SessionSettings | None = None) -> Ends:

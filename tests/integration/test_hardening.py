@@ -467,6 +467,51 @@ def test_who_comes_first_leaves_windows_for_the_others(development_certificates:
     run(scenario())
 
 
+def test_who_comes_late_gets_what_those_before_do_not_use_any_more(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        way = Way(development_certificates)
+        limits = {"max_memory": 8 * MIB, "max_stream_window": 256 * KIB}  # of the memory one source has a quarter
+        async with serving(way, **limits) as (server, inbox):
+            data = pattern(MIB)
+
+            async def granted() -> int:
+                """What the server keeps for a client that has sent as fast as it could and goes on unread."""
+                async with multi.connect(way.client(server.port)) as session:
+                    reader, writer = await inbox.next()
+                    session.writer.write(data + data)
+                    assert await reader.readexactly(len(data)) == data
+                    end, before = writer.get_extra_info("session"), -1
+                    while before != end.memory:
+                        before = end.memory
+                        await asyncio.sleep(0.1)
+                    session.abort()
+                await until(lambda: len(server.sessions) == 6, "it is gone")
+                return int(before)
+
+            early = []
+            for _ in range(6):
+                session = await multi.connect(way.client(server.port))
+                reader, _ = await inbox.next()
+                session.writer.write(data)
+                assert await reader.readexactly(len(data)) == data
+                early.append((session, reader))
+            assert await granted() <= 64 * KIB, "memory is taken"
+            await asyncio.sleep(1.1)
+            await granted()  # it wants more than there is, so what is not used is not renewed
+            for _ in range(60):
+                for session, reader in early:
+                    session.writer.write(data[: 4 * KIB])
+                    await reader.readexactly(4 * KIB)
+                await asyncio.sleep(0.03)
+            assert await granted() >= 128 * KIB
+            for session, reader in early:  # those who come back get more again, too
+                session.writer.write(data)
+                assert await reader.readexactly(len(data)) == data
+                session.abort()
+
+    run(scenario())
+
+
 def test_where_memory_is_short_clients_that_read_nothing_go_in_time(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)

@@ -493,6 +493,25 @@ def test_streams_that_once_had_large_windows_do_not_starve_the_others() -> None:
     assert transfer(pair, pair.client, 1_000_000) < 3.0
 
 
+def test_a_window_that_shrank_while_nobody_used_it_slows_nobody_down_for_long() -> None:
+    def seconds(*, shrinks: bool) -> float:
+        pair = opened(route(10e6, 0.050), server=replace(CLEAR, max_stream_window=2 << 20))
+        transfer(pair, pair.client, 8_000_000)
+        pair.run(2.0)
+        receiver = pair.peer.session.receiver
+        grown = receiver.window.held
+        if shrinks:
+            receiver.shrink(pair.clock.now)
+        for _ in range(220):  # what was promised is used little by little
+            transfer(pair, pair.client, 10_000)
+            pair.run(0.2)
+        assert grown == 2 << 20
+        assert receiver.window.held == (64 * 1024 if shrinks else grown)
+        return transfer(pair, pair.client, 20_000_000)
+
+    assert seconds(shrinks=True) < 1.25 * seconds(shrinks=False)
+
+
 def test_a_window_lost_with_its_connection_is_asked_for() -> None:
     # The update left on a connection that died without a word; nothing is in flight that could bring another.
     pair = opened(FAST, SLOW)

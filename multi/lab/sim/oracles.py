@@ -141,15 +141,18 @@ class Oracles:
         if sender.used > sender.window:
             self._fail(f"{sender.used} bytes sent, the session window allows {sender.window}")
         held = receiver.charged - receiver.consumed
-        if held > receiver.window.size:
-            self._fail(f"holds {held} bytes, the session window is {receiver.window.size}")
+        if held > receiver.window.held:
+            self._fail(f"holds {held} bytes and is counted for {receiver.window.held}")
+        if receiver.window.advertised - receiver.consumed > receiver.window.held:
+            self._fail(f"promises more than the {receiver.window.held} bytes it is counted for")
         together = sum(stream.window.size for stream in receiver.streams.values())
         if receiver.window.may_grow is None and together > receiver.window.size:
             self._fail(
                 f"streams may hold {together} bytes, and of all only {receiver.window.size}: one can stop others"
             )
         for received in receiver.streams.values():
-            if received.highest - received.consumed > received.window.size:
+            promised = received.window.advertised - received.consumed
+            if received.highest - received.consumed > max(received.window.size, promised):
                 self._fail(f"stream {received.id} holds {received.highest - received.consumed} bytes")
         other = self._end.other
         if other is None or other.session.session_id != session.session_id:

@@ -259,6 +259,56 @@ def test_the_session_window_grows_only_as_far_as_the_server_has_memory() -> None
     assert end.receiver.window.size > WINDOW
 
 
+def test_a_window_that_is_not_used_shrinks_as_what_it_promised_is_consumed_and_grows_again() -> None:
+    end, asked = End(), list[int]()
+
+    def more(size: int) -> bool:
+        asked.append(size)
+        return True
+
+    end.receiver.window.may_grow = more
+    offset, now = 0, 0.0
+
+    def bring(size: int) -> None:
+        nonlocal offset
+        end.arrive(offset, offset + size, now=now)
+        offset += size
+        end.read(now=now)
+        end.ack()
+
+    for _ in range(40):
+        bring(WINDOW // 2)
+    grown = end.receiver.window.size
+    assert grown == WINDOW + sum(asked) >= 4 * WINDOW
+    end.receiver.shrink(now)
+    assert end.receiver.window.size == grown, "it was in use just now"
+
+    now += 5.0
+    promised = end.receiver.window.advertised
+    end.receiver.shrink(now)
+    assert end.receiver.window.size == end.stream.window.size == WINDOW
+    assert end.receiver.window.held == promised - offset, "what was advertised is still counted"
+    while end.receiver.window.held > WINDOW:
+        now += 1.0
+        before = end.receiver.window.held
+        bring(WINDOW // 8)
+        assert end.receiver.window.advertised == max(promised, offset + WINDOW)
+        assert end.receiver.window.held == max(WINDOW, before - WINDOW // 8)
+    for _ in range(40):
+        bring(WINDOW // 2)
+    assert end.receiver.window.size == end.receiver.window.held >= grown
+
+
+def test_streams_that_have_ended_leave_no_room_behind_where_memory_is_short() -> None:
+    end = End()
+    other = end.receiver.add(StreamId(2), 0.0)
+    assert other.window.grow(8 * WINDOW)
+    end.receiver.forget(other)
+    assert end.receiver.window.held == 9 * WINDOW
+    end.receiver.shrink(0.0)
+    assert end.receiver.window.held == end.receiver.window.size == WINDOW
+
+
 # --- one window beside the others  ---
 
 
