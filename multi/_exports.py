@@ -7,6 +7,7 @@ from multi.asyncio.client import ConfigLike as ConfigLike
 from multi.asyncio.client import connect as connect
 from multi.asyncio.client import create_connection as create_connection
 from multi.asyncio.client import open_connection as open_connection
+from multi.asyncio.datagrams import DatagramSocket as DatagramSocket
 from multi.asyncio.info import ConnectionInfo as ConnectionInfo
 from multi.asyncio.server import Server as Server
 from multi.asyncio.server import create_server as create_server
@@ -19,6 +20,7 @@ from multi.asyncio.transport import start_tls as start_tls
 from multi.config import Config as Config
 from multi.config import load_config as load_config
 from multi.errors import ConfigError as ConfigError
+from multi.errors import DatagramTooLarge as DatagramTooLarge
 from multi.errors import LocalProtocolError as LocalProtocolError
 from multi.errors import MultiError as MultiError
 from multi.errors import NoUsableConnection as NoUsableConnection
@@ -30,6 +32,7 @@ from multi.errors import TransportError as TransportError
 from multi.events import AddressesAnnounced as AddressesAnnounced
 from multi.events import AttemptFailed as AttemptFailed
 from multi.events import ConnectionChanged as ConnectionChanged
+from multi.events import DatagramDropped as DatagramDropped
 from multi.events import Event as Event
 from multi.events import EventsDropped as EventsDropped
 from multi.events import HandoverChanged as HandoverChanged
@@ -43,6 +46,7 @@ from multi.events import SessionEnded as SessionEnded
 from multi.events import SessionResumed as SessionResumed
 from multi.events import SignalChanged as SignalChanged
 from multi.events import Warned as Warned
+from multi.protocol.datagrams import DatagramCounts as DatagramCounts
 from multi.protocol.state import SessionState as SessionState
 from multi.reasons import Cause as Cause
 from multi.reasons import Reason as Reason

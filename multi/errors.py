@@ -3,6 +3,7 @@
     MultiError
     |- ConfigError            (ValueError)       a configuration is wrong; names the key path
     |- LocalProtocolError     (RuntimeError)     you misused the library
+    |  `- DatagramTooLarge                       it fits no connection; says which size does
     |- RemoteProtocolError                       the peer broke the protocol
     |- TransportError         (OSError)          one transport connection failed
     |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
@@ -40,6 +41,18 @@ class ConfigError(MultiError, ValueError):
 
 class LocalProtocolError(MultiError, RuntimeError):
     """The caller asked for something that is not possible in this state."""
+
+
+class DatagramTooLarge(LocalProtocolError):
+    """A datagram of `size` bytes fits no connection there is now; one of `max_size` bytes does."""
+
+    def __init__(self, size: int, max_size: int) -> None:
+        super().__init__(f"a datagram of {size} bytes; the connections there are now carry {max_size} at most")
+        self.size = size
+        self.max_size = max_size
+
+    def __reduce__(self) -> tuple[type[DatagramTooLarge], tuple[int, int]]:
+        return type(self), (self.size, self.max_size)
 
 
 class RemoteProtocolError(MultiError):

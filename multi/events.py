@@ -173,6 +173,17 @@ class Warned:
         return f"warning: {self.message}"
 
 
+@dataclass(frozen=True, slots=True)
+class DatagramDropped:
+    """A datagram of `size` bytes fitted no connection when its turn came; one of `max_size` bytes would have."""
+
+    size: int
+    max_size: int
+
+    def __str__(self) -> str:
+        return f"a datagram of {self.size} bytes was dropped: {self.max_size} are the most that fit now"
+
+
 Event = (
     ConnectionChanged
     | RoleChanged
@@ -186,6 +197,7 @@ Event = (
     | SessionDetached
     | SessionResumed
     | SessionEnded
+    | DatagramDropped
     | Warned
 )
 
@@ -213,6 +225,11 @@ def _because(reason: str | None) -> str:
 
 
 # --- effects  ---
+
+
+@dataclass(frozen=True, slots=True)
+class DatagramsReadable:
+    """Datagrams can be read, or there will be no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +312,7 @@ Effect = (
     | StreamReadable
     | StreamWritable
     | StreamOpened
+    | DatagramsReadable
     | SessionOpened
     | SessionClosed
     | Notify

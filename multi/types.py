@@ -188,6 +188,10 @@ class TransportSample:
     """Of `unacked`, the part not yet put on the wire."""
 
 
+MESSAGES = -1
+"""In place of a lane: each buffer written is a message of its own, which may be lost or overtaken (RFC 9221)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionFacts(Preferences):
     """What the core needs to know about a connection when it opens."""
@@ -195,6 +199,8 @@ class ConnectionFacts(Preferences):
     transport: str
     lanes: int = 1
     """Independent ordered byte channels: 1 for TCP, 2 for QUIC (0 carries control, 1 carries data)."""
+    message_size: int = 0
+    """Bytes of the largest message it carries on MESSAGES: whole, out of order, or not at all; 0 = it carries none."""
     secure: bool = False
     """The transport encrypts and authenticates (TLS, QUIC)."""
     peer_verified: bool = False

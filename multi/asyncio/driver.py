@@ -28,6 +28,7 @@ from multi.events import (
     CancelDial,
     CloseConnection,
     ConnectionChanged,
+    DatagramsReadable,
     Dial,
     Effect,
     Event,
@@ -75,7 +76,13 @@ STREAM_MEMORY = 3 * 1024  # and each of its streams (`make bench ARGS=counted` m
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
-MOVE_NO_DEADLINE = (SendBytes, StreamReadable, StreamWritable, StreamOpened)  # effects that come with bytes
+MOVE_NO_DEADLINE = (
+    SendBytes,
+    StreamReadable,
+    StreamWritable,
+    StreamOpened,
+    DatagramsReadable,
+)  # effects that come with bytes
 
 Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
@@ -185,6 +192,7 @@ class SessionDriver:
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
         """Called when a stream has more to read, or the session is over."""
         self._writers: Waiting = {}
+        self._datagram_readers: list[asyncio.Future[None]] = []
         self._peer_streams: deque[StreamId] = deque()
         self._peer_stream_came = asyncio.Event()
         self.opened = self.loop.create_future()
@@ -237,7 +245,7 @@ class SessionDriver:
             for link in links:
                 link.channel.flush()
                 core.set_credit(link.id, link.channel.credit(), now=now)
-            if not sender.waiting:
+            if not (sender.waiting or core.datagrams.waiting):
                 break
         else:
             self.pump_soon()
@@ -247,7 +255,7 @@ class SessionDriver:
             self._progress = progress
             for stream in list(self._writers):
                 _wake_all(self._writers, stream)
-        self._arm(exact or sender.hold_until is not None)
+        self._arm(exact or sender.hold_until is not None or core.datagrams.waiting)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -261,6 +269,10 @@ class SessionDriver:
                     wake()
             case StreamWritable():
                 _wake_all(self._writers, effect.stream)
+            case DatagramsReadable():
+                waiting, self._datagram_readers = self._datagram_readers, []
+                for waiter in waiting:
+                    _wake(waiter)
             case StreamOpened():
                 self._peer_streams.append(effect.stream)
                 self._peer_stream_came.set()
@@ -478,6 +490,16 @@ class SessionDriver:
         self._writers.setdefault(stream, []).append(waiter)
         return waiter
 
+    async def wait_datagrams(self) -> None:
+        """Wait for a DatagramsReadable."""
+        waiter = self.loop.create_future()
+        self._datagram_readers.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._datagram_readers:  # cancelled
+                self._datagram_readers.remove(waiter)
+
     async def wait_writable(self, stream: StreamId) -> None:
         """Wait for a StreamWritable."""
         waiter = self.until_writable(stream)
@@ -509,13 +531,14 @@ class SessionDriver:
         unfinished = 0
         for connection in self.core.connections.values():
             unfinished += sum([decoder.buffered for decoder in connection.decoders])
-        return self.kept_to_send + unfinished + SESSION_MEMORY + STREAM_MEMORY * len(self.core.receiver.streams)
+        streams = STREAM_MEMORY * len(self.core.receiver.streams)
+        return self.kept_to_send + self.core.datagrams.memory + unfinished + SESSION_MEMORY + streams
 
     @property
     def memory(self) -> int:
         """Bytes kept for the peer and bytes of the peer that wait to be read, with what keeping them costs."""
         receiver = self.core.receiver
-        return self.kept_to_send + receiver.charged - receiver.consumed
+        return self.kept_to_send + self.core.datagrams.memory + receiver.charged - receiver.consumed
 
     async def next_peer_stream(self) -> StreamId | None:
         """Wait for the peer to open a stream; None when the session is over."""
@@ -579,6 +602,8 @@ class SessionDriver:
         for stream in list(self._writers):
             _wake_all(self._writers, stream)
         self._peer_stream_came.set()
+        for waiter in self._datagram_readers:
+            _wake(waiter)
         for subscription in list(self._subscriptions):
             subscription.end()
         self.on_closed(self)

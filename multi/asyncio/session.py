@@ -10,6 +10,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
@@ -131,6 +132,17 @@ class Session:
         transport = SessionTransport(self._driver, stream, self._extra_info, closes_session=False)
         reader = SessionReader(transport, self._limit)
         return reader, SessionWriter(transport, reader)
+
+    def datagrams(self, ttl: float = DEFAULT_TTL, copies: Copies = 1) -> DatagramSocket:
+        """Send and receive messages that may be lost, but never come twice.
+
+        One that no connection has taken within `ttl` seconds is given up. `copies` 2 sends each over two connections
+        where there are two, "auto" does while the best one is silent or too slow for `ttl`. Raises LocalProtocolError
+        where the peer takes no datagrams; before the session is confirmed that is not known, and `send` and `receive`
+        raise it then.
+        """
+        self._check_open()
+        return DatagramSocket(self._driver, ttl, copies, session=self)
 
     # --- connections ---
 

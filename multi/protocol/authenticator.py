@@ -16,6 +16,7 @@ from multi.errors import RemoteProtocolError
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
 from multi.protocol.handshake import (
+    DATAGRAMS,
     MAX_TICKETS,
     PROOF_LENGTH,
     Accept,
@@ -23,6 +24,7 @@ from multi.protocol.handshake import (
     Challenge,
     Choice,
     ConnectionTerms,
+    Extensions,
     Hello,
     Join,
     KeyPair,
@@ -41,6 +43,7 @@ from multi.protocol.handshake import (
 )
 from multi.protocol.sealing import Cipher
 from multi.protocol.segment import Segment, SegmentType, encode
+from multi.protocol.settings import SessionSettings
 from multi.protocol.state import Step
 from multi.reasons import Cause
 from multi.types import ConnectionFacts, ConnectionId, Side
@@ -123,6 +126,7 @@ class ClientAuthenticator(Authenticator):
             terms=ConnectionTerms(sealed=True),
             psk_id=settings.psk_id,
             resume_timeout=_milliseconds(settings.resume_timeout),
+            extensions=_extensions(settings),
         )
         self._origin = origin_of(self._hello.session_part())
         self._reset = b""
@@ -251,7 +255,8 @@ class ClientAuthenticator(Authenticator):
         del self._greeted[connection.id]
         self._prove(connection, SegmentType.CONFIRM, keys.hello_proof(b"C", *parts), accept, self._hello.nonce, now)
         if first:
-            self.session.peer_known(accept.window, accept.max_streams, accept.resume_timeout / 1000, None)
+            timeout = accept.resume_timeout / 1000
+            self.session.peer_known(accept.window, accept.max_streams, timeout, None, accept.extensions)
         self.session.authenticated(connection)
         for waiting in self._waiting:
             self._join(waiting, now)
@@ -300,6 +305,10 @@ def _check_choice(terms: ConnectionTerms, choice: Choice) -> None:
         raise RemoteProtocolError("the server changed the protection that was asked for", Cause.BAD_CHOICE)
     if choice.cipher not in terms.ciphers:
         raise RemoteProtocolError("the server chose a cipher that was not offered", Cause.BAD_CHOICE)
+
+
+def _extensions(settings: SessionSettings) -> Extensions:
+    return ((DATAGRAMS, b""),) if settings.datagrams else ()
 
 
 def _milliseconds(seconds: float) -> int:
@@ -419,7 +428,8 @@ class ServerAuthenticator(Authenticator):
         proof = self.keys.hello_proof(b"C", *parts)
         self._answer(connection, hello, accept, proof, now)
         if not repeat:
-            self.session.peer_known(hello.window, hello.max_streams, hello.resume_timeout / 1000, hello.policy)
+            timeout = hello.resume_timeout / 1000
+            self.session.peer_known(hello.window, hello.max_streams, timeout, hello.policy, hello.extensions)
         # A repeated HELLO may be somebody's replay: nothing but ACCEPT leaves, and nothing counts, before CONFIRM.
         if not repeat and (not psk or proved_by_binder):
             self.session.may_send(connection, receives=not hello.terms.sealed)
@@ -437,6 +447,7 @@ class ServerAuthenticator(Authenticator):
             choice=choice,
             resume_timeout=_milliseconds(settings.resume_timeout),
             reset=self._reset_commitment(),
+            extensions=_extensions(settings),
         )
         shared = pair.agree(hello.key)
         self._hello_part = part

@@ -13,7 +13,7 @@ from multi.errors import LocalProtocolError
 from multi.events import Effect, Event, Notify
 from multi.protocol.connection import Connection, Connections
 from multi.protocol.control import Outbox
-from multi.protocol.handshake import Refuse
+from multi.protocol.handshake import Extensions, Refuse
 from multi.protocol.payloads import Close, Policy
 from multi.protocol.receiver import Receiver
 from multi.protocol.sender import Sender
@@ -70,7 +70,9 @@ class SessionBase(ABC):
         """Data may be written on `connection` before the peer has proved itself; `receives`: and is taken, too."""
 
     @abstractmethod
-    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+    def peer_known(
+        self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None, extensions: Extensions
+    ) -> None:
         """The peer's HELLO or ACCEPT has come; it will wait or try `resume_timeout` seconds for the session."""
 
     @abstractmethod

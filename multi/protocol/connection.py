@@ -42,6 +42,8 @@ RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is look
 CONNECTED = Reason(Cause.CONNECTED, "connected")
 
 DATA = int(SegmentType.DATA)
+DATAGRAM = int(SegmentType.DATAGRAM)
+MAX_DATAGRAM = 65_535  # bytes; UDP has no more either, and one must not hold up a slow connection for long
 Buffer = bytes | bytearray | memoryview
 
 
@@ -90,6 +92,10 @@ class Connection:
     """One per lane; None = what comes is not sealed."""
     output: list[list[Buffer]] = field(init=False)
     """What is to be written, per lane."""
+    messages: list[Buffer] = field(default_factory=list)
+    """Whole segments that are to be sent as messages of their own."""
+    asked_at: float = -inf
+    """When a sign of life was wanted last because datagrams were sent on it."""
 
     heard_at: float = field(init=False)
     sent_at: float = field(init=False)
@@ -185,6 +191,11 @@ class Connection:
             self._begin(now)
         self.early_data_moved = False
         self.in_flight += size
+        self._spend(size, now)
+        self._write(self.lanes - 1, DATA, buffers, size, start, stream)
+
+    def _spend(self, size: int, now: float) -> None:
+        """`size` bytes of data leave here."""
         self.not_sent += size  # until a sample knows better, or many segments given at once would all seem to leave now
         self.channel_credit -= size
         self.credit = self.credit - size if self.credit > size else 0
@@ -194,7 +205,24 @@ class Connection:
             self.allowance -= size
         self.bytes_sent += size
         self.sent_at = now
-        self._write(self.lanes - 1, DATA, buffers, size, start, stream)
+
+    @property
+    def carries_datagrams(self) -> bool:
+        """As messages of the transport, which may be lost; what the session seals has to arrive in order."""
+        return self.facts.message_size > HEADER_LENGTH and self.sealers is None
+
+    @property
+    def largest_datagram(self) -> int:
+        """Bytes of the largest datagram it carries."""
+        return min(MAX_DATAGRAM, self.facts.message_size - HEADER_LENGTH) if self.carries_datagrams else MAX_DATAGRAM
+
+    def send_datagram(self, number: int, data: bytes, now: float) -> None:
+        """Write a DATAGRAM segment; it counts against credit as data does."""
+        self._spend(len(data), now)
+        if self.carries_datagrams:
+            self.messages.append(encode_header(DATAGRAM, self.session_id, number, STREAM_ZERO, len(data)) + data)
+        else:
+            self._write(self.lanes - 1, DATAGRAM, [data], len(data), number, STREAM_ZERO)
 
     def _write(
         self, lane: int, type_: int, buffers: Sequence[Buffer], size: int, sequence: int, stream: StreamId

@@ -14,7 +14,8 @@ from multi.errors import RemoteProtocolError
 from multi.events import AddressesAnnounced, RoleChanged, StreamWritable
 from multi.protocol.authenticator import Authenticator
 from multi.protocol.base import SessionBase
-from multi.protocol.connection import Connection
+from multi.protocol.connection import MAX_DATAGRAM, Connection
+from multi.protocol.datagrams import Datagrams
 from multi.protocol.handshake import decode_tickets
 from multi.protocol.liveness import HEARD, Liveness
 from multi.protocol.payloads import (
@@ -31,12 +32,12 @@ from multi.protocol.payloads import (
     encode_keepalive,
 )
 from multi.protocol.scheduling import Scheduling
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentType
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentDecoder, SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionState, Side
+from multi.types import MESSAGES, ConnectionState, Side
 
 HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data with its headers fits twice
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
@@ -56,6 +57,7 @@ class Incoming:
 
     _session: SessionBase
     _streams: Streams
+    _datagrams: Datagrams
     _auth: Authenticator
     _liveness: Liveness
     _scheduling: Scheduling
@@ -71,7 +73,9 @@ class Incoming:
         Asked after each segment, `enough` says whether the others have to wait (`Connection.behind`).
         """
         self._enough = enough
-        if connection.behind:
+        if lane == MESSAGES:
+            self._messages(connection, data, now)
+        elif connection.behind:
             if data:
                 connection.held.append((lane, bytes(data)))
             self._release_held(connection, now)
@@ -79,6 +83,29 @@ class Incoming:
             self._hold(connection, lane, bytes(data))
         else:
             self._feed(connection, data, lane, now)
+
+    def _messages(self, connection: Connection, data: memoryview, now: float) -> None:
+        """Whole DATAGRAM segments. Those that come before the handshake is far enough are lost, as others are."""
+        if not connection.receives:
+            return
+        if connection.openers is not None:
+            raise RemoteProtocolError("a message that is not sealed")
+        decoder = SegmentDecoder()
+        for segment in decoder.feed(data):
+            if segment.session_id != self._session.session_id:
+                raise RemoteProtocolError("a segment of another session")
+            if segment.type != SegmentType.DATAGRAM:
+                raise RemoteProtocolError("a message that is no DATAGRAM")
+            self._datagram(connection, segment)
+        if decoder.buffered:
+            raise RemoteProtocolError("a message that is no whole segment")
+        self._heard(connection, now)
+
+    def _datagram(self, connection: Connection, segment: Segment) -> None:
+        if len(segment.payload) > MAX_DATAGRAM:
+            raise RemoteProtocolError(f"a datagram of {len(segment.payload)} bytes")
+        connection.payload_received += len(segment.payload)
+        self._datagrams.take(segment.sequence, bytes(segment.payload))
 
     def _hold(self, connection: Connection, lane: int, data: bytes) -> None:
         if connection.phase is not Phase.DISCARDING:
@@ -177,6 +204,8 @@ class Incoming:
         self._heard(connection, now)
         if segment.type == SegmentType.ACK:
             self._ack(segment, now)
+        elif segment.type == SegmentType.DATAGRAM:
+            self._datagram(connection, segment)
         elif segment.type == SegmentType.KEEPALIVE:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
         elif segment.type in CONTROL_TYPES:

@@ -50,8 +50,11 @@ MAX_WINDOW = 1 << 30
 ORIGIN_LENGTH = 16
 MAX_EXTENSIONS = 512  # bytes of all extensions in a HELLO or ACCEPT
 
+DATAGRAMS = 1
+"""Kind of the extension, without a value, that says: this side takes DATAGRAM segments."""
+
 Extensions = tuple[tuple[int, bytes], ...]
-"""(kind, value), kinds rising. What a side can do beyond this document; unknown kinds mean nothing."""
+"""(kind, value), kinds rising. What a side can do; unknown kinds mean nothing."""
 
 
 def _encode_extensions(extensions: Extensions) -> bytes:

@@ -66,6 +66,7 @@ class SegmentType(IntEnum):
     POLICY = 39
     ADDRESS = 40
     TICKETS = 41
+    DATAGRAM = 128
 
 
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))

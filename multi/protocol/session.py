@@ -36,8 +36,9 @@ from multi.paths.manager import NETWORK_GONE, PathManager
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
+from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming, never
-from multi.protocol.handshake import Join, Refuse, RefuseCode
+from multi.protocol.handshake import DATAGRAMS, Extensions, Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
@@ -60,6 +61,7 @@ from multi.reasons import IN_ORDER, Cause, Reason
 from multi.schedulers.base import Scheduler
 from multi.schedulers.estimates import soonest
 from multi.types import (
+    MESSAGES,
     STREAM_ZERO,
     ConnectionFacts,
     ConnectionId,
@@ -123,7 +125,8 @@ class SessionCore(SessionBase):
         self.streams = Streams(self)
         self._auth: Authenticator = ClientAuthenticator(self) if side is Side.CLIENT else ServerAuthenticator(self, psk)
         self._liveness = Liveness(self)
-        self._incoming = Incoming(self, self.streams, self._auth, self._liveness, self.scheduling)
+        self.datagrams = Datagrams(self, self._liveness)
+        self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
         self._open_timeout = 0.0
         self._open_deadline: float | None = None
         self._opened = False
@@ -280,6 +283,12 @@ class SessionCore(SessionBase):
         """Read no more; ask the peer to stop. What still comes gives its window back."""
         self._act(now)
         self.streams.stop_sending(stream, code)
+
+    def send_datagram(self, data: bytes, ttl: float, copies: int, *, now: float) -> None:
+        """Queue a datagram; see `Datagrams.send`. Raises LocalProtocolError, SessionLost when over."""
+        self._act(now)
+        self.streams.check_open()
+        self.datagrams.send(data, ttl, copies, now)
 
     def accept_stream(self, stream: StreamId, *, now: float) -> None:
         """The application takes a stream that the peer opened (StreamOpened)."""
@@ -515,7 +524,9 @@ class SessionCore(SessionBase):
             due.append(self._created_at + self.settings.handshake_timeout)
         for connection in alive:
             due += [at for at, _ in self._liveness.due(connection)]
-        if self.sender.unacked:
+        if self.datagrams.waiting:
+            due.append(self.datagrams.next_timer())
+        if self.sender.unacked or self.datagrams.waiting:
             # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
             due += [c.tokens_ready_at() for c in self.connections.for_data()]
         soonest = min((at for at in due if at is not None), default=None)
@@ -569,7 +580,7 @@ class SessionCore(SessionBase):
 
     def _has_more_to_say(self) -> bool:
         """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
-        if self.outbox.queue or self.receiver.is_due(self.now):
+        if self.outbox.queue or self.datagrams.waiting or self.receiver.is_due(self.now):
             return True
         return bool(self.sender.active)
 
@@ -586,6 +597,8 @@ class SessionCore(SessionBase):
         usable = self.connections.for_data()
         for connection in usable:
             connection.refresh_credit(now)
+        if self.datagrams.waiting:
+            self.datagrams.fill(usable, now, share=self.sender.waiting)
         self.sender.fill(usable, now)
         for stream in self.sender.active.values():
             left = left or stream.next_offset != stream.end_offset
@@ -635,6 +648,10 @@ class SessionCore(SessionBase):
                 self.pending.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
                 connection.unsampled = True
+        if connection.messages:
+            self.pending.append(SendBytes(connection.id, MESSAGES, connection.messages))
+            connection.messages = []
+            connection.unsampled = True
 
     @property
     def wants_samples(self) -> bool:
@@ -668,11 +685,14 @@ class SessionCore(SessionBase):
             self._opened = True
             self.emit(SessionOpened())
 
-    def peer_known(self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None) -> None:
+    def peer_known(
+        self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None, extensions: Extensions
+    ) -> None:
         self.resume_timeout = min(self.resume_timeout, resume_timeout)
         self.sender.window_known = True
         self.sender.window = max(self.sender.window, window)
         self.streams.peer_known(window, max_streams)
+        self.datagrams.peer_takes = any(kind == DATAGRAMS for kind, _ in extensions)
         if policy is not None:
             self.scheduling.peer_wants(policy)
 
@@ -868,6 +888,7 @@ class SessionCore(SessionBase):
             connection.step(Step.CLOSE, reason)
             self.notify(connection.changed())
         self.streams.session_ended(None if reason.orderly else SessionLost(reason))
+        self.datagrams.session_ended()
         for stream in list(self.receiver.streams):
             self.emit(StreamReadable(stream))
         for stream in list(self.sender.streams):

@@ -47,6 +47,8 @@ class SessionSettings:
     idle_timeout: float = 60.0
     """A connection on which nothing was received for so long is lost; per transport, see `idle_timeouts`."""
     idle_timeouts: tuple[tuple[str, float], ...] = ()
+    datagrams: bool = True
+    """Whether this side says that it takes datagrams."""
     linger: float = 1.0
     """How long a closing session waits for the peer's CLOSE; longer where a few round trips are longer."""
     max_connections: int = 16

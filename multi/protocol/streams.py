@@ -52,12 +52,16 @@ class Streams:
             self.finish(stream)
             self._receiver.discard(received)
 
-    def open(self, priority: int) -> StreamId | None:
-        _check("priority", priority, LOWEST_PRIORITY)
+    def check_open(self) -> None:
+        """Raise SessionLost where the session is over, LocalProtocolError where this side has closed it."""
         if self._over:
             raise self._ended or SessionLost()
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
+
+    def open(self, priority: int) -> StreamId | None:
+        _check("priority", priority, LOWEST_PRIORITY)
+        self.check_open()
         if (self._next_own - 1) // 2 >= self._own_limit:
             return None
         stream = StreamId(self._next_own)

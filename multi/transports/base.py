@@ -160,7 +160,11 @@ class Channel(Protocol):
         """
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
-        """Queue bytes in order on a lane; buffers are kept by reference and must not change. See `flush`."""
+        """Queue bytes in order on a lane; buffers are kept by reference and must not change. See `flush`.
+
+        `MESSAGES` in place of a lane only where `info.message_size` is not 0: each buffer is a message, which may be
+        lost, and is delivered whole in that place. Several that have come may be delivered as one.
+        """
 
     def flush(self) -> None:
         """Hand everything queued to the network now, as far as it takes it."""

@@ -15,6 +15,7 @@ from multi.errors import LocalProtocolError, SessionLost
 from multi.protocol import (
     authenticator,
     connection,
+    datagrams,
     liveness,
     receive_stream,
     receiver,
@@ -25,6 +26,8 @@ from multi.protocol import (
 )
 from multi.protocol import control as outbox
 from multi.protocol import dispatch as incoming
+from multi.protocol.connection import MAX_DATAGRAM
+from multi.protocol.datagrams import RECEIVE_LIMIT, SEEN, SEND_LIMIT
 from multi.protocol.dispatch import HELD_LIMIT
 from multi.protocol.payloads import (
     Ack,
@@ -47,7 +50,7 @@ from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.reasons import Cause, Reason
 from multi.schedulers import scheduler_names
-from multi.types import ConnectionFacts, Role, SessionId, Side, StreamId
+from multi.types import MESSAGES, ConnectionFacts, Role, SessionId, Side, StreamId
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check, may_raise
@@ -57,10 +60,11 @@ STEPS = 60  # things that are done for one input
 SMALL = replace(CLEAR, max_streams=4, max_connections=4, max_stream_window=128 * 1024, max_session_window=256 * 1024)
 SEALING = replace(SMALL, protect=Protect.AUTO)
 ALWAYS = replace(SMALL, protect=Protect.ALWAYS)
+FRAMES = replace(QUIC, message_size=1200)
 PSK = {b"id": b"k" * 16}
 KEYED = replace(SMALL, psk_id=b"id", psk=b"k" * 16)
 MODULES = (
-    *(authenticator, connection, incoming, liveness, outbox, receive_stream),
+    *(authenticator, connection, datagrams, incoming, liveness, outbox, receive_stream),
     *(receiver, send_stream, sender, session, streams),
 )
 
@@ -132,10 +136,14 @@ class Grammar:
                 return encode_unsigned((choices.edge(bits=32), 4))
             case SegmentType.OPEN:
                 return bytes([choices.below(10)])
+            case SegmentType.DATAGRAM:
+                return bytes(choices.pick((0, 1, 200, 1200, MAX_DATAGRAM, MAX_DATAGRAM + 1)))
             case _:
                 return choices.pick(spoken().get(kind, (b"",)))
 
     def _sequence(self, kind: SegmentType) -> int:
+        if kind is SegmentType.DATAGRAM:
+            return self._choices.edge(0, 1, 2, SEEN, 2 * SEEN)
         if kind >= SegmentType.FIN:
             if self._choices.chance(8):
                 return self._choices.edge(self._control, self._control + 512)
@@ -172,7 +180,7 @@ class Grammar:
 _LIKELY = (
     *(SegmentType.DATA, SegmentType.DATA, SegmentType.DATA, SegmentType.ACK, SegmentType.ACK, SegmentType.KEEPALIVE),
     *(SegmentType.FIN, SegmentType.RESET, SegmentType.STOP_SENDING, SegmentType.OPEN, SegmentType.MAX_STREAMS),
-    *(SegmentType.DRAIN, SegmentType.ROLE, SegmentType.POLICY, SegmentType.ADDRESS),
+    *(SegmentType.DRAIN, SegmentType.ROLE, SegmentType.POLICY, SegmentType.ADDRESS, SegmentType.DATAGRAM),
 )
 
 
@@ -203,6 +211,7 @@ def work(choices: Choices, ends: Ends, node: Node) -> None:
                 session.read(stream, choices.pick((-1, 0, 1, 5000)), now=now)
             case 8:
                 session.accept_stream(stream, now=now)
+                session.send_datagram(bytes(choices.pick((0, 100, 1200, 40_000))), 0.5, choices.below(3), now=now)
             case _:
                 if choices.chance(8):
                     session.close(now=now)
@@ -225,6 +234,7 @@ def check_bounds(node: Node) -> None:
         check(stream.highest <= stream.window.advertised, "bytes taken beyond the window")
     kept = sum(s.readable + sum(i.end - i.start for i in s.islands) for s in session.receiver.streams.values())
     check(kept <= session.receiver.window.held, "more bytes kept than the window")
+    check(session.datagrams.memory <= SEND_LIMIT + RECEIVE_LIMIT, "more datagrams kept than allowed")
     most = settings.max_session_window + (2 * settings.max_streams + 2) * EARLY_DATA_LIMIT
     check(session.receiver.window.held <= most, "a window larger than allowed")
 
@@ -319,7 +329,7 @@ def run_peer(data: bytes, side: Side) -> None:
     choices = Choices(data)
     sealed = choices.chance(3)
     ends = _ends(choices, SEALING if sealed else SMALL)
-    lines = [ends.connect(choices.pick((PLAIN, TLS, QUIC))) for _ in range(1 + choices.below(3))]
+    lines = [ends.connect(choices.pick((PLAIN, TLS, QUIC, FRAMES))) for _ in range(1 + choices.below(3))]
     ends.pump()
     ends.write(ends.client, b"hello")
     ends.write(ends.server, b"hello")
@@ -365,11 +375,45 @@ def run_peer(data: bytes, side: Side) -> None:
                 take_over(lines[-1])
             case _:
                 lane = choices.pick((0, 0, 1)) if line.server_facts.lanes > 1 else 0
+                if line.server_facts.message_size and not sealed and choices.chance(3):
+                    lane = MESSAGES
                 times = choices.pick((1, 1, 1, 1, 2, 20))
                 for _ in range(times):
                     say(line, lane)
         ends.pump()
         check_bounds(node)
+
+
+# --- messages  ---
+
+
+def run_messages(data: bytes) -> None:
+    """What a peer sends as messages: delivered once, kept within bounds, or the end of that connection alone."""
+    choices = Choices(data)
+    ends = Ends(SMALL, SMALL)
+    line = ends.connect(FRAMES)
+    spare = ends.connect(PLAIN)
+    ends.pump()
+    numbers: list[int] = []
+    honest = True
+    while choices.left:
+        number = choices.edge(*(numbers[-1:] or [0]), SEEN)
+        numbers.append(number)
+        segment = ends.segment(SegmentType.DATAGRAM, number.to_bytes(8, "big"), sequence=number)
+        damaged = choices.damaged(segment)
+        honest = honest and damaged == segment
+        line.inject(damaged, lane=MESSAGES)
+        ends.pump()
+        check_bounds(ends.server)
+    found = []
+    while (message := ends.server.session.datagrams.read()) is not None:
+        found.append(message)
+    if honest:
+        check(len(set(found)) == len(found), "a datagram came twice")
+        check({int.from_bytes(message, "big") for message in found} <= set(numbers), "a datagram that nobody sent")
+    ends.write(ends.client, b"goes on")
+    check(ends.server.got() == b"goes on", "messages cut the stream off")
+    check(ends.server.states()[spare.id] == "active", "messages ended another connection")
 
 
 # --- a client and a server that only pretends  ---
@@ -433,6 +477,7 @@ def _target(name: str, run: Callable[[bytes], None], *, short: int) -> Target:
 
 
 TARGETS = (
+    _target("messages", run_messages, short=40),
     _target("server-stranger", run_server, short=60),
     _target("client-false-server", run_client, short=60),
     _target("server-proved-client", lambda data: run_peer(data, Side.SERVER), short=80),

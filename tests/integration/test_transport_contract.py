@@ -19,7 +19,7 @@ from multi.errors import TransportError
 from multi.transports import transport, transport_names
 from multi.transports.base import Channel, Listener, TransportSettings, transport_type
 from multi.transports.quic.settings import QuicSettings
-from multi.types import Candidate, Family
+from multi.types import MESSAGES, Candidate, Family
 from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
 
@@ -278,6 +278,28 @@ def test_bytes_are_echoed_on_every_lane_in_odd_chunks(case: Case) -> None:
         server.listener.close()
 
     case.run(scenario())
+
+
+def test_messages_arrive_whole_in_place_of_a_lane_where_there_are_any(case4: Case) -> None:
+    async def scenario() -> None:
+        server, channel, sink, other, other_sink = await case4.pair()
+        for sender, receiver in ((channel, other_sink), (other, sink)):
+            most = sender.info.message_size
+            if not most:
+                assert case4.name != "quic", "QUIC carries messages"
+                continue
+            messages = [bytes([65 + n]) * (most - n) for n in range(5)]
+            sender.write(messages, MESSAGES)
+            sender.write([b"and a lane"], 0)
+            sender.flush()
+            assert await receiver.until_received(10) == b"and a lane"
+            got = await receiver.until_received(sum(map(len, messages)), MESSAGES)
+            assert {bytes([byte]): got.count(byte) for byte in set(got)} == {m[:1]: len(m) for m in messages}
+        channel.abort()
+        other.abort()
+        server.listener.close()
+
+    case4.run(scenario())
 
 
 def test_info_names_both_ends(case: Case) -> None:

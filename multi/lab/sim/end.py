@@ -14,6 +14,7 @@ from multi.events import (
     CancelDial,
     CloseConnection,
     ConnectionChanged,
+    DatagramsReadable,
     Dial,
     Effect,
     Event,
@@ -25,13 +26,14 @@ from multi.events import (
     StreamReadable,
     StreamWritable,
 )
+from multi.lab.sim.link import Direction
 from multi.lab.sim.oracles import Oracles, Unwatched
 from multi.lab.sim.trace import described
 from multi.lab.sim.wire import Wire, World
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
+from multi.types import MESSAGES, STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
 MAX_ROUNDS = 200  # effects that cause effects; more would be two parts answering each other for ever
@@ -49,6 +51,8 @@ class End:
         self.name = name
         self.sent: dict[StreamId, bytearray] = {}
         self.received: dict[StreamId, bytearray] = {}
+        self.datagrams: list[tuple[float, bytes]] = []
+        """(time, datagram) of all that have come."""
         self.paused: set[StreamId] = set()
         """Streams the application does not read now."""
         self.reading = True
@@ -77,6 +81,10 @@ class End:
     def write(self, data: bytes, stream: StreamId = STREAM_ZERO) -> None:
         self.session.write(stream, data, now=self.now)
         self.sent.setdefault(stream, bytearray()).extend(data)
+        self.pump()
+
+    def send_datagram(self, data: bytes, ttl: float = 0.2, copies: int = 1) -> None:
+        self.session.send_datagram(data, ttl, copies, now=self.now)
         self.pump()
 
     def finish(self, stream: StreamId = STREAM_ZERO) -> None:
@@ -262,13 +270,22 @@ class End:
         match effect:
             case SendBytes(connection, lane, buffers):
                 wire = self.wires.get(connection)
-                if wire is not None:
+                if wire is not None and lane == MESSAGES:
+                    direction = wire.outgoing(self)
+                    assert isinstance(direction, Direction)
+                    for message in buffers:
+                        self.world.clock.log(self.name, "message", connection, len(message))
+                        direction.write_message(bytes(message))
+                elif wire is not None:
                     data = b"".join(buffers)
                     self.oracles.sending(wire, data, lane)
                     self.world.clock.log(self.name, "send", connection, lane, len(data))
                     wire.outgoing(self).write(data, lane)
             case StreamReadable(stream):
                 self._read(stream)
+            case DatagramsReadable():
+                while (datagram := self.session.datagrams.read()) is not None:
+                    self.datagrams.append((self.now, datagram))
             case CloseConnection(connection, abort, _):
                 wire = self.wires.pop(connection, None)
                 if wire is not None:

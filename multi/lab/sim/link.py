@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Generic, TypeVar
 
-from multi.types import TransportSample
+from multi.types import MESSAGES, TransportSample
 
 PACKET = 1500  # bytes
 BURST = 0.020  # seconds of the rate that arrive together; finer costs events, coarser looks like silence
@@ -29,6 +29,10 @@ class LinkSpec:
     rate: float = 1e6
     delay: float = 0.010
     buffer: int = 64 * 1024
+    loss: float = 0.0
+    """Share of the messages (`MESSAGES`) that are lost; what a lane carries never is."""
+    jitter: float = 0.0
+    """Seconds a message may take longer than another."""
 
 
 @dataclass(eq=False)
@@ -103,6 +107,19 @@ class Direction(Medium[LinkSpec]):
             self._free_at += len(piece) / self.spec.rate
             self._leaving.append((self._free_at, len(piece)))
             self._transmit(piece, lane)
+
+    def write_message(self, data: bytes) -> None:
+        """Send what may be lost, or overtaken by what is sent later."""
+        if self.cut:
+            return
+        self._free_at = max(self._clock(), self._free_at) + len(data) / self.spec.rate
+        if self._random.random() >= self.spec.loss:
+            late = self._random.random() * self.spec.jitter
+            self._schedule(self._free_at + self.spec.delay + late, lambda: self._arrive_message(data))
+
+    def _arrive_message(self, data: bytes) -> None:
+        if not (self.cut or self.stalled):
+            self._deliver(data, MESSAGES)
 
     def end(self) -> None:
         """The sender closes: the receiver gets an empty delivery after everything written."""

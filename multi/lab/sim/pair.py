@@ -156,6 +156,7 @@ class Pair:
         return ConnectionFacts(
             candidate.transport,
             lanes=route.lanes,
+            message_size=route.message_size,
             secure=route.secure,
             peer_verified=route.peer_verified,
             channel_binding=b"certificate" if route.secure else b"",

@@ -17,6 +17,7 @@ from multi.events import (
     AddressesAnnounced,
     AttemptFailed,
     ConnectionChanged,
+    DatagramDropped,
     Event,
     HandoverChanged,
     NetworkChanged,
@@ -66,6 +67,8 @@ def described(event: Event) -> tuple[tuple[object, ...], str]:
             return ("resumed", f"{event.after:.6f}"), ""
         case SessionEnded():
             return ("ended", int(not event.reason.orderly)), event.reason
+        case DatagramDropped():
+            return ("datagram-dropped", event.size, event.max_size), ""
         case Warned():
             return ("warned",), event.message
 

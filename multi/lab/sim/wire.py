@@ -24,6 +24,8 @@ class Route:
     secure: bool = False
     peer_verified: bool = False
     lanes: int = 1
+    message_size: int = 0
+    """Bytes of the largest message that may be lost; not over a PathSpec."""
     connect_round_trips: int = 1
     error: str = ""
     """Every dial fails with this, after the round trips of connecting."""

@@ -240,7 +240,8 @@ class Engine(LibraryEngine):
         return (stream.sender for stream in self._connection._streams.values())
 
     def unsent(self) -> int:
-        return sum(part.stop - part.start for sender in self._senders() for part in sender._pending)
+        streams = sum(part.stop - part.start for sender in self._senders() for part in sender._pending)
+        return streams + sum(map(len, self._connection._datagrams_pending))
 
     def unacknowledged(self) -> int:
         return sum(

@@ -24,7 +24,7 @@ from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineErr
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, Burst, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
-from multi.types import TransportSample, host_of
+from multi.types import MESSAGES, TransportSample, host_of
 
 LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
 
@@ -102,6 +102,8 @@ class QuicChannel:
         self._queue: list[tuple[int, Buffer, bool]] = []
         """What the engine has not been given: stream, bytes, whether the stream ends."""
         self._queued = 0
+        self._messages: list[bytes] = []
+        """What the engine has not been given of those that may be lost."""
         self._preface_missing = not server
         self._ended_lanes: set[int] = set()
         self._end: tuple[TransportError | None] | None = None
@@ -134,7 +136,9 @@ class QuicChannel:
             self.burst_finished()
 
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
-        if self._state is _State.OPEN:
+        if self._state is _State.OPEN and lane == MESSAGES:
+            self._messages.extend(map(bytes, buffers))
+        elif self._state is _State.OPEN:
             self._queue.extend((LANE_STREAMS[lane], buffer, False) for buffer in buffers)
             self._queued += sum(map(len, buffers))
 
@@ -213,6 +217,7 @@ class QuicChannel:
         self._info = replace(
             self._info,
             rtt=self.engine.round_trips.smoothed,
+            message_size=self.engine.message_size,
             peer_verified=verified,
             peer_certificate=self.engine.peer_certificate,
             channel_binding=self.engine.channel_binding(server_certificate),
@@ -268,6 +273,8 @@ class QuicChannel:
             match type(event).__name__:
                 case "StreamDataReceived":
                     self._stream_data(event.stream_id, event.data, event.end_stream)
+                case "DatagramFrameReceived":
+                    self._arrive(MESSAGES, event.data)
                 case "HandshakeCompleted":
                     self._handshake_completed()
                 case "ConnectionIdIssued":
@@ -291,6 +298,9 @@ class QuicChannel:
             data = data[len(LANE_1_PREFACE) :]
         if end:
             self._ended_lanes.add(lane)
+        self._arrive(lane, data)
+
+    def _arrive(self, lane: int, data: bytes) -> None:
         if not data or self._state is not _State.OPEN:
             return  # after `close` what the peer still sends is discarded
         self._undelivered += len(data)
@@ -371,6 +381,9 @@ class QuicChannel:
         if self._port.blocked or self._is_closed():
             return  # `port_writable` resumes; a timer would only fire in vain
         try:
+            for message in self._messages:
+                self.engine.send_message(message)
+            self._messages.clear()
             if self._queue:
                 self._write_queued()
             bursts = self.engine.bursts(time.monotonic())

@@ -131,6 +131,15 @@ class QuicEngine(ABC):
     def write(self, stream_id: int, data: Buffer, end: bool = False) -> None:
         """Queue bytes; they are copied into the stream's retransmission buffer. Nothing once the connection ends."""
 
+    @property
+    def message_size(self) -> int:
+        """Bytes of the largest message for `send_message`, with HandshakeCompleted; 0 = one of both ends takes none."""
+        return 0
+
+    def send_message(self, data: bytes) -> None:
+        """Queue a DATAGRAM frame (RFC 9221): it may be lost. Nothing once the connection ends."""
+        raise NotImplementedError("this engine has a `message_size` of 0")
+
     @abstractmethod
     def close(self, error_code: int, reason: str = "") -> None:
         """Queue an application close; bytes not yet acknowledged are lost. Nothing once the connection ends."""
@@ -143,7 +152,7 @@ class QuicEngine(ABC):
 
         Events are those of `aioquic.quic.events` or have their names and fields: HandshakeCompleted,
         StreamDataReceived, ConnectionIdIssued and ConnectionIdRetired (of every id by which the peer may address it),
-        StreamReset, StopSendingReceived; of a `PathEngine` also those defined above.
+        StreamReset, StopSendingReceived, DatagramFrameReceived; of a `PathEngine` also those defined above.
         """
 
     @abstractmethod

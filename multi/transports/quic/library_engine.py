@@ -18,6 +18,10 @@ from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 
+LARGEST_FRAME = 65_535  # bytes of a DATAGRAM frame that a peer may send; packets bound it anyway
+PACKET_OVERHEAD = 1 + 20 + 4 + 16  # bytes: first byte, connection id, packet number and tag at their longest
+FRAME_OVERHEAD = 1 + 4  # bytes: type and length of a DATAGRAM frame
+
 
 class LibraryEngine(QuicEngine):
     """See `QuicEngine`. What it holds is the library's connection, whose events and methods are named alike."""
@@ -29,6 +33,7 @@ class LibraryEngine(QuicEngine):
         self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
     ) -> None:
         self._written = 0
+        self._datagram_size = datagram_size
         self._secrets = Secrets()
         self._connection = self.CONNECTION(
             configuration=replace(configuration, max_datagram_size=datagram_size, secrets_log_file=self._secrets),
@@ -45,6 +50,7 @@ class LibraryEngine(QuicEngine):
             connection_id_length=CONNECTION_ID_LENGTH,
             idle_timeout=quic.idle_timeout,
             is_client=server_name is not None,
+            max_datagram_frame_size=LARGEST_FRAME,
             server_name=server_name,
             supported_versions=list(cls.VERSIONS),
         )
@@ -79,6 +85,16 @@ class LibraryEngine(QuicEngine):
             self._written += len(data)
             with third_party():
                 self._connection.send_stream_data(stream_id, data, end)
+
+    @property
+    def message_size(self) -> int:
+        peer = self._connection._remote_max_datagram_frame_size or 0
+        return max(0, min(peer - FRAME_OVERHEAD, self._datagram_size - PACKET_OVERHEAD - FRAME_OVERHEAD))
+
+    def send_message(self, data: bytes) -> None:
+        if self.closing is None:
+            with third_party():
+                self._connection.send_datagram_frame(data)
 
     def close(self, error_code: int, reason: str = "") -> None:
         if self.closing is None:

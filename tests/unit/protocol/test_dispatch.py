@@ -234,7 +234,7 @@ def test_what_a_later_version_may_add_is_skipped_and_its_control_acknowledged() 
     number = next_control(ends)
     unplug(line)
     line.inject(
-        ends.segment(128, b"a datagram, say"),
+        ends.segment(129, b"a new kind of data"),
         ends.segment(191, bytes(65_536)),
         ends.segment(192, b"a new kind of control", sequence=number),
         ends.segment(255, b"", sequence=number + 1),
@@ -252,7 +252,7 @@ def test_extensions_nobody_knows_here_mean_nothing_and_are_part_of_what_is_prove
     ends = Ends(CLEAR, CLEAR)
     authenticator = ends.client.session._auth
     assert isinstance(authenticator, ClientAuthenticator)
-    authenticator._hello = replace(authenticator._hello, extensions=((1, b""), (4711, b"of tomorrow")))
+    authenticator._hello = replace(authenticator._hello, extensions=((1, b""), (4710, b""), (4711, b"of tomorrow")))
     line = ends.connect()
     ends.pump()
     assert ends.client.states()[line.id] == ends.server.states()[line.id] == "active"

@@ -105,6 +105,7 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.DRAIN: encode(SegmentType.DRAIN, SESSION, encode_unsigned((5, 4), (1, 1)), sequence=5),
     SegmentType.ROLE: encode(SegmentType.ROLE, SESSION, encode_role(5, Role.BACKUP), sequence=6),
     SegmentType.POLICY: encode(SegmentType.POLICY, SESSION, encode_policy(_POLICY), sequence=7),
+    SegmentType.DATAGRAM: encode(SegmentType.DATAGRAM, SESSION, b"ping", sequence=0x20),
     SegmentType.ADDRESS: encode(
         SegmentType.ADDRESS, SESSION, encode_addresses([("192.0.2.7", 7788), ("2001:db8::7", 7788)]), sequence=8
     ),
@@ -177,9 +178,8 @@ def test_version_differs_from_the_first_byte_of_tls() -> None:
 
 def test_handshake_and_control_types_do_not_overlap() -> None:
     assert not HANDSHAKE_TYPES & CONTROL_TYPES
-    assert {SegmentType.DATA, SegmentType.ACK, SegmentType.KEEPALIVE, SegmentType.CLOSE} == set(
-        SegmentType
-    ) - HANDSHAKE_TYPES - CONTROL_TYPES
+    others = {SegmentType.DATA, SegmentType.ACK, SegmentType.KEEPALIVE, SegmentType.CLOSE, SegmentType.DATAGRAM}
+    assert others == set(SegmentType) - HANDSHAKE_TYPES - CONTROL_TYPES
 
 
 # --- round trip and splits  ---
@@ -277,7 +277,7 @@ def test_an_unknown_type_is_refused(type_: int) -> None:
     assert decode(header(type_=type_)) == ([], f"unknown segment type {type_}")
 
 
-@pytest.mark.parametrize("type_", [128, 191, 192, 255])
+@pytest.mark.parametrize("type_", [129, 191, 192, 255])
 def test_a_type_that_later_versions_may_add_is_taken(type_: int) -> None:
     (segment,) = SegmentDecoder().feed(memoryview(header(type_=type_)))
     assert segment.type == type_
@@ -312,7 +312,7 @@ def test_the_largest_data_segment_is_taken_and_one_byte_more_is_refused() -> Non
     assert decode(encode(SegmentType.DATA, SESSION, bytes(MAX_DATA_PAYLOAD + TAG_LENGTH + 1)))[1]
 
 
-@pytest.mark.parametrize("type_", sorted(set(SegmentType) - {SegmentType.DATA}))
+@pytest.mark.parametrize("type_", sorted(set(SegmentType) - {SegmentType.DATA, SegmentType.DATAGRAM}))
 def test_only_data_may_be_larger_than_a_control_payload(type_: SegmentType) -> None:
     assert not decode(encode(type_, SESSION, bytes(MAX_CONTROL_PAYLOAD + TAG_LENGTH)))[1]
     assert decode(encode(type_, SESSION, bytes(MAX_CONTROL_PAYLOAD + TAG_LENGTH + 1)))[1]

@@ -85,6 +85,8 @@ class Line:
     sent_down: list[bytes] = field(default_factory=list)
     error: str = ""
     waiting: bytes = b""
+    credit: int = 1 << 20
+    """What the transport of each side takes at a time."""
 
     def inject(self, *segments: bytes, lane: int = 0) -> None:
         """Send to the server as the test wishes."""
@@ -191,7 +193,7 @@ class Ends:
         for node in (self.client, *self.servers):
             for line in self.lines:
                 if node in (line.client, line.server):
-                    node.session.set_credit(line.id, 1 << 20, now=self.now)
+                    node.session.set_credit(line.id, line.credit, now=self.now)
             for effect in node.session.effects():
                 moved = True
                 match effect:
