@@ -3,7 +3,6 @@
 `X as X` is how a module that offers the names of others says so (PEP 484): type checkers follow it to `multi.X`.
 """
 
-from multi.asyncio.client import ConfigLike as ConfigLike
 from multi.asyncio.client import connect as connect
 from multi.asyncio.client import create_connection as create_connection
 from multi.asyncio.client import open_connection as open_connection
@@ -18,6 +17,7 @@ from multi.asyncio.streams import SessionWriter as SessionWriter
 from multi.asyncio.transport import SessionTransport as SessionTransport
 from multi.asyncio.transport import start_tls as start_tls
 from multi.config import Config as Config
+from multi.config import ConfigLike as ConfigLike
 from multi.config import load_config as load_config
 from multi.errors import ConfigError as ConfigError
 from multi.errors import DatagramTooLarge as DatagramTooLarge

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import random
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +17,7 @@ from multi.asyncio.session import Session
 from multi.asyncio.settings import local_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
-from multi.config import Config, load_config
+from multi.config import Config, ConfigLike, config_of
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
 from multi.paths.manager import Mode, PathManager
@@ -25,40 +25,47 @@ from multi.paths.racing import Connect
 from multi.protocol.session import SessionCore
 from multi.types import Side
 
-ConfigLike = str | os.PathLike[str] | Mapping[str, Any] | Config
 
-
-async def open_connection(config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> tuple[SessionReader, SessionWriter]:
+async def open_connection(
+    host: ConfigLike, port: int | None = None, *, limit: int = DEFAULT_LIMIT, **options: Any
+) -> tuple[SessionReader, SessionWriter]:
     """Open a session and return the reader and writer of stream 0, as `asyncio.open_connection` does.
+
+    `host` and `port` with options by name (docs/configuration.md, "Without a file"), or in place of them all a
+    configuration: a file, a mapping, a `multi://` URL.
 
     Returns when data may be sent. Closing the writer closes the session. Raises ConfigError, NoUsableConnection
     (every attempt listed), SessionRefused, SessionLost, TimeoutError never: `open_timeout` ends in
     NoUsableConnection.
     """
-    session = await _open(load_config(config), limit, owns_close=True)
+    session = await _open(config_of(host, port, options), limit, owns_close=True)
     return session.reader, session.writer
 
 
-async def create_connection(protocol_factory: Callable[[], P], config: ConfigLike) -> tuple[SessionTransport, P]:
+async def create_connection(
+    protocol_factory: Callable[[], P], host: ConfigLike, port: int | None = None, **options: Any
+) -> tuple[SessionTransport, P]:
     """Open a session and give its first stream to a protocol, as `loop.create_connection` does.
 
     Returns transport and protocol; `connection_made` was called. `transport.get_extra_info("session")` is the session,
     closing the transport closes it. Raises what `open_connection` raises.
     """
-    session = await _open(load_config(config), DEFAULT_LIMIT, owns_close=True)
+    session = await _open(config_of(host, port, options), DEFAULT_LIMIT, owns_close=True)
     return session.transport, session.transport.run(protocol_factory)
 
 
 class connect:
     """`async with multi.connect(config) as session`: close in order at the end, abort on an exception."""
 
-    def __init__(self, config: ConfigLike, *, limit: int = DEFAULT_LIMIT) -> None:
-        self._config = config
+    def __init__(
+        self, host: ConfigLike, port: int | None = None, *, limit: int = DEFAULT_LIMIT, **options: Any
+    ) -> None:
+        self._config = (host, port, options)
         self._limit = limit
         self._session: Session | None = None
 
     def __await__(self) -> Generator[Any, None, Session]:
-        return _open(load_config(self._config), self._limit, owns_close=False).__await__()
+        return _open(config_of(*self._config), self._limit, owns_close=False).__await__()
 
     async def __aenter__(self) -> Session:
         self._session = await self

@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from weakref import WeakSet
 
 from multi.asyncio.admission import Admission, source_of
-from multi.asyncio.client import ConfigLike
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
-from multi.config import Config, load_config
+from multi.config import Config, ConfigLike, config_of
 from multi.config.keys import check_certificate_files, load_keys, load_reset_key
+from multi.config.options import pinned_url
 from multi.errors import ConfigError, RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
@@ -30,6 +31,7 @@ from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import LISTEN_BACKLOG, Channel, Listener, transport, transport_type
+from multi.transports.certificates import first_certificate, pin_of
 from multi.types import ConnectionId, SessionId, Side, host_of
 
 logger = logging.getLogger("multi.server")
@@ -174,6 +176,17 @@ class Server:
     def port(self) -> int:
         """The port listened on."""
         return self._listeners[0].address[1] if self._listeners else 0
+
+    @property
+    def url(self) -> str:
+        """For clients that know this server by the pin of its certificate; empty without a certificate."""
+        tls = self._config.transport_settings().tls
+        if tls is None or tls.cert is None:
+            return ""
+        host = self.addresses[0][0] if self.addresses else ""
+        everywhere = host in ("", "::", "0.0.0.0")
+        pin = pin_of(first_certificate(tls.cert))
+        return pinned_url(socket.gethostname() if everywhere else host, self.port, pin)
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop it was made on."""
@@ -419,20 +432,26 @@ class Server:
 
 async def start_server(
     on_client: ClientCallback,
-    config: ConfigLike,
+    host: ConfigLike | None = None,
+    port: int | None = None,
     *,
     limit: int = DEFAULT_LIMIT,
     backlog: int = LISTEN_BACKLOG,
     start_serving: bool = True,
+    **options: Any,
 ) -> Server:
     """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
+
+    `host` (None = all addresses) and `port` with options by name, or in place of them all a configuration: a file or a
+    mapping. With `identity=True` the server makes a key and a certificate for itself, keeps them in the user's state
+    directory, and says by which URL its clients know it.
 
     `limit` is that of the readers, in bytes; `backlog` how many connections may wait to be accepted. Without
     `start_serving` nothing is bound before `Server.start_serving` or `serve_forever`.
 
     Raises ConfigError, and TransportError when the port is in use or a certificate cannot be used.
     """
-    loaded = load_config(config)
+    loaded = config_of(host, port, options, server=True)
     if not loaded.is_server:
         raise ConfigError("this is a client's configuration: a server needs listen", "listen")
     if limit <= 0:
@@ -441,15 +460,19 @@ async def start_server(
     server = Server(on_client, loaded, limit, backlog)
     if start_serving:
         await server.start_serving()
+    if options.get("identity"):
+        print(f"clients reach this server by {server.url}", flush=True)
     return server
 
 
 async def create_server(
     protocol_factory: Callable[[], asyncio.BaseProtocol],
-    config: ConfigLike,
+    host: ConfigLike | None = None,
+    port: int | None = None,
     *,
     backlog: int = LISTEN_BACKLOG,
     start_serving: bool = True,
+    **options: Any,
 ) -> Server:
     """Serve sessions whose first stream each gets a new protocol, as with `loop.create_server`.
 
@@ -460,4 +483,4 @@ async def create_server(
         session: Session = writer.get_extra_info("session")
         session.transport.run(protocol_factory)
 
-    return await start_server(on_client, config, backlog=backlog, start_serving=start_serving)
+    return await start_server(on_client, host, port, backlog=backlog, start_serving=start_serving, **options)

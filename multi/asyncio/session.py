@@ -89,6 +89,11 @@ class Session:
         """Bytes this session keeps now, to send and to be read, overhead included."""
         return self._driver.memory
 
+    @property
+    def failures(self) -> list[tuple[str, str]]:
+        """Client: (candidate, reason) of every attempt that led to no connection while the session opened."""
+        return self._driver.failures
+
     async def confirmed(self) -> None:
         """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""
         await asyncio.shield(self._driver.confirmed)

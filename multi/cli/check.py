@@ -43,6 +43,10 @@ def run_check(config: str) -> int:
     usable = _server(loaded) if loaded.is_server else asyncio.run(_client(loaded))
     for warning in loaded.warnings():
         print(f"warning: {warning}")
+    if loaded.is_server:
+        print("tried: binding the ports, reading the files; not tried: whether clients can reach them")
+    else:
+        print("tried: names, interfaces, routes, files; not tried: dialling anything, which `multi ping` does")
     print("usable" if usable else "NOT usable on this machine now")
     return 0 if usable else 1
 

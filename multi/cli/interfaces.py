@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 from rich import box
@@ -14,9 +15,12 @@ from multi.types import Family, Interface, Kind
 PIPED_WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the table
 
 
-def show_interfaces() -> int:
-    """Print the table; on a terminal an address per line, otherwise an interface per line. Returns 0."""
+def show_interfaces(*, as_json: bool = False) -> int:
+    """Print the table, on a terminal an address per line, otherwise an interface per line; or JSON. Returns 0."""
     found = interfaces({})
+    if as_json:
+        print(json.dumps([_described(interface) for interface in found], indent=2))
+        return 0
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else PIPED_WIDTH, markup=False, highlight=False)
     if not found:
@@ -24,6 +28,22 @@ def show_interfaces() -> int:
         return 0
     console.print(_table(found, separator="\n" if terminal else ", "))
     return 0
+
+
+def _described(interface: Interface) -> dict[str, object]:
+    reason = interface.unusable_reason()
+    return {
+        "name": interface.name,
+        "kind": interface.kind.value,
+        "usable": not reason,
+        "reason": reason or "",
+        "metered": interface.metered,
+        "gateways": {family.value: gateway for family, gateway in interface.gateways},
+        "addresses": [
+            {"address": str(a.address), "prefix_length": a.prefix_length, "usable": a.usable, "reason": a.reason}
+            for a in interface.addresses
+        ],
+    }
 
 
 def _table(found: tuple[Interface, ...], separator: str) -> Table:

@@ -21,7 +21,7 @@ VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
 CONNECT = "connect standard input and output to a port at the far end, as ssh's ProxyCommand"
 FORWARD = "forward ports and be a proxy for programs that know nothing of sessions"
 CLIENT, SERVER, EITHER = (
-    "the client's configuration",
+    "the client's configuration: a file, or multi://HOST:PORT?OPTION=VALUE",
     "the server's configuration",
     "a client's or server's configuration",
 )
@@ -70,8 +70,13 @@ def make_parser() -> argparse.ArgumentParser:
     get.add_argument("-o", "--output", metavar="FILE", type=Path, help=where)
     get.add_argument("--force", action="store_true", help="replace a file that -o does not name")
 
-    show = "show the interfaces of this machine and what a session can do with them"
-    _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", show)
+    what = "show the interfaces of this machine and what a session can do with them"
+    show = _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", what)
+
+    show.add_argument("--json", dest="as_json", action="store_true", help="print them as JSON")
+
+    what = "open, measure and close every connection of a configuration, and say what a session would do"
+    _add(commands, "ping", "multi.cli.ping:run_ping", what, CLIENT)
 
     psk = _add(commands, "psk", "multi.cli.psk:run_psk", "make a pre-shared key: a line for the file of auth.psk_file")
     psk.add_argument("name", metavar="NAME", nargs="?", default="default", help="its name (default: default)")

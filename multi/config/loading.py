@@ -12,13 +12,14 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, TypeAlias, cast
 
 from pydantic import Field, ValidationError, create_model
 
 from multi.config import checks
 from multi.config.errors import REPEATED, TRIPLE, as_written, error_of, explain, shown
 from multi.config.model import ConfigModel, Entry, SslConfig
+from multi.config.options import SCHEME, client_mapping, server_mapping, url_mapping
 from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
 from multi.transports import TransportSection, transport_names
@@ -62,8 +63,11 @@ class Config(ConfigModel):
         return tuple(str(finding) for finding in checks.warnings_of(self))
 
 
-def load_config(config: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Config:
-    """Return the configuration in a JSON file, in a mapping of the same shape, or `config` itself.
+ConfigLike: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
+
+
+def load_config(config: ConfigLike) -> Config:
+    """Return the configuration in a JSON file, in a mapping of the same shape, of a `multi://` URL, or `config` itself.
 
     Raises ConfigError: its message names every mistake, one line each with key path, what was found and what
     is allowed; `key_path` is the first. File names inside are relative to the file's directory, for a mapping
@@ -71,11 +75,28 @@ def load_config(config: str | os.PathLike[str] | Mapping[str, Any] | Config) -> 
     """
     if isinstance(config, Config):
         return config
+    if isinstance(config, str) and config.startswith(SCHEME):
+        return _with_warnings(_from_mapping(url_mapping(config)))
     if isinstance(config, str | os.PathLike):
         return _from_file(Path(config))
     if isinstance(config, Mapping):
         return _with_warnings(_from_mapping(config))
     raise ConfigError(f"found {shown(config)}; allowed: a file name, an object (dict) or a Config")
+
+
+def config_of(
+    target: ConfigLike | None, port: int | None, options: Mapping[str, Any], *, server: bool = False
+) -> Config:
+    """What a call means: a configuration or a URL, or host and port with options. Raises ConfigError."""
+    if port is None and target is not None:
+        if options:
+            raise ConfigError(f"found {', '.join(options)} with a configuration; allowed: with host and port")
+        return load_config(target)
+    if isinstance(port, bool) or not isinstance(port, int):
+        raise ConfigError(f"found {shown(port)}; allowed: a whole number", "port")
+    if not (isinstance(target, str) or (target is None and server)):
+        raise ConfigError(f"found {shown(target)}; allowed: a host name or an IP address", "host")
+    return load_config(server_mapping(target, port, options) if server else client_mapping(str(target), port, options))
 
 
 def load_entry(entry: object) -> Entry:

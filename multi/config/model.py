@@ -38,6 +38,8 @@ from multi.types import SESSION_ID_LENGTH, Role, SessionId, Side
 
 MIB = 1 << 20
 KINDS = ("eth", "wifi", "cellular")
+OTHER_KIND_NAMES = {"ethernet": "eth", "wi-fi": "wifi", "lte": "cellular", "4g": "cellular", "5g": "cellular"}
+"""What people type for a kind."""
 """Kinds of interface an entry may ask for; `any` is all of them."""
 MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and would round to "no cap"
 BYTES_PER_MEGABIT = 125_000
@@ -95,6 +97,10 @@ def _interface(value: str) -> str:
     elif re.search("[:/]", value) or _DOTTED_NUMBERS.fullmatch(value):
         raise ValueError("an interface name, a kind, or a valid IP address without prefix length")
     return value
+
+
+def _kind(value: str) -> str:
+    return OTHER_KIND_NAMES.get(value.casefold(), value)
 
 
 def _announced(value: str) -> str:
@@ -167,7 +173,9 @@ FileName = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_
 Host = Annotated[Text, AfterValidator(_host)]
 InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
 InterfaceNames = Annotated[tuple[InterfaceName, ...], Field(strict=False, max_length=64)]
-InterfaceChoice = Annotated[Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface)]
+InterfaceChoice = Annotated[
+    Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface), AfterValidator(_kind)
+]
 TransportName = Annotated[Text, BeforeValidator(_transport)]
 SchedulerName = Annotated[Text, _at_most_bytes(255), AfterValidator(_scheduler)]
 Pin = Annotated[Text, AfterValidator(_pin)]
@@ -199,8 +207,9 @@ class Entry(Section):
         BeforeValidator(_as_tuple),
     ]
     """Where the connection may go out: a kind (`eth`, `wifi`, `cellular`, `any`), an interface name, a local
-    IP address, or a list of them. tcp and quic open one connection per interface, mptcp one connection with
-    subflows on all of them. Required: choosing networks is the point."""
+    IP address, or a list of them; `ethernet`, `lte`, `4g` and `5g` are kinds by another name. tcp and quic open
+    one connection per interface, mptcp one connection with subflows on all of them. Required: choosing networks
+    is the point."""
     role: RoleName = Role.ACTIVE
     """`active` carries data, `backup` is open and idle until no active connection is usable. Default
     `active`: all networks are used."""

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from multi.asyncio.client import ConfigLike, connect
+from multi.asyncio.client import connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
+from multi.config import ConfigLike
 from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (

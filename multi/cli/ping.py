@@ -1,0 +1,82 @@
+"""`multi ping`: open every connection a configuration wants, measure it, close it, and say what a session would do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from multi.asyncio.client import connect
+from multi.asyncio.info import ConnectionInfo
+from multi.config import Config, load_config
+from multi.errors import NoUsableConnection, SessionLost, printable
+from multi.types import ConnectionState, Role
+
+LOOKS = 5  # at each connection's round-trip time
+BETWEEN = 0.2  # seconds between two looks; a session asks its connections for signs of life meanwhile
+
+
+def run_ping(config: str) -> int:
+    """Print a line for each connection. Returns 0 when all could be opened, 1 otherwise; raises ConfigError."""
+    loaded = load_config(config)
+    waits = loaded.multi_config.model_copy(update={"wait": "all"})
+    return asyncio.run(_ping(loaded.model_copy(update={"multi_config": waits})))
+
+
+async def _ping(config: Config) -> int:
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    try:
+        session = await connect(config)
+    except NoUsableConnection as error:
+        for what, reason in error.attempts:
+            print(f"{printable(what)}: no: {printable(reason)}")
+        raise
+    taken = loop.time() - started
+    looks: dict[int, list[float]] = {}
+    try:
+        await session.confirmed()
+        for _ in range(LOOKS):
+            await asyncio.sleep(BETWEEN)
+            for connection in session.connections:
+                if connection.state is ConnectionState.ACTIVE and connection.rtt:
+                    looks.setdefault(connection.id, []).append(connection.rtt)
+        connections = session.connections
+        failed = session.failures
+        _show(config, connections, looks, failed, taken)
+    finally:
+        try:
+            async with asyncio.timeout(config.multi_config.open_timeout):
+                await session.close()
+        except (TimeoutError, SessionLost):
+            session.abort()
+            await session.settle()
+    alive = [c for c in connections if c.state is ConnectionState.ACTIVE]
+    return 0 if len(alive) == len(connections) and not failed else 1
+
+
+def _show(
+    config: Config,
+    connections: tuple[ConnectionInfo, ...],
+    looks: dict[int, list[float]],
+    failed: list[tuple[str, str]],
+    taken: float,
+) -> None:
+    used: list[str] = []
+    for c in connections:
+        over = c.interface or c.local.rpartition(":")[0]
+        where = f"{c.transport} over {over} to {c.remote}"
+        if c.state is not ConnectionState.ACTIVE:
+            print(f"{where}: {c.state.value}: {printable(c.reason)}")
+            continue
+        times = sorted(looks.get(c.id, []))
+        measured = f"round trip {times[0] * 1000:.2f} ms" if times else "round trip not known"
+        if times and times[-1] > times[0]:
+            measured += f" to {times[-1] * 1000:.2f} ms"
+        protection = "encrypted by its transport" if c.secure else "sealed" if c.sealed else "NOT protected"
+        print(f"{where}: open; {measured}; {protection}" + (f"; {printable(c.detail)}" if c.detail else ""))
+        if c.role is Role.ACTIVE:
+            used.append(f"{c.transport} over {over}")
+    for what, reason in failed:
+        print(f"{printable(what)}: no: {printable(reason)}")
+    multi = config.multi_config
+    print(f"all attempts over after {taken * 1000:.0f} ms")
+    print(f"a session sends over {', '.join(used) or 'nothing'}: {multi.mode}, scheduler {multi.scheduler.name}")
