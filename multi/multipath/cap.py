@@ -6,7 +6,10 @@ delays of six times the path's).
 
 from __future__ import annotations
 
+from collections import deque
+
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
+PEAK_TIME = 1.0  # seconds for which the largest rate counts
 RATE_GAIN = 0.3  # weight of a new rate sample
 
 
@@ -16,9 +19,16 @@ class RateMeter:
     def __init__(self) -> None:
         self.rate = 0.0
         self.is_lower_bound = True
+        self._samples: deque[tuple[float, float]] = deque()
+        """Moments and rates, each larger than those that follow."""
         self._since = 0.0
         self._acked = 0
         self._idled = True
+
+    @property
+    def peak(self) -> float:
+        """The largest lately: what the path has shown that it carries. The mean follows a growing window too late."""
+        return self._samples[0][1] if self._samples else 0.0
 
     def update(self, now: float, acked: int, rtt: float, idle: bool) -> None:
         """`acked` bytes in all so far; `idle`: the sender has had less to send than it might have."""
@@ -28,6 +38,9 @@ class RateMeter:
             return
         if acked > self._acked and self._since:
             measured = (acked - self._acked) / elapsed
+            while self._samples and (self._samples[-1][1] <= measured or self._samples[0][0] < now - PEAK_TIME):
+                self._samples.pop() if self._samples[-1][1] <= measured else self._samples.popleft()
+            self._samples.append((now, measured))
             if self._idled:
                 # The application paused: this shows what the path can do at least, not at most.
                 self.rate, self.is_lower_bound = max(self.rate, measured), True

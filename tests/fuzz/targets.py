@@ -6,6 +6,7 @@ from tests.fuzz import (
     fuzz_config,
     fuzz_handshake,
     fuzz_kernel,
+    fuzz_mpquic,
     fuzz_payloads,
     fuzz_segment,
     fuzz_services,
@@ -24,6 +25,7 @@ _MODULES = (
     fuzz_services,
     fuzz_kernel,
     fuzz_transports,
+    fuzz_mpquic,
     fuzz_sessions,
 )
 

@@ -114,6 +114,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         *VALUES,
         "multi.events",
         "multi.schedulers",
+        "multi.multipath",
         "multi.paths",
         "multi.protocol",
         "multi.linux",

@@ -51,7 +51,7 @@ _SILENT = logging.Logger("aioquic", logging.CRITICAL + 1)
 """Takes what aioquic logs, with the words of strangers in it: why a connection ends is told to who holds it."""
 
 
-class _Frames(dict[int, Any]):
+class Frames(dict[int, Any]):
     """aioquic's table of frames, which it asks for each one, refuses those of a packet that consists of them alone."""
 
     def __init__(self, frames: dict[int, Any]) -> None:
@@ -84,7 +84,7 @@ class _Ranges(RangeSet):
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, QuicFrameType.STREAM_BASE, "too many gaps")
 
 
-class _Connection(QuicConnection):
+class BoundedConnection(QuicConnection):
     """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
 
     It judges certificates as TLS does, and can ask a client for one, which aioquic does only in its tests. A client
@@ -98,8 +98,10 @@ class _Connection(QuicConnection):
         self._local_max_streams_bidi.value = 0 if self._is_client else len(LANE_STREAMS)
         self._local_max_streams_uni.value = 0
         self._window = FIRST_WINDOW
+        self._ahead = 1
+        """Bytes that a peer may send for each that has been taken."""
         frames = vars(self)["_QuicConnection__frame_handlers"]
-        self._frames = vars(self)["_QuicConnection__frame_handlers"] = _Frames(frames)
+        self._frames = vars(self)["_QuicConnection__frame_handlers"] = Frames(frames)
 
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)
@@ -136,7 +138,7 @@ class _Connection(QuicConnection):
         limit, taken = self._local_max_data, 0
         for stream in self._streams.values():
             taken += stream.receiver.starting_offset()
-        self._window = min(max(FIRST_WINDOW, taken), RECEIVE_WINDOW)
+        self._window = min(max(FIRST_WINDOW, self._ahead * taken), RECEIVE_WINDOW)
         limit.value = self._grant(limit.value, taken)
         if limit.value != limit.sent:
             capacity = CONNECTION_LIMIT_FRAME_CAPACITY
@@ -176,7 +178,7 @@ class _Connection(QuicConnection):
         self._update_traffic_key(direction, epoch, cipher_suite, secret)
 
 
-class _Pacer(QuicPacketPacer):
+class Pacer(QuicPacketPacer):
     """A pacer for a driver whose timers have a resolution of a millisecond.
 
     aioquic allows bursts of 16 packets, then wants to be called again microseconds later: on a fast path, one
@@ -192,7 +194,7 @@ class Engine(LibraryEngine):
     """See `QuicEngine`."""
 
     VERSIONS = (QuicProtocolVersion.VERSION_1, QuicProtocolVersion.VERSION_2)
-    CONNECTION = _Connection
+    CONNECTION = BoundedConnection
 
     def __init__(
         self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
@@ -201,7 +203,7 @@ class Engine(LibraryEngine):
         super().__init__(configuration, size, original_id, retry_id)
         self._connection._logger = _SILENT
         self._loss: QuicPacketRecovery = self._connection._loss
-        self._loss._pacer = _Pacer(max_datagram_size=size)
+        self._loss._pacer = Pacer(max_datagram_size=size)
 
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
@@ -209,7 +211,7 @@ class Engine(LibraryEngine):
             congestion_control_algorithm=quic.congestion,
             max_data=FIRST_WINDOW,
             max_stream_data=FIRST_WINDOW,
-            verify_mode=ssl.CERT_NONE,  # `_Connection` verifies
+            verify_mode=ssl.CERT_NONE,  # `BoundedConnection` verifies
             **common,
         )
 

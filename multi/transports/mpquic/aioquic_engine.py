@@ -1,0 +1,109 @@
+"""aioquic with several paths behind a PathEngine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import aioquic
+
+from multi.errors import TransportError
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.policy import PathPolicy
+from multi.transports.base import TlsSettings
+from multi.transports.mpquic.connection import MultipathConnection
+from multi.transports.mpquic.names import missing
+from multi.transports.mpquic.paths import MultipathConfiguration
+from multi.transports.quic.aioquic_engine import Engine as SinglePathEngine
+from multi.transports.quic.engine import PathEngine, RoundTrips, third_party
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.udp_port import Burst, PeerAddress
+
+WRITTEN_FOR = "1.7."
+"""Versions of aioquic whose private names `names` has."""
+
+
+def check() -> None:
+    """Raise TransportError if the aioquic that is installed is another than this was written for."""
+    names = missing()
+    if names or not aioquic.__version__.startswith(WRITTEN_FOR):
+        what = f": it has no {', '.join(names)}" if names else ""
+        raise TransportError(
+            f"mpquic needs aioquic {WRITTEN_FOR}x, and {aioquic.__version__} is installed{what}; "
+            "pip install 'aioquic>=1.7,<1.8', or use the transport quic"
+        )
+
+
+class Engine(SinglePathEngine, PathEngine):
+    """See `PathEngine`."""
+
+    CONNECTION = MultipathConnection
+    _connection: MultipathConnection
+
+    @classmethod
+    def configure(
+        cls,
+        quic: QuicSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        server_name: str | None = None,
+        policy: PathPolicy | None = None,
+    ) -> Any:
+        check()
+        known = super().configure(quic, tls, issuers, server_name)
+        return MultipathConfiguration(**{each.name: getattr(known, each.name) for each in fields(known)}, policy=policy)
+
+    @property
+    def multipath(self) -> bool:
+        return self._connection.multipath
+
+    def open_path(self, address: PeerAddress, now: float, backup: bool = False) -> int | None:
+        with third_party():
+            return self._connection.open_path(address, now, backup)
+
+    def abandon_path(self, path: int, code: int, now: float) -> None:
+        with third_party():
+            self._connection.abandon_path(path, code, now)
+
+    def suspect_path(self, path: int, now: float) -> None:
+        with third_party():
+            self._connection.suspect_path(path, now)
+
+    def set_backup(self, path: int, backup: bool) -> None:
+        with third_party():
+            self._connection.set_backup(path, backup)
+
+    def paths(self) -> Sequence[PathFacts]:
+        return self._connection.facts()
+
+    def bursts(self, now: float) -> list[Burst]:
+        with third_party():
+            made = self._connection.packets_to_send(now)
+        return [Burst(data, len(data), address, path) for data, address, path in made]
+
+    def _answering(self) -> list[PathFacts]:
+        known = self._connection.facts()
+        return [path for path in known if path.state is PathState.ACTIVE] or known
+
+    @property
+    def congestion_window(self) -> int:
+        return sum(path.congestion_window for path in self._answering())
+
+    @property
+    def bytes_in_flight(self) -> int:
+        return sum(path.bytes_in_flight for path in self._answering())
+
+    @property
+    def round_trips(self) -> RoundTrips:
+        """Of the slowest path that carries something, for that is when the last of it arrives; else of the fastest."""
+        known = [path for path in self._answering() if path.rtt]
+        if not known:
+            return RoundTrips()
+        busy = [path for path in known if path.bytes_in_flight]
+        chosen = max(busy, key=_rtt) if busy else min(known, key=_rtt)
+        return RoundTrips(chosen.rtt, chosen.rtt_variation, min(path.min_rtt for path in known))
+
+
+def _rtt(path: PathFacts) -> float:
+    return path.rtt

@@ -1,0 +1,336 @@
+"""aioquic's connection with several paths: which packets leave where, and when."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+from aioquic.quic.connection import END_STATES
+from aioquic.quic.packet import QuicFrameType, QuicPacketType, push_ack_frame
+from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
+from aioquic.tls import Epoch
+
+from multi.multipath import acks
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.scheduling import RETRY, choose, usable, view_of
+from multi.transports.mpquic.frames import Frame, PathError, PathFrame
+from multi.transports.mpquic.path import NewId, Path
+from multi.transports.mpquic.paths import ConnectionPaths
+
+QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
+PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
+ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
+_STATUS = (PathFrame.PATH_STATUS_BACKUP, PathFrame.PATH_STATUS_AVAILABLE)
+
+
+class MultipathConnection(ConnectionPaths):
+    """See the module, and `paths`."""
+
+    def packets_to_send(self, now: float) -> list[tuple[bytes, Any, int]]:
+        """Datagrams, where to, and the path each is of."""
+        if not self.multipath or self._close_pending:
+            if self._close_pending and self.multipath:
+                self._enter(self._best())
+            path = self._current
+            made = [(data, address, path.id) for data, address in super().datagrams_to_send(now)]
+            path.sent += sum(len(data) for data, _, _ in made)
+            return made
+        if self._state in END_STATES:
+            return []
+        if self._is_client or self._next_path_id == 1:
+            self._add_paths()
+        for path in self._paths.values():
+            path.pacing_at = None
+        self._plan_acks(now)
+        made = []
+        if not self._handshake_confirmed:
+            made += self._handshake_packets(now)
+        made += self._data_packets(now)
+        for path in self._open():
+            if self._has_control(path, now):
+                made += self._send(path, now, self._max_datagram_size, data=False)
+        return made
+
+    def _handshake_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
+        """Of path 0, until the handshake is confirmed."""
+        path = self._paths[0]
+        self._enter(path)
+        made = [(data, address, 0) for data, address in super().datagrams_to_send(now)]
+        path.sent += sum(len(data) for data, _, _ in made)
+        path.pacing_at = self._pacing_at
+        return made
+
+    def _best(self) -> Path:
+        """The path for what should arrive soon."""
+        able = usable([path.facts() for path in self._open()])
+        if able:
+            return self._paths[min(able, key=lambda path: (not path.rtt, path.rtt)).id]
+        return next(iter(self._open()), self._current)
+
+    def _plan_acks(self, now: float) -> None:
+        """Give each acknowledgement that is due to the path that carries it."""
+        known: list[PathFacts] | None = None
+        for path in list(self._paths.values()):
+            if path.space.ack_at is None or path.space.ack_at > now:
+                continue
+            path.space.ack_at = None
+            known = known if known is not None else [each.facts() for each in self._open()]
+            for carrier in acks.carriers(self._policy.ack_path, path.facts(), known):
+                self._paths[carrier].acks_due[path.id] = path
+
+    def _data_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
+        """What waits in streams, on the paths that the scheduler chooses."""
+        self._retry_at = None
+        made: list[tuple[bytes, Any, int]] = []
+        while (backlog := self._backlog()) > 0:
+            able = usable([path.facts() for path in self._open()])
+            if not able:  # only probes leave, and carry what fits into them
+                for path in self._open():
+                    if path.state is PathState.SUSPECT and self._probes(path):
+                        made += self._send(path, now, self._max_datagram_size, data=True)
+                break
+            views = [view_of(facts, self._paths[facts.id].rate.rate, self._credit(facts.id, now)) for facts in able]
+            size = min(backlog, QUANTUM * self._max_datagram_size)
+            chosen = choose(self._scheduler, views, size, backlog, backlog, now)
+            if not chosen:
+                self._retry_at = now + RETRY if any(view.credit for view in views) else None
+                break
+            sent = self._send(self._paths[chosen[0]], now, size + self._max_datagram_size, data=True)
+            if not sent:
+                break
+            made += sent
+        return made
+
+    def _backlog(self) -> int:
+        """Bytes that streams and datagrams have to send; those that the peer takes no more of count too."""
+        senders = [stream.sender for stream in self._streams.values()]
+        waiting = sum(part.stop - part.start for sender in senders for part in sender._pending)
+        return waiting + sum(sender._pending_eof for sender in senders) + sum(map(len, self._datagrams_pending))
+
+    def _credit(self, path_id: int, now: float) -> int:
+        path = self._paths[path_id]
+        path.pacing_at = path.loss._pacer.next_send_time(now=now)
+        room = self._most(path) - path.loss.bytes_in_flight
+        return room if room >= self._max_datagram_size and path.pacing_at is None else 0
+
+    def _probes(self, path: Path) -> bool:
+        return bool(self._probe_pending if path is self._current else path.kept["_probe_pending"])
+
+    def _has_control(self, path: Path, now: float) -> bool:
+        """Something besides data is to be sent there."""
+        known = vars(self) if path is self._current else path.kept
+        network_path = known["_network_paths"][0]
+        return bool(
+            path.acks_due
+            or known["_probe_pending"]
+            or known["_retire_connection_ids"]
+            or any(each.remote_challenges for each in known["_network_paths"])
+            or not (network_path.is_validated or network_path.local_challenge_sent)
+            or not all(each.was_sent for each in known["_host_cids"])
+            or (path.state is PathState.ACTIVE and (self._due or self._handshake_done_pending or self._limits_lost()))
+        )
+
+    def _send(self, path: Path, now: float, most: int, *, data: bool) -> list[tuple[bytes, Any, int]]:
+        """Packets of one path with at most so many bytes; without `data` only with what is not of streams."""
+        self._enter(path)
+        network_path = self._network_paths[0]
+        builder = QuicPacketBuilder(
+            host_cid=self.host_cid,
+            is_client=self._is_client,
+            max_datagram_size=self._max_datagram_size,
+            packet_number=self._packet_number,
+            peer_cid=self._peer_cid.cid,
+            peer_token=self._peer_token,
+            spin_bit=self._spin_bit,
+            version=self._version or 1,
+        )
+        room = self._most(path) - path.loss.bytes_in_flight
+        builder.max_flight_bytes = min(room, most) if data and room > 0 else self._max_datagram_size
+        if not network_path.is_validated and not self._is_client:
+            builder.max_total_bytes = network_path.bytes_received * 3 - network_path.bytes_sent
+        if path.acks_due:
+            path.space.ack_at = now
+        self._pacing_at = None
+        queue, datagrams = self._streams_queue, self._datagrams_pending
+        if not data:
+            self._streams_queue, self._datagrams_pending = [], deque()
+        try:
+            self._write_application(builder, network_path, now)
+        except QuicPacketBuilderStop:
+            pass
+        finally:
+            if not data:
+                self._streams_queue, self._datagrams_pending = queue, datagrams
+        path.pacing_at = self._pacing_at
+        if path.challenged_at is None and network_path.local_challenge_sent:
+            path.challenged_at = now
+        if path.acks_due:  # no room: an address that is not validated yet gets no more until something comes from it
+            path.space.ack_at = None
+        made = self._flush_builder(builder=builder, network_path=network_path, peer_cid=self._peer_cid.cid, now=now)
+        made += self._answer_probes(now)
+        path.sent += sum(len(datagram) for datagram, _ in made)
+        return [(datagram, address, path.id) for datagram, address in made]
+
+    def _answer_probes(self, now: float) -> list[tuple[bytes, Any]]:
+        """On addresses to which the peer may want to move the path in use (RFC 9000 section 9.5)."""
+        made = []
+        for probed in self._network_paths[1:]:
+            if probed.remote_challenges or not (probed.is_validated or probed.local_challenge_sent):
+                if probed.peer_cid is None and self._peer_cid_available:
+                    probed.peer_cid = self._peer_cid_available.pop(0)
+                if probed.peer_cid is not None:
+                    made += self._send_probing_frames(network_path=probed, now=now)
+        return made
+
+    def _write_application(self, builder: Any, network_path: Any, now: float) -> None:
+        if self._agreed and not self._handshake_complete and not self._is_client:
+            self._write_early(builder)
+        super()._write_application(builder, network_path, now)
+
+    def _write_early(self, builder: Any) -> None:
+        """The ids of paths, as soon as there are keys: the client can open paths with the end of the handshake."""
+        keys = self._cryptos[Epoch.ONE_RTT]
+        if keys.send.is_valid():
+            self._add_paths()
+            if self._due:
+                builder.start_packet(QuicPacketType.ONE_RTT, keys)
+                self._write_due(builder)
+
+    def _only_probes(self) -> bool:
+        """The path in use does not answer and another does: what is said there is not heard."""
+        return self._current.state is PathState.SUSPECT and any(path.state is PathState.ACTIVE for path in self._open())
+
+    def _write_connection_limits(self, builder: Any, space: Any) -> None:
+        if not self._only_probes():
+            self._write_due(builder)
+            super()._write_connection_limits(builder, space)
+
+    def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
+        if not self._only_probes():
+            super()._write_stream_limits(builder, space, stream)
+
+    def _limits_lost(self) -> bool:
+        """What the peer may send was said where it was not heard; it may be waiting for nothing else."""
+        return self._local_max_data.sent == 0 or any(
+            stream.max_stream_data_local_sent == 0 for stream in self._streams.values()
+        )
+
+    def _write_due(self, builder: Any) -> None:
+        while self._due:
+            frame = self._due[0]
+            body = frame.body()
+            if builder.remaining_flight_space < len(body) + 8:
+                return
+            buf = builder.start_frame(int(frame.kind), len(body) + 2, self._on_due_delivery, (frame,))
+            buf.push_bytes(body)
+            self._due.popleft()
+
+    def _on_due_delivery(self, delivery: QuicDeliveryState, frame: Frame | NewId) -> None:
+        if delivery is QuicDeliveryState.ACKED:
+            return
+        if isinstance(frame, Frame) and frame.kind in _STATUS:
+            path = self._paths.get(frame.numbers[0])
+            if path is None or frame.numbers[1] != path.status_sequence:
+                return  # there is a newer one
+        self._due.append(frame)
+
+    def _write_ack_frame(self, builder: Any, space: Any, now: float) -> None:
+        if not self._agreed or not space.is_application_data or not self._handshake_complete:
+            super()._write_ack_frame(builder=builder, space=space, now=now)
+            return
+        current = self._current
+        space.ack_at = None
+        for path in list(current.acks_due.values()):
+            if builder.remaining_buffer_space < ACK_CAPACITY:
+                return
+            del current.acks_due[path.id]
+            if len(path.space.ack_queue):
+                self._write_path_ack(builder, path, now)
+        # One that is on its way already puts off the timeout by which its loss is noticed with every further one.
+        if not space.ack_eliciting_in_flight and acks.probe_due(current.pinged_at, current.loss._rtt_smoothed, now):
+            current.pinged_at = now
+            self._write_ping_frame(builder)
+
+    def _write_path_ack(self, builder: Any, path: Path, now: float) -> None:
+        space = path.space
+        delay = int((now - (space.largest_received_time or now)) * 1e6) >> self._local_ack_delay_exponent
+        # It counts as ACK does: it asks for no acknowledgement and is not in flight.
+        handler = partial(self._on_ack_delivery, space=space, highest_acked=space.largest_received_packet)
+        buf = builder.start_frame(QuicFrameType.ACK, ACK_CAPACITY, handler)
+        buf.seek(buf.tell() - 1)
+        buf.push_uint8(PathFrame.PATH_ACK)
+        buf.push_uint_var(path.id)
+        push_ack_frame(buf, space.ack_queue, delay, builder.remaining_buffer_space)
+
+    def _write_retire_connection_id_frame(self, builder: Any, sequence_number: int) -> None:
+        if self._current.id == 0:
+            super()._write_retire_connection_id_frame(builder, sequence_number)
+        else:
+            self._due.append(Frame(PathFrame.PATH_RETIRE_CONNECTION_ID, (self._current.id, sequence_number)))
+
+    # --- time  ---
+
+    def get_timer(self) -> float | None:
+        if not self.multipath or self._state in END_STATES:
+            return super().get_timer()
+        times = [self._close_at, self._retry_at]
+        for path in self._paths.values():
+            times += [path.space.ack_at, path.forget_at]
+            if path.open:
+                times += [path.pacing_at, self._loss_time(path), self._deadline(path)]
+        return min((at for at in times if at is not None), default=None)
+
+    def _loss_time(self, path: Path) -> float | None:
+        """Of a probe or a loss; a probe to an address that gets no more would only be due again and again."""
+        network_path = (self._network_paths if path is self._current else path.kept["_network_paths"])[0]
+        limited = not (self._is_client or network_path.can_send(self._max_datagram_size))
+        at: float | None = path.loss.get_loss_detection_time(amplification_limited=limited)
+        return at
+
+    def _deadline(self, path: Path) -> float | None:
+        network_path = (self._network_paths if path is self._current else path.kept["_network_paths"])[0]
+        return None if network_path.is_validated else network_path.validation_deadline
+
+    def handle_timer(self, now: float) -> None:
+        if not self.multipath or self._state in END_STATES or (self._close_at is not None and now >= self._close_at):
+            super().handle_timer(now)
+            return
+        for path in list(self._paths.values()):
+            if path.forget_at is not None and now >= path.forget_at:
+                self._forget(path)
+                continue
+            if not path.open:
+                continue
+            loss_at, deadline = self._loss_time(path), self._deadline(path)
+            if loss_at is not None and now >= loss_at:
+                self._enter(path)
+                self._loss_timeout(path, now)
+            if deadline is not None and now >= deadline:
+                self._enter(path)
+                self._validation_failed(path, now)
+
+    def _loss_timeout(self, path: Path, now: float) -> None:
+        loss, others = path.loss, len(self._open()) > 1
+        if loss._get_loss_space() is not None or path.state is PathState.VALIDATING or not others:
+            loss.on_loss_detection_timeout(now=now)
+            return
+        if loss.get_probe_timeout() * 2**loss._pto_count < PROBE_MOST:
+            loss._pto_count += 1
+        self._give_up(path, now)
+
+    def _validation_failed(self, path: Path, now: float) -> None:
+        if any(each.is_validated for each in self._network_paths):
+            super()._abandon_path_validation()
+        else:
+            self._abandon(path, PathError.PATH_UNSTABLE_OR_POOR, now, by_peer=False)
+
+    def _idle_timeout(self) -> float:
+        return max(super()._idle_timeout(), 3 * self._longest_probe_timeout())
+
+    def _close_begin(self, is_initiator: bool, now: float) -> None:
+        super()._close_begin(is_initiator, now)
+        self._close_at = now + 3 * self._longest_probe_timeout()
+
+    def _longest_probe_timeout(self) -> float:
+        return max((path.loss.get_probe_timeout() for path in self._open()), default=0.0)

@@ -1,0 +1,531 @@
+"""aioquic's connection with several paths (RFC 10069): which there are, and what comes in about them.
+
+aioquic keeps what belongs to a path in attributes of the connection: ids, numbers, what is in flight, keys. Each path
+has a set of these here, and the path in use has its own in their place. Handshake, streams, flow control and the way a
+connection ends stay aioquic's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from aioquic._buffer import BufferReadError
+from aioquic.quic import events
+from aioquic.quic.configuration import QuicConfiguration
+from aioquic.quic.connection import EPOCHS, QuicConnectionError, QuicConnectionId, QuicNetworkPath
+from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType, pull_ack_frame
+from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.tls import Epoch
+
+from multi.multipath.cap import most_in_flight
+from multi.multipath.coupling import CoupledPaths, Coupling
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.policy import PathPolicy
+from multi.transports.mpquic.frames import TOKEN_LENGTH, Frame, PathFrame, parameter, pull_frame, pull_parameter
+from multi.transports.mpquic.names import PER_PATH
+from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
+from multi.transports.quic.aioquic_engine import BoundedConnection, Pacer
+from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH, new_connection_id
+from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
+
+VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
+LINGER_TIMEOUTS = 3  # probe timeouts for which late packets of an abandoned path are taken
+AHEAD = 4  # bytes for each that has been taken: what is late on one path must not stop the others
+IDS_OF_PATH = 2  # that a path has at a time: the one in use and a spare
+UNKNOWN_SEQUENCE = 1 << 62  # of the peer's id for a path that it has not opened: never retired
+COUPLED = frozenset(each.value for each in Coupling)
+
+
+PathEvent = PathOpened | PathClosed | PathStatusChanged
+
+
+@dataclass
+class MultipathConfiguration(QuicConfiguration):
+    """aioquic's, and what is wanted of paths; None: there is one."""
+
+    policy: PathPolicy | None = None
+
+
+class ConnectionPaths(BoundedConnection):
+    """The paths of a connection, and what its packets say of them; `MultipathConnection` sends on them."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        assert isinstance(self._configuration, MultipathConfiguration)
+        policy = self._configuration.policy
+        self._policy = policy or PathPolicy(paths=1)
+        self._offered = policy is not None
+        self._scheduler = self._policy.scheduler()
+        self._coupled = (
+            CoupledPaths(Coupling(self._policy.congestion), self._max_datagram_size)
+            if self._policy.congestion in {each.value for each in Coupling}
+            else None
+        )
+        self._max_path_id = self._policy.paths - 1
+        self._peer_max_path_id: int | None = None
+        self._loss = self._new_recovery(peer_completed_address_validation=not self._is_client)
+        first = Path(0, self._loss, QuicPacketSpace(is_application_data=True))
+        first.open, first.state = True, PathState.ACTIVE
+        self._paths = {0: first}
+        self._next_path_id = 1
+        self._highest_path_id = 0
+        """Of all that there have been."""
+        self._current = first
+        self._path_events: deque[PathEvent] = deque()
+        self._path_of_id: dict[bytes, Path] = {}
+        self._due: deque[Frame | NewId] = deque()
+        self._retry_at: float | None = None
+        self._asked_for_paths = False
+        self._add_frames()
+
+    def _add_frames(self) -> None:
+        one = EPOCHS("1")
+        handlers = {
+            PathFrame.PATH_ACK: self._handle_path_ack,
+            PathFrame.PATH_ACK_ECN: self._handle_path_ack,
+            PathFrame.PATH_ABANDON: self._handle_path_abandon,
+            PathFrame.PATH_STATUS_BACKUP: self._handle_path_status,
+            PathFrame.PATH_STATUS_AVAILABLE: self._handle_path_status,
+            PathFrame.PATH_NEW_CONNECTION_ID: self._handle_path_new_connection_id,
+            PathFrame.PATH_RETIRE_CONNECTION_ID: self._handle_path_retire_connection_id,
+            PathFrame.MAX_PATH_ID: self._handle_max_path_id,
+            PathFrame.PATHS_BLOCKED: self._handle_blocked,
+            PathFrame.PATH_CIDS_BLOCKED: self._handle_blocked,
+        }
+        table: dict[int, Any] = {**self._frames, **{int(kind): (handler, one) for kind, handler in handlers.items()}}
+        self._frames = vars(self)["_QuicConnection__frame_handlers"] = self._path_frames = PathFrames(table)
+
+    # --- what the engine asks for  ---
+
+    @property
+    def multipath(self) -> bool:
+        """Both ends can do it, and the handshake is done."""
+        return self._handshake_complete and self._agreed
+
+    @property
+    def _agreed(self) -> bool:
+        return self._offered and self._peer_max_path_id is not None
+
+    def facts(self) -> list[PathFacts]:
+        """Of the paths that are not abandoned."""
+        return [path.facts()._replace(congestion_window=self._most(path)) for path in self._open()]
+
+    def open_path(self, address: Any, now: float, backup: bool) -> int | None:
+        """See `PathEngine`."""
+        if not (self.multipath and self._is_client) or len(self._open()) >= self._policy.paths:
+            return None
+        path = self._paths.get(self._next_path_id)
+        if path is None or not path.kept["_peer_cid_available"]:
+            self._ask_for_paths(path)
+            return None
+        self._asked_for_paths = False
+        self._next_path_id += 1
+        with self._on(path):
+            network_path = QuicNetworkPath(address)
+            network_path.validation_deadline = now + VALIDATION_TIME
+            self._network_paths = [network_path]
+            self._start(path)
+        if backup:
+            self.set_backup(path.id, True)
+        return path.id
+
+    def abandon_path(self, path_id: int, code: int, now: float) -> None:
+        """See `PathEngine`."""
+        path = self._paths.get(path_id)
+        if path is not None and path.state is not PathState.ABANDONED and len(self._open()) > 1:
+            self._abandon(path, code, now, by_peer=False)
+
+    def suspect_path(self, path_id: int, now: float) -> None:
+        """See `PathEngine`."""
+        path = self._paths.get(path_id)
+        if path is not None and path.open and path.state is PathState.ACTIVE and len(self._open()) > 1:
+            with self._on(path):
+                self._give_up(path, now)
+
+    def set_backup(self, path_id: int, backup: bool) -> None:
+        """See `PathEngine`."""
+        path = self._paths.get(path_id)
+        if path is None or path.backup == backup or path.state is PathState.ABANDONED:
+            return
+        path.backup = backup
+        path.status_sequence += 1
+        kind = PathFrame.PATH_STATUS_BACKUP if backup else PathFrame.PATH_STATUS_AVAILABLE
+        self._due.append(Frame(kind, (path.id, path.status_sequence)))
+
+    def next_event(self) -> Any:
+        """aioquic's, then those of paths."""
+        return super().next_event() or (self._path_events.popleft() if self._path_events else None)
+
+    # --- paths  ---
+
+    def _open(self) -> list[Path]:
+        return [path for path in self._paths.values() if path.open]
+
+    def _enter(self, path: Path) -> None:
+        """Put the attributes of `path` into their places."""
+        current = self._current
+        if path is not current:
+            attributes = vars(self)
+            current.kept = {name: attributes[name] for name in PER_PATH}
+            attributes.update(path.kept)
+            self._current = path
+
+    @contextmanager
+    def _on(self, path: Path) -> Iterator[None]:
+        before = self._current
+        self._enter(path)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
+    def _new_recovery(self, *, peer_completed_address_validation: bool) -> PathRecovery:
+        known = {"lia", "olia"}
+        loss = PathRecovery(
+            congestion_control_algorithm="reno" if self._policy.congestion in known else self._policy.congestion,
+            initial_rtt=self._configuration.initial_rtt,
+            max_datagram_size=self._max_datagram_size,
+            peer_completed_address_validation=peer_completed_address_validation,
+            send_probe=self._send_probe,
+            logger=self._logger,
+        )
+        loss._pacer = Pacer(max_datagram_size=self._max_datagram_size)
+        if self._coupled is not None:
+            loss._cc = CoupledControl(self._coupled.add(), self._max_datagram_size)
+        return loss
+
+    def _add_paths(self) -> None:
+        """Make the paths that the peer may use now, and tell it their ids."""
+        assert self._peer_max_path_id is not None
+        for path_id in range(self._highest_path_id + 1, min(self._max_path_id, self._peer_max_path_id) + 1):
+            self._highest_path_id = path_id
+            loss = self._new_recovery(peer_completed_address_validation=True)
+            loss.handshake_confirmed = True
+            loss.max_ack_delay = self._paths[0].loss.max_ack_delay if 0 in self._paths else 0.025
+            space = QuicPacketSpace(is_application_data=True)
+            loss.spaces = [space]
+            path = self._paths[path_id] = Path(path_id, loss, space)
+            path.kept = self._attributes_of(path)
+            with self._on(path):
+                self._replenish_connection_ids()
+
+    def _attributes_of(self, path: Path) -> dict[str, Any]:
+        nothing = QuicPacketSpace()
+        nothing.discarded = True
+        cryptos: dict[Epoch, Any] = dict(self._cryptos)
+        keys = cryptos[Epoch.ONE_RTT]
+        cryptos[Epoch.ONE_RTT] = PathKeys(keys._pair if isinstance(keys, PathKeys) else keys, path.id)
+        return {
+            "host_cid": b"",
+            "_cryptos": cryptos,
+            "_host_cid_seq": 0,
+            "_host_cids": [],
+            "_loss": path.loss,
+            "_loss_at": None,
+            "_network_paths": [],
+            "_pacing_at": None,
+            "_packet_number": 0,
+            "_peer_cid": QuicConnectionId(cid=b"", sequence_number=UNKNOWN_SEQUENCE),
+            "_peer_cid_available": [],
+            "_peer_cid_sequence_numbers": set(),
+            "_peer_retire_prior_to": 0,
+            "_probe_pending": False,
+            "_retire_connection_ids": [],
+            "_spaces": {Epoch.INITIAL: nothing, Epoch.HANDSHAKE: nothing, Epoch.ONE_RTT: path.space},
+            "_spin_bit": False,
+            "_spin_highest_pn": 0,
+        }
+
+    def _start(self, path: Path) -> None:
+        """It has an address and an id of the peer: from now on something may be sent there."""
+        self._consume_peer_cid()
+        path.open = True
+        self._ahead = AHEAD
+        self._replenish_connection_ids()
+
+    def _ask_for_paths(self, path: Path | None) -> None:
+        """Tell the peer, once, that it has given too few ids."""
+        if self._asked_for_paths:
+            return
+        self._asked_for_paths = True
+        if path is None:
+            assert self._peer_max_path_id is not None
+            self._due.append(Frame(PathFrame.PATHS_BLOCKED, (self._peer_max_path_id,)))
+        else:
+            self._due.append(Frame(PathFrame.PATH_CIDS_BLOCKED, (path.id, 0)))
+
+    def _abandon(self, path: Path, code: int, now: float, *, by_peer: bool) -> None:
+        was_open = path.open
+        path.open, path.state = False, PathState.ABANDONED
+        self._due.append(Frame(PathFrame.PATH_ABANDON, (path.id, code)))
+        with self._on(path):
+            self._send_elsewhere(path, now)
+        for other in self._paths.values():
+            other.acks_due.pop(path.id, None)
+        if by_peer:
+            path.forget_at = now + LINGER_TIMEOUTS * path.loss.get_probe_timeout()
+        else:  # the peer answers; it may never do
+            path.forget_at = now + 2 * LINGER_TIMEOUTS * path.loss.get_probe_timeout() + VALIDATION_TIME
+        if self._coupled is not None and isinstance(path.loss._cc, CoupledControl):
+            self._coupled.remove(path.loss._cc.window)
+        if was_open:
+            self._path_events.append(PathClosed(path.id, code, by_peer))
+        if not self._open():
+            self.close(error_code=QuicErrorCode.NO_VIABLE_PATH, frame_type=QuicFrameType.PADDING, reason_phrase="")
+
+    def _forget(self, path: Path) -> None:
+        """Late packets come no more: its ids lead nowhere, and the peer may open another."""
+        if path is self._current:
+            self._enter(next(other for other in self._paths.values() if other is not path))
+        for connection_id in path.kept["_host_cids"]:
+            self._path_of_id.pop(connection_id.cid, None)
+            self._events.append(events.ConnectionIdRetired(connection_id=connection_id.cid))
+        del self._paths[path.id]
+        self._max_path_id += 1
+        self._due.append(Frame(PathFrame.MAX_PATH_ID, (self._max_path_id,)))
+        self._add_paths()
+
+    def _give_up(self, path: Path, now: float) -> None:
+        """What is in flight on the path in use may be lost: send it on others now, and ask the path for an answer."""
+        path.state = PathState.SUSPECT
+        sent = self._send_elsewhere(path, now)
+        if sent:
+            path.given_up.update(packet.packet_number for packet in sent)
+            path.given_up_at = max(packet.sent_time or 0.0 for packet in sent)
+        self._probe_pending = True
+
+    def _send_elsewhere(self, path: Path, now: float) -> list[QuicSentPacket]:
+        sent = list(path.space.sent_packets.values())
+        path.loss._on_packets_lost(congestion_event=False, now=now, packets=sent, space=path.space)
+        return sent
+
+    def _answers(self, path: Path, acknowledged: RangeSet, now: float) -> None:
+        """Something that was sent there has arrived: it is no longer suspect."""
+        if path.state is not PathState.SUSPECT:
+            return
+        path.state = PathState.ACTIVE
+        late = any(number in acknowledged for number in path.given_up)
+        path.given_up.clear()
+        if path.given_up_at and not late:  # it was no delay: the path has lost what was in flight
+            marker = QuicSentPacket(Epoch.ONE_RTT, True, True, False, 0, QuicPacketType.ONE_RTT, path.given_up_at)
+            path.loss._cc.on_packets_lost(now=now, packets=[marker])
+        path.given_up_at = 0.0
+
+    def _most(self, path: Path) -> int:
+        """Bytes that may be in flight there."""
+        loss, policy = path.loss, self._policy
+        if not loss._rtt_initialized:
+            return loss.congestion_window
+        min_rtt = min(path.min_rtts.values(), default=loss._rtt_min)
+        return most_in_flight(loss.congestion_window, path.rate.peak, loss._rtt_smoothed, min_rtt, policy.max_queue)
+
+    def _replenish_connection_ids(self) -> None:
+        path = self._current
+        if path.id == 0:
+            super()._replenish_connection_ids()
+            return
+        wanted = IDS_OF_PATH if path.open else 1
+        while len(self._host_cids) < wanted:
+            made = QuicConnectionId(
+                cid=new_connection_id(),
+                sequence_number=self._host_cid_seq,
+                stateless_reset_token=os.urandom(TOKEN_LENGTH),
+                was_sent=True,
+            )
+            self._host_cids.append(made)
+            self._host_cid_seq += 1
+            self.host_cid = self.host_cid or made.cid
+            self._path_of_id[made.cid] = path
+            self._events.append(events.ConnectionIdIssued(connection_id=made.cid))
+            self._due.append(NewId(path.id, made))
+
+    # --- negotiation  ---
+
+    def _serialize_transport_parameters(self) -> bytes:
+        own = parameter(self._max_path_id) if self._offered else b""
+        return super()._serialize_transport_parameters() + own
+
+    def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
+        super()._parse_transport_parameters(data, from_session_ticket=from_session_ticket)
+        if from_session_ticket or not self._offered:
+            return
+        try:
+            self._peer_max_path_id = pull_parameter(data)
+        except (ValueError, BufferReadError) as error:
+            raise QuicConnectionError(
+                QuicErrorCode.TRANSPORT_PARAMETER_ERROR, QuicFrameType.CRYPTO, f"cannot read {error}"
+            ) from error
+        if self._peer_max_path_id is not None and not self._peer_cid.cid:
+            raise QuicConnectionError(
+                QuicErrorCode.PROTOCOL_VIOLATION, QuicFrameType.CRYPTO, "paths without connection ids"
+            )
+
+    def _initialize(self, peer_cid: bytes) -> None:
+        super()._initialize(peer_cid)
+        self._paths[0].space = self._spaces[Epoch.ONE_RTT]
+
+    def _confirm_handshake(self) -> None:
+        if 0 in self._paths:
+            with self._on(self._paths[0]):
+                super()._confirm_handshake()
+        else:
+            self._handshake_confirmed = True
+
+    # --- what comes in  ---
+
+    def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
+        if not self._agreed:
+            super().receive_datagram(data, addr, now)
+            self._current.received += len(data)
+            return
+        path = self._paths.get(0)
+        if data and not data[0] & 0x80:
+            path = self._path_of_id.get(bytes(data[1 : 1 + CONNECTION_ID_LENGTH]), path)
+        if path is None or (self._is_client and not path.open and path.state is not PathState.ABANDONED):
+            return
+        self._enter(path)
+        path.received += len(data)
+        super().receive_datagram(data, addr, now)
+        self._note_validation(path, now)
+
+    def _note_validation(self, path: Path, now: float) -> None:
+        if path.state is not PathState.VALIDATING or self._current is not path or not self._network_paths:
+            return
+        network_path = self._network_paths[0]
+        if not path.open:
+            if network_path.validation_deadline is None:
+                network_path.validation_deadline = now + VALIDATION_TIME
+            if self._peer_cid_available:
+                self._start(path)
+        if network_path.is_validated:
+            path.state = PathState.ACTIVE
+            path.first_rtt = now - path.challenged_at if path.challenged_at is not None else 0.0
+            self._path_events.append(PathOpened(path.id, network_path.addr))
+
+    def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
+        self._path_frames.eliciting = False
+        eliciting, probing = super()._payload_received(*arguments, **more)
+        return eliciting and self._path_frames.eliciting, probing
+
+    def _path_named(self, path_id: int, frame_type: int) -> Path | None:
+        """None: it was abandoned, and what is said of it means nothing any more."""
+        if not self._agreed or path_id > self._max_path_id:
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, f"there is no path {path_id}")
+        self._add_paths()
+        return self._paths.get(path_id)
+
+    def _handle_path_ack(self, context: Any, frame_type: int, buf: Any) -> None:
+        path = self._path_named(buf.pull_uint_var(), frame_type)
+        self._take_ack(path, context, frame_type, buf, frame_type == PathFrame.PATH_ACK_ECN)
+
+    def _handle_ack_frame(self, context: Any, frame_type: int, buf: Any) -> None:
+        if context.epoch is Epoch.ONE_RTT and self._agreed:
+            self._take_ack(self._paths.get(0), context, frame_type, buf, frame_type == QuicFrameType.ACK_ECN)
+        else:
+            super()._handle_ack_frame(context, frame_type, buf)
+
+    def _take_ack(self, path: Path | None, context: Any, frame_type: int, buf: Any, ecn: bool) -> None:
+        try:
+            acknowledged, delay = pull_ack_frame(buf)
+        except BufferReadError:
+            raise
+        except ValueError as error:
+            raise QuicConnectionError(QuicErrorCode.FRAME_ENCODING_ERROR, frame_type, str(error)) from error
+        if ecn:
+            for _ in range(3):
+                buf.pull_uint_var()
+        if path is None or path.state is PathState.ABANDONED:
+            return
+        carrier, loss = self._current.id, path.loss
+        with self._on(path):
+            if acknowledged.bounds().stop > self._packet_number:
+                raise QuicConnectionError(
+                    QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent"
+                )
+            loss.peer_completed_address_validation = True
+            if loss._rtt_initialized and not path.min_rtts:
+                path.min_rtts[path.id] = loss._rtt_min  # of the handshake
+            # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
+            loss._rtt_min, before = path.min_rtts.get(carrier, inf), loss.acked
+            late = [number for number in path.given_up if number in acknowledged]
+            loss.on_ack_received(
+                ack_rangeset=acknowledged,
+                ack_delay=(delay << self._remote_ack_delay_exponent) / 1e6,
+                now=context.time,
+                space=path.space,
+            )
+            if loss._rtt_min < inf:
+                path.min_rtts[carrier] = loss._rtt_min
+            if loss.acked > before or late:
+                self._answers(path, acknowledged, context.time)
+            idle = loss.bytes_in_flight * 2 < self._most(path)
+            path.rate.update(context.time, loss.acked, loss._rtt_smoothed, idle)
+
+    def _handle_path_abandon(self, context: Any, frame_type: int, buf: Any) -> None:
+        path_id, code = pull_frame(PathFrame.PATH_ABANDON, buf).numbers
+        path = self._path_named(path_id, frame_type)
+        if path is None:
+            return
+        if path.state is PathState.ABANDONED:
+            path.forget_at = context.time + LINGER_TIMEOUTS * path.loss.get_probe_timeout()
+        else:
+            self._abandon(path, code, context.time, by_peer=True)
+            self._next_path_id = max(self._next_path_id, path_id + 1)
+
+    def _handle_path_status(self, context: Any, frame_type: int, buf: Any) -> None:
+        path_id, sequence = pull_frame(PathFrame(frame_type), buf).numbers
+        path = self._path_named(path_id, frame_type)
+        if path is None or sequence <= path.peer_status_sequence or path.state is PathState.ABANDONED:
+            return
+        path.peer_status_sequence = sequence
+        backup = frame_type == PathFrame.PATH_STATUS_BACKUP
+        if path.peer_backup != backup:
+            path.peer_backup = backup
+            self._path_events.append(PathStatusChanged(path_id, backup))
+
+    def _handle_path_new_connection_id(self, context: Any, frame_type: int, buf: Any) -> None:
+        path = self._path_named(buf.pull_uint_var(), frame_type)
+        current = self._current
+        if path is None or path.state is PathState.ABANDONED:
+            for _ in range(2):
+                buf.pull_uint_var()
+            buf.pull_bytes(buf.pull_uint8() + TOKEN_LENGTH)
+            return
+        with self._on(path):
+            super()._handle_new_connection_id_frame(context, frame_type, buf)
+            if path is not current:
+                self._note_validation(path, context.time)
+
+    def _handle_path_retire_connection_id(self, context: Any, frame_type: int, buf: Any) -> None:
+        path = self._path_named(buf.pull_uint_var(), frame_type)
+        if path is None or path.state is PathState.ABANDONED:
+            buf.pull_uint_var()
+            return
+        with self._on(path):
+            before = {each.cid for each in self._host_cids}
+            super()._handle_retire_connection_id_frame(context, frame_type, buf)
+            for retired in before - {each.cid for each in self._host_cids}:
+                self._path_of_id.pop(retired, None)
+
+    def _handle_max_path_id(self, context: Any, frame_type: int, buf: Any) -> None:
+        (maximum,) = pull_frame(PathFrame.MAX_PATH_ID, buf).numbers
+        if not self._agreed or maximum >= 1 << 32:
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "no maximum of paths")
+        assert self._peer_max_path_id is not None
+        if maximum > self._peer_max_path_id:
+            self._peer_max_path_id = maximum
+            self._asked_for_paths = False
+            self._add_paths()
+
+    def _handle_blocked(self, context: Any, frame_type: int, buf: Any) -> None:
+        """The peer has too few ids: it gets more when a path has ended, and no others."""
+        first, *_ = pull_frame(PathFrame(frame_type), buf).numbers
+        self._path_named(first if frame_type == PathFrame.PATH_CIDS_BLOCKED else 0, frame_type)

@@ -1,0 +1,77 @@
+"""Two aioquic engines with several paths between them, in virtual time."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from multi.lab.cert import write_development_certificates
+from multi.lab.engines.links import LinkSpec, link_of
+from multi.lab.engines.pair import End, Pair
+from multi.multipath.policy import PathPolicy
+from multi.transports.base import TlsSettings
+from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.quic.settings import QuicSettings
+
+DATAGRAM = 1350
+TEN = (link_of(10, 0.044),) * 2
+"""10 Mbit/s each way and 44 ms: the paths of Viernickel et al."""
+FAST = (link_of(50, 0.020),) * 2
+FAR = (link_of(50, 0.180),) * 2
+DEFAULT = PathPolicy()
+
+
+@cache
+def certificates() -> Path:
+    """Made once for all tests."""
+    directory = tempfile.TemporaryDirectory(prefix="multi-mpquic-")
+    atexit.register(directory.cleanup)
+    write_development_certificates(Path(directory.name), [])
+    return Path(directory.name)
+
+
+def pair(
+    specs: Sequence[tuple[LinkSpec, LinkSpec]],
+    policy: PathPolicy | None = DEFAULT,
+    servers: PathPolicy | None = DEFAULT,
+) -> Pair:
+    """A client that begins its handshake, and the server it will find; `None`: an end without multipath."""
+    made = certificates()
+    tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
+    issuers = (made / "ca.pem").read_bytes()
+    dialling = Engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
+    listening = Engine.configure(QuicSettings(), tls, b"", None, servers)
+    return Pair(Engine(dialling, DATAGRAM), lambda original_id: Engine(listening, DATAGRAM, original_id), specs)
+
+
+def connected(
+    specs: Sequence[tuple[LinkSpec, LinkSpec]],
+    policy: PathPolicy | None = DEFAULT,
+    servers: PathPolicy | None = DEFAULT,
+) -> Pair:
+    """With all paths open, if they can be."""
+    made = pair(specs, policy, servers)
+    made.connect()
+    if policy is not None and servers is not None:
+        made.open_all()
+        assert made.run(lambda: len(opened(made.client)) == len(specs) - 1)
+    return made
+
+
+def opened(end: End) -> list[int]:
+    """Paths that this end has heard to be open."""
+    return [event.path for event in end.paths if type(event).__name__ == "PathOpened"]
+
+
+def closed(end: End) -> list[tuple[int, int, bool]]:
+    """Paths that are gone: id, code, whether the peer said so."""
+    return [tuple(event) for event in end.paths if type(event).__name__ == "PathClosed"]  # type: ignore[misc]
+
+
+def engine(end: End | None) -> Engine:
+    assert end is not None
+    return cast(Engine, end.engine)

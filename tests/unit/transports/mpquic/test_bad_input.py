@@ -1,0 +1,238 @@
+"""What peers may say that no honest one says: the connection ends with a reason, or it is ignored, and costs little."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from aioquic.buffer import encode_uint_var
+from aioquic.quic.packet import QuicErrorCode
+
+from multi.lab.engines.links import link_of
+from multi.lab.engines.pair import Pair
+from multi.multipath.policy import PathPolicy
+from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
+from tests.unit.transports.mpquic.ends import TEN, closed, connected, engine, opened, pair
+
+PATHS = PathPolicy(paths=2)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """A frame of any bytes."""
+
+    kind: int
+    said: bytes
+
+    def body(self) -> bytes:
+        return self.said
+
+
+def numbers(*values: int) -> bytes:
+    return b"".join(map(encode_uint_var, values))
+
+
+def said(made: Pair, *frames: Raw | Frame) -> None:
+    """The client says them, and the server has taken them."""
+    connection = engine(made.client)._connection
+    connection._due.extend(frames)  # type: ignore[arg-type]
+    made.client.pump()
+    made.run(lambda: False, 0.2)
+
+
+def verdict(made: Pair) -> tuple[int, int | None] | None:
+    """Error code and frame type with which the server has closed, or None."""
+    closing = engine(made.server).closing
+    return None if closing is None else (closing.error_code, closing.frame_type)
+
+
+VALID = {
+    PathFrame.PATH_ACK: numbers(0, 3, 0, 0, 0),
+    PathFrame.PATH_ABANDON: numbers(1, 0x3E76),
+    PathFrame.PATH_STATUS_BACKUP: numbers(1, 0x4001),
+    PathFrame.PATH_STATUS_AVAILABLE: numbers(1, 0x4001),
+    PathFrame.PATH_NEW_CONNECTION_ID: new_connection_id_body(1, 1, bytes(8), bytes(16)),
+    PathFrame.PATH_RETIRE_CONNECTION_ID: numbers(1, 0x4001),
+    PathFrame.MAX_PATH_ID: numbers(0x4005),
+    PathFrame.PATHS_BLOCKED: numbers(0x4001),
+    PathFrame.PATH_CIDS_BLOCKED: numbers(1, 0x4001),
+}
+
+
+@pytest.mark.parametrize("kind", VALID)
+def test_a_frame_that_is_cut_off_ends_the_connection(kind: PathFrame) -> None:
+    made = pair([TEN, TEN], PATHS, PATHS)
+    made.connect()
+    connection = engine(made.server)._connection
+    ends = []
+    for length in range(len(VALID[kind])):
+        ended = encode_uint_var(kind) + VALID[kind][:length]
+        try:
+            connection._payload_received(_context(made), ended)
+        except Exception as error:  # the assertion is about which
+            ends.append((type(error).__name__, getattr(error, "error_code", None)))
+    assert ends == [("QuicConnectionError", QuicErrorCode.FRAME_ENCODING_ERROR)] * len(VALID[kind])
+
+
+def _context(made: Pair) -> object:
+    from aioquic.quic.connection import QuicReceiveContext
+    from aioquic.tls import Epoch
+
+    connection = engine(made.server)._connection
+    path = connection._network_paths[0]
+    return QuicReceiveContext(Epoch.ONE_RTT, connection.host_cid, path, None, made.clock.now, 1)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in VALID if kind not in (PathFrame.MAX_PATH_ID, PathFrame.PATHS_BLOCKED)]
+)
+def test_an_id_above_the_maximum_ends_the_connection(kind: PathFrame) -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    said(made, Raw(kind, encode_uint_var(2) + VALID[kind][1:]))
+    assert verdict(made) == (QuicErrorCode.PROTOCOL_VIOLATION, kind)
+
+
+def test_frames_of_paths_without_an_agreement_end_the_connection() -> None:
+    for kind, body in VALID.items():
+        made = pair([TEN], PATHS, None)
+        made.connect()
+        connection = engine(made.server)._connection
+        with pytest.raises(Exception, match=r".") as caught:
+            connection._payload_received(_context(made), encode_uint_var(kind) + body)
+        assert caught.value.error_code == QuicErrorCode.PROTOCOL_VIOLATION  # type: ignore[attr-defined]
+
+
+def test_what_is_said_of_an_abandoned_path_means_nothing() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    engine(made.client).abandon_path(1, 0, made.clock.now)
+    made.client.pump()
+    made.run(lambda: False, 0.3)
+    said(made, *(Raw(kind, body) for kind, body in VALID.items() if body[:1] == b"\x01"))
+    assert verdict(made) is None
+    made.run(lambda: False, 3.0)
+    said(made, *(Raw(kind, body) for kind, body in VALID.items() if body[:1] == b"\x01"))
+    assert verdict(made) is None
+
+
+def test_acknowledging_what_was_never_sent_ends_the_connection() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    said(made, Raw(PathFrame.PATH_ACK, numbers(1, 4000, 0, 0, 0)))
+    assert verdict(made) == (QuicErrorCode.PROTOCOL_VIOLATION, PathFrame.PATH_ACK)
+
+
+def test_a_negative_packet_number_in_an_acknowledgement_ends_the_connection() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    said(made, Raw(PathFrame.PATH_ACK, numbers(1, 1, 0, 0, 5)))
+    assert verdict(made) == (QuicErrorCode.FRAME_ENCODING_ERROR, PathFrame.PATH_ACK)
+
+
+def test_a_flood_of_connection_ids_ends_the_connection() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    flood = [
+        Raw(PathFrame.PATH_NEW_CONNECTION_ID, new_connection_id_body(1, at, at.to_bytes(8, "big"), bytes(16)))
+        for at in range(2, 40)
+    ]
+    said(made, *flood)
+    ended = verdict(made)
+    assert ended is not None
+    assert ended[0] == QuicErrorCode.CONNECTION_ID_LIMIT_ERROR
+
+
+def test_a_connection_id_without_length_ends_the_connection() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    said(made, Raw(PathFrame.PATH_NEW_CONNECTION_ID, new_connection_id_body(1, 5, b"", bytes(16))))
+    assert verdict(made) == (QuicErrorCode.FRAME_ENCODING_ERROR, PathFrame.PATH_NEW_CONNECTION_ID)
+
+
+def test_a_peer_that_opens_paths_without_end_makes_no_more_than_agreed_at_a_time() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    for _ in range(5):
+        latest = opened(made.client)[-1]
+        engine(made.client).abandon_path(latest, 0, made.clock.now)
+        made.client.pump()
+        made.run(lambda: False, 2.0)
+        made.open(1)
+        made.run(lambda: False, 0.2)
+        assert opened(made.client)[-1] > latest
+        assert len(engine(made.server)._connection._paths) <= 3
+    assert opened(made.client) == [1, 2, 3, 4, 5, 6]
+
+
+def test_challenges_that_are_never_answered_cost_a_path_its_life_and_nothing_else() -> None:
+    made = pair([TEN, TEN], PATHS, PATHS)
+    made.connect()
+    made.downs[1].silent = True
+    made.open(1)
+    assert made.run(lambda: bool(closed(made.client)), 10.0)
+    sent = made.downs[1].sent * 1350
+    assert sent <= 3 * sum(path.received for path in [engine(made.server)._connection._paths[1]]) + 1350
+    made.download(100_000)
+
+
+def test_an_address_that_has_not_answered_gets_three_times_what_came_from_it() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(2_000_000), end=True)
+    made.run(lambda: made.client.received > 200_000)
+    made.move(1)  # somebody forwards packets of the path from an address of his own and hears no answers
+    made.downs[1].silent = True
+    came, went = made.ups[1].carried, made.downs[1].sent
+    made.run(lambda: made.downs[1].sent > went, 0.5)
+    made.run(lambda: False, 0.03)
+    assert (made.downs[1].sent - went) * 1350 <= 3 * (made.ups[1].carried - came) + 80_000  # what was on its way
+
+
+def test_a_storm_of_rebindings_is_lived_through() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(1_000_000), end=True)
+    for _ in range(40):
+        made.run(lambda: made.client.ended, 0.02)
+        made.move(1)
+    assert made.run(lambda: made.client.ended, 8.0)
+    assert len(engine(server)._connection._paths) == 2
+
+
+def test_datagrams_that_come_twice_change_nothing() -> None:
+    made = connected([TEN, TEN], PATHS, PATHS)
+    for link in (*made.ups, *made.downs):
+        link.copies = 2
+    made.download(300_000)
+    assert verdict(made) is None
+
+
+def test_a_path_on_which_large_datagrams_vanish_is_not_used() -> None:
+    narrow = link_of(10, 0.044, largest=1199)
+    made = pair([TEN, (narrow, narrow)], PATHS, PATHS)
+    made.connect()
+    made.open(1)
+    assert made.run(lambda: bool(closed(made.client)), 10.0)
+    made.download(200_000)
+
+
+def test_a_path_that_carries_1280_bytes_only_does_not_lose_data() -> None:
+    narrow = link_of(10, 0.044, largest=1280)
+    made = pair([TEN, (narrow, narrow)], PATHS, PATHS)
+    made.connect()
+    made.open(1)
+    made.download(500_000, limit=20.0)
+
+
+def test_random_loss_on_both_paths_loses_nothing() -> None:
+    lossy = link_of(10, 0.044, loss=0.02)
+    made = connected([(lossy, lossy), (lossy, lossy)], PATHS, PATHS)
+    made.client.keep_data = True
+    server = made.server
+    assert server is not None
+    payload = bytes(range(251)) * 2000
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(payload, end=True)
+    assert made.run(lambda: made.client.ended, 20.0)
+    assert bytes(made.client.data) == payload

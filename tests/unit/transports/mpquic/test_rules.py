@@ -1,0 +1,350 @@
+"""What a connection with several paths does, one rule a test, with real engines in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from multi.lab.engines.links import link_of
+from multi.lab.engines.pair import Pair
+from multi.multipath.facts import PathState
+from multi.multipath.policy import AckPath, PathPolicy
+from multi.schedulers import create_scheduler
+from multi.transports.mpquic.frames import PathError
+from tests.unit.transports.mpquic.ends import DEFAULT, FAR, FAST, TEN, closed, connected, engine, opened, pair
+
+MEGABYTE = 1_000_000
+QUARTER = MEGABYTE // 4
+SLOW = (link_of(3, 0.044),) * 2
+"""Cheap: what costs time here is packets, not seconds."""
+
+
+def test_two_paths_carry_a_download_together() -> None:
+    one, two = connected([TEN]).download(MEGABYTE), connected([TEN, TEN])
+    assert two.download(MEGABYTE) < 0.68 * one
+    assert all(link.carried > 0.35 * MEGABYTE for link in two.downs)
+
+
+def test_bytes_arrive_whole_and_in_order_over_unequal_paths() -> None:
+    made = connected([FAST, FAR])
+    made.client.keep_data = True
+    payload = bytes(range(251)) * 3000
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(payload, end=True)
+    assert made.run(lambda: made.client.ended)
+    assert bytes(made.client.data) == payload
+
+
+def test_an_upload_uses_both_paths() -> None:
+    made = connected([TEN, TEN])
+    server = made.server
+    assert server is not None
+    made.client.write(bytes(MEGABYTE), end=True)
+    assert made.run(lambda: server.ended, 1.0)
+    assert all(link.carried > 0.3 * MEGABYTE for link in made.ups)
+
+
+# --- opening  ---
+
+
+def test_ids_come_with_the_handshake_so_that_a_path_is_opened_at_its_end_and_carries_a_round_trip_later() -> None:
+    made = pair([TEN, TEN])
+    assert made.run(lambda: made.client.complete_at is not None)
+    complete = made.clock.now
+    assert engine(made.client).open_path(made.place(1), made.clock.now) == 1
+    made.client.pump()
+    assert made.run(lambda: opened(made.client) == [1])
+    assert made.clock.now - complete < 1.1 * 0.044
+    server = made.server
+    assert server is not None
+    server.write(bytes(10), stream=0) if engine(server).has_stream(0) else made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(200_000))
+    assert made.run(lambda: made.downs[1].carried > 2000, 0.1)
+
+
+def test_no_path_is_opened_before_the_peer_has_given_ids() -> None:
+    made = pair([TEN, TEN])
+    assert engine(made.client).open_path(made.place(1), made.clock.now) is None
+    made.connect()
+    assert made.server is not None
+    assert engine(made.server).open_path(made.seen(1), made.clock.now) is None  # a server opens none
+
+
+def test_no_more_paths_are_open_than_agreed() -> None:
+    made = connected([TEN] * 3, PathPolicy(paths=3), PathPolicy(paths=8))
+    assert engine(made.client).open_path(made.place(0), made.clock.now) is None
+    made = pair([TEN] * 3, PathPolicy(paths=8), PathPolicy(paths=2))
+    made.connect()
+    made.open(1)
+    assert engine(made.client).open_path(made.place(2), made.clock.now) is None
+    made.client.pump()
+    made.run(lambda: False, 0.2)
+    assert engine(made.client).closing is None  # it has told the server that it would like more
+
+
+@pytest.mark.parametrize(("client", "server"), [(None, DEFAULT), (DEFAULT, None), (None, None)])
+def test_with_a_peer_that_has_no_multipath_it_is_plain_quic(
+    client: PathPolicy | None, server: PathPolicy | None
+) -> None:
+    made = pair([TEN, TEN], client, server)
+    made.connect()
+    assert not engine(made.client).multipath
+    assert made.server is not None
+    assert not engine(made.server).multipath
+    assert engine(made.client).open_path(made.place(1), made.clock.now) is None
+    made.download(100_000)
+
+
+def test_a_path_with_a_round_trip_of_two_seconds_is_validated() -> None:
+    made = connected([TEN, (link_of(0.01, 2.0), link_of(50, 0.010))])
+    assert opened(made.client) == [1]
+
+
+def test_a_path_nobody_answers_on_is_given_up_and_another_id_is_used_then() -> None:
+    made = pair([TEN, TEN])
+    made.connect()
+    made.ups[1].silent = True
+    made.open(1)
+    assert made.run(lambda: bool(closed(made.client)), 10.0)
+    assert closed(made.client) == [(1, PathError.PATH_UNSTABLE_OR_POOR, False)]
+    made.ups[1].silent = False
+    assert made.open(1) == 2
+    assert made.run(lambda: opened(made.client) == [2])
+
+
+# --- silence  ---
+
+
+def test_what_is_in_flight_on_a_silent_path_is_sent_on_the_other_at_its_probe_timeout() -> None:
+    made = connected([SLOW, SLOW])
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(3 * QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER)
+    made.ups[0].silent = made.downs[0].silent = True
+    at, before = made.clock.now, made.client.received
+    made.client.longest_gap = 0.0
+    assert made.run(lambda: made.client.ended)
+    assert made.client.longest_gap < 0.6
+    alone = 8 * (3 * QUARTER - before) / 3e6
+    assert made.clock.now - at < alone * 1.15 + 0.4
+    assert made.facts()[0].state is PathState.SUSPECT
+
+
+def test_a_suspect_path_is_probed_and_carries_data_again_when_it_answers() -> None:
+    made = connected([SLOW, SLOW])
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(6 * QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER // 2)
+    made.ups[0].silent = made.downs[0].silent = True
+    assert made.run(lambda: made.facts()[0].state is PathState.SUSPECT, 1.0)
+    made.run(lambda: False, 0.5)
+    made.ups[0].silent = made.downs[0].silent = False
+    assert made.run(lambda: made.facts()[0].state is PathState.ACTIVE, 1.3)
+    before = made.downs[0].carried
+    made.run(lambda: False, 1.0)
+    assert made.downs[0].carried > before + QUARTER // 4
+
+
+@pytest.mark.parametrize("ack_path", AckPath)
+def test_acknowledgements_leave_a_path_that_is_dead_in_their_direction(ack_path: AckPath) -> None:
+    """A pure receiver has no probe timeout of its own but for the PINGs that go with acknowledgements."""
+    policy = PathPolicy(ack_path=ack_path)
+    made = connected([SLOW, SLOW], policy, policy)
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(4 * QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER // 2)
+    made.ups[0].silent = True
+    assert made.run(lambda: made.client.ended, 5.0)
+    assert made.facts(made.client)[0].state is PathState.SUSPECT
+
+
+def test_a_network_that_is_known_to_be_lost_is_acted_upon_at_once() -> None:
+    made = connected([SLOW, SLOW])
+    made.client.write(bytes(2 * QUARTER), end=True)
+    made.run(lambda: made.server is not None and made.server.received > QUARTER // 2)
+    made.ups[0].silent = made.downs[0].silent = True
+    engine(made.client).suspect_path(0, made.clock.now)
+    made.client.pump()
+    assert made.facts(made.client)[0].bytes_in_flight < 2000
+    assert made.server is not None
+    made.server.longest_gap = 0.0
+    assert made.run(lambda: made.server is not None and made.server.ended)
+    assert made.server.longest_gap < 0.2
+
+
+def test_the_only_path_is_repeated_on_as_ever() -> None:
+    made = connected([SLOW])
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER // 2)
+    made.downs[0].silent = True
+    made.run(lambda: False, 0.5)
+    made.downs[0].silent = False
+    assert made.run(lambda: made.client.ended, 4.0)
+
+
+# --- status, abandoning  ---
+
+
+def test_a_backup_carries_data_only_while_no_other_path_works() -> None:
+    made = connected([SLOW, SLOW])
+    engine(made.client).set_backup(1, True)
+    made.client.pump()
+    made.run(lambda: False, 0.1)
+    assert made.facts()[1].backup
+    before = made.downs[1].carried
+    made.download(QUARTER // 2)
+    assert made.downs[1].carried - before < 20_000
+    made.downs[0].silent = made.ups[0].silent = True
+    assert made.server is not None
+    made.server.write(bytes(QUARTER // 4), stream=4) if engine(made.server).has_stream(4) else None
+    engine(made.client).set_backup(1, False)
+    made.client.pump()
+    made.run(lambda: False, 1.0)
+    assert not made.facts()[1].backup
+
+
+def test_a_later_status_wins_over_an_earlier_one_that_comes_late() -> None:
+    made = connected([SLOW, SLOW])
+    for backup in (True, False, True, False):
+        engine(made.client).set_backup(1, backup)
+    made.client.pump()
+    made.run(lambda: False, 0.2)
+    assert not made.facts()[1].backup
+
+
+@pytest.mark.parametrize("path", [0, 1])
+def test_an_abandoned_path_is_answered_and_makes_room_for_another(path: int) -> None:
+    made = connected([SLOW, SLOW], PathPolicy(paths=2), PathPolicy(paths=2))
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(2 * QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER // 2)
+    engine(made.client).abandon_path(path, PathError.APPLICATION_ABANDON_PATH, made.clock.now)
+    made.client.pump()
+    assert made.run(lambda: bool(closed(server)), 0.3)
+    assert closed(server) == [(path, PathError.APPLICATION_ABANDON_PATH, True)]
+    assert closed(made.client) == [(path, PathError.APPLICATION_ABANDON_PATH, False)]
+    assert made.run(lambda: made.client.ended)
+    made.open(path)
+    assert made.run(lambda: opened(made.client)[-1] == 2)
+    assert set(made.facts()) == {1 - path, 2}
+
+
+def test_ids_of_an_abandoned_path_are_retired_once_late_packets_have_come() -> None:
+    made = connected([SLOW, SLOW])
+    engine(made.client).abandon_path(1, 0, made.clock.now)
+    made.client.pump()
+    made.run(lambda: False, 3.0)
+    assert made.server is not None
+    assert "ConnectionIdRetired" in made.server.events
+
+
+def test_the_last_path_is_not_abandoned() -> None:
+    made = connected([SLOW])
+    engine(made.client).abandon_path(0, 0, made.clock.now)
+    made.download(10_000)
+
+
+# --- addresses and keys  ---
+
+
+@pytest.mark.parametrize("path", [0, 1])
+def test_a_nat_may_forget_one_path(path: int) -> None:
+    made = connected([SLOW, SLOW])
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(2 * QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER // 2)
+    made.move(path)
+    assert made.run(lambda: made.client.ended, 3.0)
+    assert set(made.facts()) == {0, 1}
+    assert closed(server) == []
+
+
+def test_keys_are_updated_on_all_paths() -> None:
+    made = connected([SLOW, (link_of(10, 0.1),) * 2])
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(2 * QUARTER), end=True)
+    made.run(lambda: made.client.received > QUARTER // 2)
+    engine(server)._connection.request_key_update()
+    server.pump()
+    assert made.run(lambda: made.client.ended, 4.0)
+    assert engine(made.client)._connection._cryptos is not None
+    assert engine(made.client).closing is None
+
+
+def test_nonces_contain_the_path() -> None:
+    """The vector of the draft: IV 6b26114b9cba2b63a9e8dd4f, path 3, packet 54321."""
+    iv = int("6b26114b9cba2b63a9e8dd4f", 16)
+    assert (iv ^ (3 << 64 | 54321)).to_bytes(12, "big").hex() == "6b2611489cba2b63a9e8097e"
+
+
+# --- where to  ---
+
+
+def ratio_of_unequal(mbps: float, far_rtt: float) -> float:
+    """The time over both paths by the time over the near one."""
+    near, far = link_of(mbps, 0.044), link_of(mbps, far_rtt)
+    return connected([(near, near), (far, far)]).download(MEGABYTE) / connected([(near, near)]).download(MEGABYTE)
+
+
+def test_a_far_path_never_slows_the_near_one_down() -> None:
+    assert ratio_of_unequal(10, 0.044 * 8) < 1.02
+
+
+@pytest.mark.parametrize("congestion", ["reno", "cubic", "lia", "olia"])
+def test_every_congestion_control_uses_both_paths(congestion: str) -> None:
+    policy = PathPolicy(congestion=congestion)
+    assert connected([TEN, TEN], policy, policy).download(MEGABYTE) < 0.75
+
+
+@pytest.mark.parametrize("name", ["lowest_latency", "RR", "ECF", "BLEST"])
+def test_other_schedulers_choose_paths_too(name: str) -> None:
+    policy = replace(DEFAULT, scheduler=lambda: create_scheduler(name, {}))
+    assert connected([TEN, TEN], policy, policy).download(MEGABYTE) < 0.75
+
+
+def queue_of(policy: PathPolicy) -> float:
+    made = connected([(link_of(7.5, 0.037, queue=8),) * 2, TEN], policy, policy)
+    made.download(2 * MEGABYTE)
+    return made.facts()[0].rtt - 0.037
+
+
+def test_queues_stay_short_where_a_bound_is_given() -> None:
+    assert queue_of(PathPolicy(max_queue=0.015)) < 0.035
+    assert queue_of(PathPolicy(max_queue=0.0)) > 0.05
+
+
+def test_time_goes_on_without_events() -> None:
+    """No timer that is always due: an idle connection sleeps."""
+    made: Pair = connected([TEN, TEN])
+    made.download(100_000)
+    made.run(lambda: False, 2.0)
+    before = made.clock.events
+    made.run(lambda: False, 10.0)
+    assert made.clock.events - before < 50
