@@ -186,6 +186,10 @@ class TransportSample:
     """Sent or queued in the transport and not acknowledged by the peer's transport."""
     not_sent: int = 0
     """Of `unacked`, the part not yet put on the wire."""
+    bytes_sent: int = 0
+    """Total put on the wire, repeats included; 0 where the transport does not tell. Monotonic."""
+    bytes_lost: int = 0
+    """Total the transport has put on the wire again. Monotonic."""
 
 
 MESSAGES = -1

@@ -10,6 +10,7 @@ from multi.types import ConnectionId, ConnectionState, Family, Role
 
 OF_CONNECTION = (
     *("id", "number", "transport", "interface", "role", "state", "reason", "rtt", "min_rtt", "rate", "in_flight"),
+    "loss",
     *("bytes_sent", "bytes_received", "payload_received", "reinjected"),
 )
 OF_FACTS = ("family", "kind", "local", "remote", "secure")
@@ -55,6 +56,8 @@ class ConnectionInfo:
     """Of an MPTCP connection, established now; 0 for other transports."""
     fell_back: bool = False
     """MPTCP was asked for and it is plain TCP."""
+    loss: float = 0.0
+    """Share of what the transport has sent lately that it had to send again; 0 also where it does not tell."""
     number: int = -1
     """What both ends know it by, where `id` is each end's own; -1 until it is agreed."""
 

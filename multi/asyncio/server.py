@@ -129,8 +129,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         reset_key = load_reset_key(config) or os.urandom(32)
         self._settings = replace(session_settings(config), reset_key=reset_key)
-        wanted = config.multi_config.scheduler
-        local_scheduler(wanted.name, wanted.parameters)  # what it cannot be is told now, not to the first client
+        local_scheduler(*config.scheduler)  # what it cannot be is told now, not to the first client
         self._keys = load_keys(config) if config.auth is not None else None
         for text in host_warnings(config):
             logger.warning("%s", text)

@@ -16,7 +16,7 @@ from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
 from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
-from multi.config import load_entry
+from multi.config import load_entry, load_steering
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
 from multi.paths.manager import SESSION_ENDED
@@ -286,6 +286,15 @@ class Session:
             policy = Policy(type(scheduler).__name__, (), current.switch, current.reinject)
             self._core.set_scheduler(policy, scheduler, now=self._driver.now())
         self._driver.pump()
+
+    def set_steering(self, mode: str, *, max_rtt_ms: float = 0.0, max_loss: float = 0.0) -> None:
+        """Steer differently from now on: the modes and thresholds of the configuration's `steering`, 0 = none.
+
+        The client's server follows. Raises ConfigError for what is not allowed there.
+        """
+        steering = load_steering({"mode": mode, "max_rtt_ms": max_rtt_ms, "max_loss": max_loss})
+        name, parameters = steering.scheduler
+        self.set_scheduler(name, **parameters)
 
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
         """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""

@@ -30,8 +30,8 @@ def session_settings(config: Config) -> SessionSettings:
     """Settings of a client's or a server's sessions. Reads a client's pre-shared key. Raises ConfigError."""
     limits = config.limits
     multi = config.multi_config
-    scheduler = multi.scheduler
-    policy = Policy(scheduler.name, tuple(scheduler.parameters.items()), multi.mode == "switch", multi.reinject)
+    scheduler, parameters = config.scheduler
+    policy = Policy(scheduler, tuple(parameters.items()), multi.mode == "switch", multi.reinject)
     psk_id, psk = (b"", b"") if config.is_server else key_of(config)
     smallest = min(limits.max_stream_window, limits.max_session_window)
     return SessionSettings(
@@ -43,7 +43,9 @@ def session_settings(config: Config) -> SessionSettings:
         ciphers=ciphers(),
         policy=policy,
         peer_policy=None if config.is_server else policy,
-        follow_peer_policy=config.is_server and not multi.model_fields_set & {"scheduler", "reinject", "mode"},
+        follow_peer_policy=config.is_server
+        and config.steering is None
+        and not multi.model_fields_set & {"scheduler", "reinject", "mode"},
         handshake_timeout=limits.handshake_timeout,
         resume_timeout=multi.resume_timeout,
         abandon_timeout=multi.abandon_timeout,

@@ -109,6 +109,9 @@ def _interfaces(config: ConfigModel) -> Iterator[Finding]:
 def _scheduler_parameters(config: ConfigModel) -> Iterator[Finding]:
     """Parameters a scheduler does not take. One named by its class is not imported: loading opens no file."""
     scheduler = config.multi_config.scheduler
+    if config.steering is not None and "scheduler" in config.multi_config.model_fields_set:
+        message = 'found together with "multi_config.scheduler"; allowed: one of them'
+        yield Finding(("steering",), message)
     if not scheduler.parameters or ":" in scheduler.name:
         return
     try:

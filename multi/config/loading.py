@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, create_model
 
 from multi.config import checks
 from multi.config.errors import REPEATED, TRIPLE, as_written, error_of, explain, shown
-from multi.config.model import ConfigModel, Entry, SslConfig
+from multi.config.model import ConfigModel, Entry, SslConfig, SteeringSpec
 from multi.config.options import SCHEME, client_mapping, server_mapping, url_mapping
 from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
@@ -105,6 +105,14 @@ def load_entry(entry: object) -> Entry:
         return Entry.model_validate(entry)
     except ValidationError as error:
         raise explain(error, entry, Entry) from None
+
+
+def load_steering(steering: object) -> SteeringSpec:
+    """Steering from a mode or an object. Raises ConfigError."""
+    try:
+        return SteeringSpec.model_validate(steering)
+    except ValidationError as error:
+        raise explain(error, steering, SteeringSpec) from None
 
 
 def _with_possible_transports(data: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from pydantic import (
 
 from multi.config.errors import TRIPLE, not_one_of, secret, shown
 from multi.schedulers import scheduler_names
+from multi.schedulers.steering import PREFIX
 from multi.transports import TransportSection, TransportSettings, transport_names
 from multi.transports.base import TlsSettings, transport_type
 from multi.transports.settings import DAY, Range, Section
@@ -315,6 +316,33 @@ class MultiConfig(Section):
     path slows down, at the price of some duplicates."""
 
 
+class SteeringSpec(Section):
+    """What is wanted of several connections: a mode, and thresholds that take a connection out and let it back."""
+
+    mode: Literal["latency", "balance", "priority", "standby", "redundant", "adaptive"]
+    """What decides: `latency` the lowest round trip, `balance` shares by `weight`, `priority` the largest `weight`
+    first and what it cannot take over the next, `standby` the largest `weight` alone, `redundant` everything on all,
+    `adaptive` earliest arrival. Of equal weights the cheapest and then the first opened is best. Required: it is what
+    steering is."""
+    max_rtt_ms: Annotated[float, Range(0.0, 3_600_000.0)] = 0.0
+    """Round trip in milliseconds above which a connection gets nothing new, until it was below four fifths of that for
+    a second or has rested for 10 s, longer each time; 0 = none. Default 0: no network is too slow for everybody."""
+    max_loss: Annotated[float, Range(0.0, 1.0)] = 0.0
+    """The same for the share of bytes its transport sends again, as far as that is known; 0 = none. Default 0: as for
+    `max_rtt_ms`."""
+
+    @property
+    def scheduler(self) -> tuple[str, dict[str, float]]:
+        """The scheduler that does it, as the peer is told, and its parameters."""
+        asked = {"max_rtt": self.max_rtt_ms / 1000, "max_loss": self.max_loss}
+        return PREFIX + self.mode, {name: value for name, value in asked.items() if value}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_mode(cls, value: object) -> object:
+        return {"mode": value} if isinstance(value, str) else value
+
+
 class SslConfig(Section):
     """TLS 1.3 for TCP and MPTCP, and the certificates for QUIC (paper Figure 2, `ssl_config`)."""
 
@@ -483,6 +511,10 @@ class ConfigModel(Section):
     multi_config: MultiConfig = MultiConfig.model_construct()
     """How connections are opened and data is divided among them. On a server: what it sets is used instead of
     what clients ask for. Default: see its fields."""
+    steering: SteeringSpec | None = None
+    """How data is divided among the connections, in the words of 3GPP's ATSSS: a mode, or an object with `mode` and
+    thresholds. It stands in the place of `multi_config.scheduler`, which is not given then. Default null: that
+    decides."""
     ssl_config: SslConfig | None = None
     """TLS on TCP and MPTCP, certificates for QUIC. Default null: TCP and MPTCP are sealed by the session
     itself, a server offers no QUIC."""
@@ -522,6 +554,13 @@ class ConfigModel(Section):
     def psk_path(self) -> Path | None:
         """File with the pre-shared keys, or None when none is configured or they are in the environment."""
         return self.resolve(self.auth.psk_file) if self.auth and self.auth.psk_file else None
+
+    @property
+    def scheduler(self) -> tuple[str, dict[str, float]]:
+        """The scheduler that `steering` or `multi_config.scheduler` asks for, and its parameters."""
+        if self.steering is not None:
+            return self.steering.scheduler
+        return self.multi_config.scheduler.name, self.multi_config.scheduler.parameters
 
     def session_id_bytes(self, entropy: Callable[[int], bytes]) -> SessionId:
         """The 16 bytes of the Session ID (paper Table 3); `entropy(n)` gives n random bytes."""

@@ -33,6 +33,7 @@ class PathView(NamedTuple):
     interface: str = ""
     weight: float = 1.0
     cost: float = 0.0
+    loss: float = 0.0
 
 
 def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:

@@ -28,6 +28,8 @@ from multi.types import (
     TransportSample,
 )
 
+LOSS_WINDOW = 32 * 1024  # bytes: some twenty packets
+LOSS_WEIGHT = 1 / 4
 SLOW_SEGMENT = 16 * 1024  # bytes, below 200 Mbit/s; one write may exceed TCP_NOTSENT_LOWAT by its size, and waits there
 FAST_SEGMENT = 64 * 1024
 FASTEST_SEGMENT = 256 * 1024  # above 2 Gbit/s the cost per segment matters most
@@ -132,6 +134,10 @@ class Connection:
     unsampled: bool = False
     """Something was written since the transport was last asked."""
     sampled_acked: int = 0
+    loss: float = 0.0
+    """Share of what the transport has sent lately that it had to send again."""
+    _loss_mark: tuple[int, int] = (0, 0)
+    """Bytes sent and sent again when losses were last counted."""
     unacked: int = 0
     not_sent: int = 0
     congestion_window: int = 0
@@ -314,7 +320,15 @@ class Connection:
         if progressed or not sample.unacked or not self.unacked:
             self.progress_at = now
         self.unacked = sample.unacked
+        self._take_loss(sample)
         return progressed
+
+    def _take_loss(self, sample: TransportSample) -> None:
+        """Losses are rare and come together: they are counted over LOSS_WINDOW bytes, and smoothed as round trips."""
+        sent = sample.bytes_sent - self._loss_mark[0]
+        if sent >= LOSS_WINDOW:
+            self.loss += LOSS_WEIGHT * (min(1.0, (sample.bytes_lost - self._loss_mark[1]) / sent) - self.loss)
+            self._loss_mark = (sample.bytes_sent, sample.bytes_lost)
 
     def _capped(self, rate: float) -> float:
         """What schedulers may count on: the network may be faster than the cap, this connection never is."""

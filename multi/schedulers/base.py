@@ -73,6 +73,10 @@ class ConnectionView(Protocol):
     def rate(self) -> float:
         """Estimated delivery rate, or 0.0 when unknown."""
 
+    @property
+    def loss(self) -> float:
+        """Share of what its transport has sent lately that it had to send again; 0.0 also when unknown."""
+
 
 class SendRequest(NamedTuple):
     """What is to be sent: `size` bytes of `stream` now, `backlog` bytes of all streams wait behind and including it."""

@@ -24,13 +24,15 @@ F = TypeVar("F", bound=SchedulerFactory)
 
 _factories: dict[str, SchedulerFactory] = {}
 _aliases: set[str] = set()
+_unlisted: set[str] = set()
 
 
-def register_scheduler(name: str, *, aliases: Sequence[str] = ()) -> Callable[[F], F]:
+def register_scheduler(name: str, *, aliases: Sequence[str] = (), listed: bool = True) -> Callable[[F], F]:
     """Decorator: make a class or factory available as `scheduler: name` in the configuration.
 
     It is called with the parameters of the configuration as float keyword arguments. Registering a name again
-    replaces the earlier factory, except that the names of this package are taken: ConfigError.
+    replaces the earlier factory, except that the names of this package are taken: ConfigError. One that is not
+    `listed` is made by its name, and no name for people.
     """
     for key in (name, *aliases):
         if not isinstance(key, str) or not 0 < len(key.encode()) <= MAX_NAME:
@@ -44,6 +46,8 @@ def register_scheduler(name: str, *, aliases: Sequence[str] = ()) -> Callable[[F
                     raise ConfigError(f"scheduler name {key!r} is taken by {PACKAGE}; choose another")
         _factories.update(dict.fromkeys((name, *aliases), factory))
         _aliases.update(aliases)
+        if not listed:
+            _unlisted.add(name)
         return factory
 
     return register
@@ -79,7 +83,7 @@ def create_scheduler(name: str, parameters: Mapping[str, float], *, allow_import
 def scheduler_names(*, aliases: bool = False) -> list[str]:
     """All registered names, sorted, without their aliases unless asked for."""
     _load_shipped()
-    return sorted(_factories if aliases else _factories.keys() - _aliases, key=str.lower)
+    return sorted(_factories.keys() - _unlisted - (set() if aliases else _aliases), key=str.lower)
 
 
 def whole(name: str, value: float, low: int, high: int) -> int:
@@ -102,7 +106,9 @@ def _factory(name: str, allow_import: bool) -> SchedulerFactory:
         return factory
     more = " or package.module:Class" if allow_import else ""
     known = f"{', '.join(scheduler_names())}{more}"
-    raise ConfigError(f"unknown scheduler {name!r}{_did_you_mean(name, _factories)}; allowed: {known}")
+    raise ConfigError(
+        f"unknown scheduler {name!r}{_did_you_mean(name, _factories.keys() - _unlisted)}; allowed: {known}"
+    )
 
 
 @cache

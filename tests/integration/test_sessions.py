@@ -454,6 +454,41 @@ def test_scheduler_can_be_set_by_name_and_as_object(development_certificates: Pa
     run(scenario())
 
 
+def test_steering_is_configured_and_changed_live_on_both_sides(development_certificates: Path) -> None:
+    """`standby` keeps everything on the entry of the largest weight, whichever that is, in both directions."""
+
+    async def scenario() -> None:
+        async with world(development_certificates) as w:
+            first, second = {**OVER_IPV4, "weight": 2.0}, OVER_IPV6
+            async with multi.connect(
+                w.config(first, second, multi_config={"wait": "all"}, steering="redundant")
+            ) as session:
+                reader, writer = await w.inbox.next()
+                other = writer.get_extra_info("session")
+                assert (session.scheduler, other.scheduler) == ("steering.redundant", "steering.redundant")
+                await transfer(session.writer, reader, pattern(MIB))
+                assert all(info.bytes_sent for info in session.connections)
+                session.set_steering("standby", max_rtt_ms=5000, max_loss=0.9)
+                await event_of(
+                    other, lambda e: isinstance(e, multi.SchedulerChanged) and e.scheduler == "steering.standby"
+                )
+                before = [info.bytes_sent - info.reinjected for info in other.connections]
+                await transfer(writer, session.reader, pattern(MIB))
+                moved = [
+                    info.bytes_sent - info.reinjected - was for info, was in zip(other.connections, before, strict=True)
+                ]
+                best = next(i for i, info in enumerate(other.connections) if ":" not in info.local.rpartition(":")[0])
+                assert moved[best] > 0.9 * MIB
+                assert all(0.0 <= info.loss <= 1.0 for info in other.connections)
+                with pytest.raises(multi.ConfigError, match='mode: found "fast"'):
+                    session.set_steering("fast")
+                with pytest.raises(multi.ConfigError, match="max_loss: found 2"):
+                    session.set_steering("latency", max_loss=2)
+                assert session.scheduler == "steering.standby"
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("answer", ["raises", "nonsense"])
 def test_a_scheduler_that_fails_is_replaced_and_the_session_goes_on(
     answer: str, development_certificates: Path, caplog: pytest.LogCaptureFixture

@@ -60,4 +60,6 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         rate=float(values[42]) if bytes_acked > _GARBAGE_BELOW else 0.0,
         app_limited=bool(values[7] & _APP_LIMITED),
         state=values[0],
+        bytes_sent=values[48],
+        bytes_lost=values[49],
     )

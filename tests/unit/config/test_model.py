@@ -768,3 +768,15 @@ def test_a_plain_client_gives_no_warning() -> None:
 )
 def test_what_has_no_effect_or_may_not_work_is_a_warning(config: dict[str, Any], about: str) -> None:
     assert [warning.partition(": ")[0] for warning in load_config(config).warnings()] == [about]
+
+
+def test_steering_stands_in_the_place_of_the_scheduler() -> None:
+    assert client().scheduler == ("adaptive", {})
+    assert client(multi_config={"scheduler": {"name": "cost", "seconds": 2}}).scheduler == ("cost", {"seconds": 2})
+    assert client(steering="standby").scheduler == ("steering.standby", {})
+    asked = {"mode": "latency", "max_rtt_ms": 80, "max_loss": 0.05}
+    assert client(steering=asked).scheduler == ("steering.latency", {"max_rtt": 0.08, "max_loss": 0.05})
+    error = refused_client(steering="standby", multi_config={"scheduler": "RR"})
+    assert error.key_path == "steering"
+    for wrong in ("fast", 3, {"mode": "latency", "max_rtt": 1}, {"max_loss": 0.1}, {"mode": "latency", "max_loss": 2}):
+        assert refused_client(steering=wrong).key_path.startswith("steering")

@@ -24,6 +24,7 @@ SECTIONS = {
     "Entries: `connection_priority`": SCHEMA["$defs"]["Entry"],
     "`multi_config`": SCHEMA["$defs"]["MultiConfig"],
     **{f"`{name}_config`": SCHEMA["$defs"][transport_type(name).settings.__name__] for name in SHIPPED},
+    "`steering`": SCHEMA["$defs"]["SteeringSpec"],
     "`ssl_config`": SCHEMA["$defs"]["SslConfig"],
     "`wifi_config`": SCHEMA["$defs"]["WifiConfig"],
     "`interfaces`": SCHEMA["$defs"]["InterfaceKinds"],

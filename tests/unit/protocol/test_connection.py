@@ -291,3 +291,15 @@ def test_unprotected_segments_are_sent_as_they_are() -> None:
     assert made.openers is None
     made.send(SegmentType.DATA, b"in clear", 0.0)
     assert b"in clear" in b"".join(made.output[0])
+
+
+def test_losses_are_counted_over_many_bytes_and_smoothed() -> None:
+    link = connection()
+    link.take_sample(TransportSample(bytes_sent=10_000, bytes_lost=9_000), 1.0)
+    assert link.loss == 0.0  # a single lost packet of a few says nothing
+    for turn in range(1, 40):
+        link.take_sample(TransportSample(bytes_sent=turn * 50_000, bytes_lost=turn * 5_000), 1.0 + turn)
+    assert link.loss == pytest.approx(0.1, abs=0.01)
+    for turn in range(40, 60):
+        link.take_sample(TransportSample(bytes_sent=turn * 50_000, bytes_lost=39 * 5_000), 1.0 + turn)
+    assert link.loss < 0.01

@@ -42,6 +42,7 @@ class FakeView:
     role: Role = Role.ACTIVE
     weight: float = 1.0
     cost: float = 0.0
+    loss: float = 0.0
 
 
 def view(number: int, **facts: Any) -> FakeView:

@@ -38,6 +38,7 @@ class Link:
     role: Role = Role.ACTIVE
     weight: float = 1.0
     cost: float = 0.0
+    loss: float = 0.0
     rtt_variation: float = 0.001
     free_at: float = 0.0
     under_way: list[tuple[float, float, int]] = field(default_factory=list)  # left, acknowledged, bytes

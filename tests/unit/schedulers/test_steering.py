@@ -1,0 +1,123 @@
+"""Steering: which path each mode takes, and how thresholds take one out and let it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+from multi.errors import ConfigError
+from multi.schedulers import create_scheduler, scheduler_names
+from multi.schedulers.base import SendRequest
+from multi.schedulers.steering import MODES, TRIAL
+from multi.types import ConnectionId, Role, StreamId
+
+
+@dataclass(frozen=True)
+class View:
+    id: ConnectionId
+    rtt: float
+    weight: float = 1.0
+    cost: float = 0.0
+    credit: int = 100_000
+    loss: float = 0.0
+    in_flight: int = 0
+    not_sent: int = 0
+    transport: str = "tcp"
+    interface: str = ""
+    role: Role = Role.ACTIVE
+    congestion_window: int = 100_000
+    rtt_variation: float = 0.0
+    rate: float = 1e6
+
+    @property
+    def min_rtt(self) -> float:
+        return self.rtt
+
+
+WIFI, CELLULAR = View(ConnectionId(0), 0.01, weight=2.0), View(ConnectionId(1), 0.05)
+
+
+def request(now: float = 0.0, *, again: bool = False) -> SendRequest:
+    return SendRequest(StreamId(0), 3, 1000, 1000, 1 << 20, again, now)
+
+
+def chosen(mode: str, *views: View, now: float = 0.0, **thresholds: float) -> list[int]:
+    scheduler = create_scheduler(f"steering.{mode}", thresholds)
+    return [c.id for c in scheduler.select(request(now), views)]
+
+
+def test_modes_are_made_by_their_names_and_are_no_schedulers_for_people() -> None:
+    for mode in MODES:
+        assert create_scheduler(f"steering.{mode}", {"max_rtt": 0.1, "max_loss": 0.5})
+    assert not [name for name in scheduler_names(aliases=True) if name.startswith("steering")]
+    with pytest.raises(ConfigError, match="max_loss"):
+        create_scheduler("steering.latency", {"max_loss": 2.0})
+    with pytest.raises(ConfigError, match="max_rtt"):
+        create_scheduler("steering.latency", {"max_rtt": -1.0})
+
+
+@pytest.mark.parametrize(
+    ("mode", "free", "first_is_full"),
+    [
+        ("latency", [0], [1]),
+        ("priority", [0], [1]),
+        ("redundant", [0, 1], [1]),
+        ("adaptive", [0], None),
+        ("balance", [0], [1]),
+        ("standby", [0], []),
+    ],
+)
+def test_each_mode_takes_the_path_it_promises(mode: str, free: list[int], first_is_full: list[int] | None) -> None:
+    assert chosen(mode, WIFI, CELLULAR) == free
+    busy = replace(WIFI, credit=0, in_flight=50_000)
+    if first_is_full is not None:
+        assert chosen(mode, busy, CELLULAR) == first_is_full
+
+
+def test_the_best_path_has_the_largest_weight_then_is_the_cheapest_then_the_first() -> None:
+    for mode in ("priority", "standby"):
+        assert chosen(mode, CELLULAR, replace(WIFI, id=ConnectionId(2))) == [2]
+        assert chosen(mode, replace(CELLULAR, cost=1.0), replace(WIFI, id=ConnectionId(2), weight=1.0)) == [2]
+        assert chosen(mode, CELLULAR, replace(WIFI, id=ConnectionId(2), weight=1.0)) == [1]
+
+
+def test_standby_takes_over_from_a_path_that_does_not_move() -> None:
+    scheduler = create_scheduler("steering.standby", {})
+    stuck = replace(WIFI, credit=0, in_flight=50_000)
+    assert not scheduler.select(request(0.0), (stuck, CELLULAR))
+    assert scheduler.select(request(0.5), (stuck, CELLULAR)) == (CELLULAR,)
+    assert scheduler.select(request(again=True), (stuck, CELLULAR)) == (CELLULAR,)
+
+
+@pytest.mark.parametrize("bad", [replace(WIFI, rtt=0.2), replace(WIFI, loss=0.2)], ids=["rtt", "loss"])
+def test_a_path_beyond_a_threshold_is_out_until_it_was_clearly_better_for_a_while(bad: View) -> None:
+    scheduler = create_scheduler("steering.priority", {"max_rtt": 0.1, "max_loss": 0.1})
+    assert scheduler.select(request(0.0), (WIFI, CELLULAR)) == (WIFI,)
+    assert scheduler.select(request(1.0), (bad, CELLULAR)) == (CELLULAR,)
+    nearly = replace(WIFI, rtt=0.095, loss=0.095)
+    assert scheduler.select(request(2.0), (nearly, CELLULAR)) == (CELLULAR,)
+    assert scheduler.select(request(4.0), (nearly, CELLULAR)) == (CELLULAR,)
+    assert scheduler.select(request(4.1), (WIFI, CELLULAR)) == (CELLULAR,)
+    assert scheduler.select(request(5.2), (WIFI, CELLULAR)) == (WIFI,)
+    assert scheduler.select(request(5.3), (nearly, CELLULAR)) == (nearly,)
+
+
+def test_a_path_whose_figures_do_not_change_is_tried_again_less_and_less_often() -> None:
+    scheduler = create_scheduler("steering.priority", {"max_rtt": 0.1})
+    bad = replace(WIFI, rtt=0.2)
+    tries = [now for now in range(200) if scheduler.select(request(float(now)), (bad, CELLULAR)) == (bad,)]
+    assert tries[0] == TRIAL
+    gaps = [later - earlier for earlier, later in pairwise(tries)]
+    assert len(tries) <= 5
+    assert gaps == sorted(gaps)
+
+
+def test_thresholds_that_no_path_keeps_bind_nobody_and_lost_bytes_go_anywhere() -> None:
+    scheduler = create_scheduler("steering.latency", {"max_rtt": 0.001})
+    assert scheduler.select(request(), (WIFI, CELLULAR)) == (WIFI,)
+    scheduler = create_scheduler("steering.latency", {"max_rtt": 0.02})
+    assert scheduler.select(request(again=True), (CELLULAR,)) == (CELLULAR,)
+    late = replace(CELLULAR, rtt=0.03)
+    assert scheduler.select(request(again=True), (late, replace(late, id=ConnectionId(3)))) == (late,)
