@@ -150,7 +150,7 @@ def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
 
     async def story(client: Client) -> None:
         heard = client.heard
-        for _round in range(5):
+        for _round in range(3):
             begun = await act(lambda: client.one.carrier(False))
             latencies.append(await heard.lost("eth0", "", "carrier lost") - begun)
             assert heard.calls[0][1] == (Loss("eth0", "", "carrier lost"),)
