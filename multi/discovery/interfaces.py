@@ -18,7 +18,6 @@ from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.resources import in_thread, is_exhaustion
 from multi.discovery.snapshot import LinkRecord, Snapshot, lookup, snapshots
 from multi.discovery.sysfs import device_facts, device_index
-from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
 log = logging.getLogger("multi.discovery")
@@ -33,8 +32,7 @@ def interfaces(user_kinds: UserKinds = NO_KINDS, *, anew: bool = True) -> tuple[
 
     Unless `anew`, what was read before may be used again if the system has told of no change since: who opens many
     sessions need not ask each time. The names in `user_kinds` get their kind from there. Interfaces that vanish
-    meanwhile are left out. Where nothing can be read the result is empty. Raises ConfigError for a kind that does not
-    exist.
+    meanwhile are left out. Where nothing can be read the result is empty.
     """
     named = _named_kinds(user_kinds)
     if sys.platform == "linux":
@@ -90,15 +88,7 @@ def routed(found: Iterable[Interface], remotes: Iterable[str]) -> frozenset[tupl
 
 
 def _named_kinds(user_kinds: UserKinds) -> tuple[tuple[str, Kind], ...]:
-    named: dict[str, Kind] = {}
-    for word, names in user_kinds.items():
-        try:
-            kind = Kind(word)
-        except ValueError:
-            known = ", ".join(k.value for k in Kind)
-            raise ConfigError(f"{word!r} is no kind of interface; known: {known}", "interfaces") from None
-        named |= dict.fromkeys(names, kind)
-    return tuple(named.items())
+    return tuple((name, Kind(word)) for word, names in user_kinds.items() for name in names)
 
 
 @lru_cache(maxsize=4)

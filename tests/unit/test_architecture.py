@@ -74,7 +74,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.multipath": ("multi.types", "multi.schedulers"),
     "multi.paths": ("multi.reasons", "multi.types", "multi.events"),
     "multi.protocol": ("multi.reasons", *VALUES, "multi.events", "multi.schedulers", "multi.paths"),
-    "multi.discovery": VALUES,
+    "multi.discovery": ("multi.types",),
     "multi.linux": ("multi.types", "multi.discovery"),
     "multi.transports": (*VALUES, "multi.multipath", "multi.discovery", "multi.linux"),
     "multi.config": (*VALUES, "multi.schedulers", "multi.transports"),

@@ -23,7 +23,6 @@ from multi.discovery import interfaces, interfaces_async, routed
 from multi.discovery import snapshot as module
 from multi.discovery.netlink import NetlinkSocket
 from multi.discovery.snapshot import Snapshot, snapshots
-from multi.errors import ConfigError
 from multi.types import Family, Interface, InterfaceAddress, Kind
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
@@ -74,11 +73,6 @@ def test_the_users_kinds_come_first() -> None:
     by_name = {i.name: i for i in interfaces({"wifi": ["nowhere0"], "cellular": [name]})}
     assert by_name[name].kind is Kind.CELLULAR
     assert by_name[name].metered is True
-
-
-def test_a_kind_that_does_not_exist_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match="interfaces: 'wlan' is no kind of interface; known: eth, wifi"):
-        interfaces({"wlan": ["wlan0"]})
 
 
 def loops() -> list[Callable[[], asyncio.AbstractEventLoop]]:
