@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import socket
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -392,7 +390,8 @@ class Session:
 class ConnectionSocket:
     """What libraries ask a writer's `socket` for: how it is addressed, at the moment of asking.
 
-    The connections of a session come and go, so their sockets are not handed out, and have no options to be set.
+    The connections of a session come and go, so their sockets are not handed out. Options that libraries set for speed
+    and keep-alive have no effect: a session sees to both itself.
     """
 
     type = socket.SOCK_STREAM
@@ -409,8 +408,15 @@ class ConnectionSocket:
         return split_address(self._remote)
 
     def setsockopt(self, *_option: object) -> None:
-        """Raises OSError, which libraries that set options for speed are prepared for."""
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        """Does nothing; see above."""
+
+    def getsockopt(self, *_option: object) -> int:
+        """0: what was set is not kept."""
+        return 0
+
+    def gettimeout(self) -> float:
+        """0, as every socket of asyncio: it does not block."""
+        return 0.0
 
 
 def split_address(text: str) -> tuple[str, int]:

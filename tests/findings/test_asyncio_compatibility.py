@@ -103,8 +103,7 @@ def test_writers_name_a_socket() -> None:
             sock = pair.writer.get_extra_info("socket")
             assert sock.getpeername() == pair.writer.get_extra_info("peername")
             assert sock.getsockname() == pair.writer.get_extra_info("sockname")
-            with pytest.raises(OSError, match="not supported"):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # libraries do, and not all could do without
 
     run(scenario())
 

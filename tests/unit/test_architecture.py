@@ -108,6 +108,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.asyncio",
     ),
     "multi": ("multi._exports",),
+    "multi.integrations": ("multi",),
     "multi.lab": (
         "multi",
         "multi.reasons",

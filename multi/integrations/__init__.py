@@ -1,0 +1,1 @@
+"""Sessions for libraries that open connections themselves. Each module is imported by its name only."""

@@ -1,0 +1,65 @@
+"""For programs that call the event loop: its `create_connection` and `create_server` open and serve sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import multi
+
+Factory = Callable[[], Any]
+Mapped = Callable[[Any, int], Mapping[str, Any] | None]
+"""Options, or a whole configuration, for a host and a port; None = an ordinary connection."""
+
+
+class SessionLoop:
+    """The running event loop, for what takes a `loop`; everything but these two calls is the loop's own."""
+
+    def __init__(self, mapped: Mapped = lambda host, port: {}) -> None:
+        self._loop, self._mapped = asyncio.get_running_loop(), mapped
+        self._connect, self._serve = self._loop.create_connection, self._loop.create_server
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
+
+    def _target(self, host: Any, port: int | None, sock: Any = None, **_: Any) -> dict[str, Any] | None:
+        found = self._mapped(host, port) if port is not None and sock is None else None
+        if found is not None and found.keys() & {"connection_priority", "listen"}:
+            return {"host": found}
+        return found if found is None else {"host": host, "port": port, **found}
+
+    async def create_connection(self, factory: Factory, host: Any = None, port: Any = None, **more: Any) -> Any:
+        if (target := self._target(host, port, **more)) is None:
+            return await self._connect(factory, host, port, **more)
+        if not (context := more.get("ssl")):
+            return await multi.create_connection(factory, **target)
+        context = ssl.create_default_context() if context is True else context
+        ready, protocol = self._loop.create_future(), factory()
+        tls = SSLProtocol(self._loop, protocol, context, ready, False, more.get("server_hostname") or host)
+        await multi.create_connection(lambda: tls, **target)
+        await ready  # what fails here has closed the connection
+        return tls._app_transport, protocol
+
+    async def create_server(self, factory: Factory, host: Any = None, port: Any = None, **more: Any) -> Any:
+        if (target := self._target(host[0] if isinstance(host, list) else host, port, **more)) is None:
+            return await self._serve(factory, host, port, **more)
+        context = more.get("ssl")
+        none: Any = None  # nobody waits for the handshake
+        made = (lambda: SSLProtocol(self._loop, factory(), context, none, True)) if context else factory
+        return await multi.create_server(made, **target, start_serving=more.get("start_serving", True))
+
+
+@contextmanager
+def sessions(mapped: Mapped = lambda host, port: {}) -> Iterator[SessionLoop]:
+    """Meanwhile the running loop's own two calls do so, for libraries that take no loop."""
+    adapter = SessionLoop(mapped)
+    vars(adapter._loop).update(create_connection=adapter.create_connection, create_server=adapter.create_server)
+    try:
+        yield adapter
+    finally:
+        for name in ("create_connection", "create_server"):
+            del vars(adapter._loop)[name]
