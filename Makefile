@@ -52,7 +52,7 @@ format: $(STAMP)  ## format the code and repair what ruff can
 demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)
 
-# One part alone: make bench ARGS="hardening --quick" (loopback, opening, hardening, memory, counted, scale, links, quic, grid)
+# One part alone: make bench ARGS="hardening --quick" (loopback, opening, everyday, hardening, memory, counted, scale, links, quic, grid)
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python -m benchmarks $(ARGS)
 

@@ -1,6 +1,6 @@
 """Programs that measure `multi` beside other parties: `python -m benchmarks`, run from the repository's root.
 
-`basics` needs nothing but loopback; `links`, `grid`, `paper` and `roaming` emulate networks in a testbed.
+`basics` and `everyday` need nothing but loopback; `links`, `grid`, `paper` and `roaming` emulate networks in a testbed.
 """
 
 from pathlib import Path

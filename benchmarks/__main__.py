@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from benchmarks.basics import counted, hardening, loopback, memory, opening, quic, scale
+from benchmarks.everyday.__main__ import run as everyday
 from benchmarks.grid.__main__ import run as grid
 from benchmarks.links.__main__ import run as links
 
@@ -20,6 +21,7 @@ def main() -> int:
     parts = {
         "loopback": loopback.run,
         "opening": opening.run,
+        "everyday": everyday,
         "hardening": hardening.run,
         "memory": memory.run,
         "counted": counted.run,

@@ -1,0 +1,1 @@
+"""What everyday use costs beside asyncio's own streams: small messages, many clients, short streams, the import."""
