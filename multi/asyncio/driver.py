@@ -22,6 +22,7 @@ from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.subscription import Subscription
+from multi.asyncio.watch import watch_of
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.events import (
     AllAttempted,
@@ -42,7 +43,7 @@ from multi.events import (
     StreamWritable,
     Warned,
 )
-from multi.protocol.connection import Connection
+from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
@@ -52,9 +53,9 @@ from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionStat
 
 logger = logging.getLogger("multi.session")
 
-SAMPLE_INTERVAL = 0.010  # seconds between looks at the transports while bytes are in flight
-SAMPLE_SHARE = 0.0005  # seconds of that interval for each session that looks: hundreds of them look less often
+SAMPLE_SHARE = 0.0005  # seconds between samples for each session that takes them: hundreds look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
+QUICK = 2048  # bytes; the segments in so few are taken within READ_TIME, so nobody looks at a clock
 UNANSWERED = frozenset(
     (
         errno.ENETUNREACH,
@@ -75,7 +76,7 @@ SESSION_MEMORY = 32 * 1024  # bytes that a session with its connection is counte
 STREAM_MEMORY = 3 * 1024  # and each of its streams (`make bench ARGS=counted` measures both)
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
-TICK = 0.004  # seconds; a busy session looks at its deadlines so often, instead of after every pump
+LOOK = 0.040  # seconds; so often a watched session sees to deadlines, which bytes bring no nearer than SUSPECT_SLACK
 MOVE_NO_DEADLINE = (
     SendBytes,
     StreamReadable,
@@ -86,33 +87,33 @@ MOVE_NO_DEADLINE = (
 
 Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
-_sampling: WeakSet[SessionDriver] = WeakSet()
-"""Sessions that are about to look at their transports."""
 _living: WeakSet[SessionDriver] = WeakSet()
 
 
 class _Link:
     """A channel's sink: translates its callbacks into inputs of the core."""
 
-    __slots__ = ("_driver", "_end", "_going_on", "channel", "id")
+    __slots__ = ("_driver", "_end", "_going_on", "behind", "channel", "id")
 
     def __init__(self, driver: SessionDriver, connection: ConnectionId, channel: Channel) -> None:
         self._driver = driver
         self.id = connection
         self.channel = channel
+        self.behind = False
+        """As of the last time that bytes were taken: nothing else makes the session fall behind."""
         self._going_on = False
         self._end: tuple[TransportError | None] | None = None
         """Why the connection ended, until all that came on it has been taken."""
 
-    @property
-    def behind(self) -> bool:
-        return self._driver.core.behind(self.id)
-
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
-        until = monotonic() + READ_TIME
         try:
-            driver.core.receive(self.id, data, lane, now=driver.loop.time(), enough=lambda: monotonic() >= until)
+            if len(data) <= QUICK and not self.behind:
+                driver.core.receive(self.id, data, lane, now=driver.loop.time())
+            else:
+                until = monotonic() + READ_TIME
+                driver.core.receive(self.id, data, lane, now=driver.loop.time(), enough=lambda: monotonic() >= until)
+            self.behind = driver.core.behind(self.id)
         except Exception as error:
             driver.fail(error)
             return
@@ -131,10 +132,15 @@ class _Link:
 
     def batch_finished(self) -> None:
         driver = self._driver
+        if driver.core.sender.waiting:
+            self.writable()
+        else:
+            driver.pump()
+
+    def writable(self) -> None:
+        driver = self._driver
         driver.core.set_credit(self.id, self.channel.credit(), now=driver.loop.time())
         driver.pump()
-
-    writable = batch_finished
 
     def connection_lost(self, error: TransportError | None) -> None:
         driver = self._driver
@@ -176,7 +182,12 @@ class SessionDriver:
         self._left = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._sampler: asyncio.TimerHandle | None = None
+        self._watch = watch_of(self.loop)
+        self._watched = False
+        self._look_at = 0.0
+        """When the watch has to see to more than samples."""
+        self._moved = 0
+        """Bytes of streams in both directions as of the last look."""
         self.soon: asyncio.Handle | None = None
         """The pump that is due in the event loop."""
         self._pumping = False
@@ -228,18 +239,26 @@ class SessionDriver:
             self._pumping = False
 
     def _run(self) -> None:
-        core, touched = self.core, self._touched
-        sender = core.sender
-        sender.held_back = bool(self._writers)
-        now = self.loop.time()
+        core, touched, loop = self.core, self._touched, self.loop
+        sender, writers = core.sender, self._writers
+        sender.held_back = bool(writers)
+        now = loop.time()
         exact = False
         for _ in range(ROUNDS_PER_PUMP):
             for effect in core.effects(now=now):
-                exact = exact or not isinstance(effect, MOVE_NO_DEADLINE)
-                self._perform(effect)
+                if type(effect) is SendBytes:  # the common cases, written out
+                    if (link := self.links.get(effect.connection)) is not None:
+                        link.channel.write(effect.buffers, effect.lane)
+                        touched[link.id] = link
+                elif type(effect) is StreamReadable:
+                    if (wake := self.on_readable.get(effect.stream)) is not None:
+                        wake()
+                else:
+                    exact = exact or not isinstance(effect, MOVE_NO_DEADLINE)
+                    self._perform(effect)
             if not touched:
                 break
-            now = self.loop.time()
+            now = loop.time()
             links = list(touched.values())
             touched.clear()
             for link in links:
@@ -249,24 +268,26 @@ class SessionDriver:
                 break
         else:
             self.pump_soon()
-        self.share = self.send_buffer // max(1, len(sender.streams))
-        if self._writers and (progress := (sender.used, sender.unacked)) != self._progress:
+        self.share = self.send_buffer // (len(sender.streams) or 1)
+        if writers and (progress := (sender.used, sender.unacked)) != self._progress:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
-            for stream in list(self._writers):
-                _wake_all(self._writers, stream)
-        self._arm(exact or sender.hold_until is not None or core.datagrams.waiting)
+            for stream in list(writers):
+                _wake_all(writers, stream)
+        if exact or self._timer is None or sender.hold_until is not None or core.datagrams.waiting:
+            self._look_at_deadlines(now)
+        if not self._watched and not self.over:
+            self._watched = True
+            self._look_at = now + LOOK
+            self._watch.join(self)
+        for due in (core.receiver.ack_due, sender.reinject_at):
+            if due is not None and due < self._look_at:
+                self._look_at = due
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case SendBytes():
-                link = self.links.get(effect.connection)
-                if link is not None:
-                    link.channel.write(effect.buffers, effect.lane)
-                    self._touched[link.id] = link
-            case StreamReadable():
-                if (wake := self.on_readable.get(effect.stream)) is not None:
-                    wake()
+            case SendBytes() | StreamReadable():
+                raise AssertionError("done by the pump itself")
             case StreamWritable():
                 _wake_all(self._writers, effect.stream)
             case DatagramsReadable():
@@ -309,25 +330,58 @@ class SessionDriver:
         if self.soon is None:
             self.soon = self.loop.call_soon(self.pump)
 
-    def _arm(self, exact: bool) -> None:
+    def _look_at_deadlines(self, now: float) -> None:
         """Re-arm the one timer, only when it has to move.
 
-        Bytes that come and go move deadlines all the time, so the timer is not set for one then but for a look at
-        them, a tick away; `exact` says that more than that has happened.
+        Bytes that come and go move deadlines all the time, so nobody asks for them then: the session joins the watch of
+        its event loop. What moves later is found out when the timer fires.
 
         One that is due is left alone: it fires in this turn of the event loop or in the next. On a loop that is busy
         all the time something is received and pumped before timers are looked at, and a timer that is moved whenever
         that happens never fires.
         """
-        now = self.loop.time()
-        if self._timer is None or self._timer_at > now + TICK:
-            deadline = self.core.next_timer() if exact or self._timer is None else now + TICK
+        if self._timer is None or self._timer_at > now:
+            deadline = self.core.next_timer()
             if self._timer is None or deadline is None or deadline < self._timer_at:
                 self._set_timer(deadline)
-        if self._sampler is None and self.links and self.core.wants_samples:
-            _sampling.add(self)
-            interval = max(SAMPLE_INTERVAL, len(_sampling) * SAMPLE_SHARE)
-            self._sampler = self.loop.call_at(now + interval, self._sample)
+
+    def look(self, now: float, watched: int) -> bool:
+        """See to what is due, as one of `watched` sessions; False when nothing is under way any more.
+
+        While it is watched these looks are its timer: deadlines that bytes have brought are not armed besides.
+        """
+        core = self.core
+        moved = core.sender.used + core.receiver.charged
+        due = now >= self._look_at
+        if not due and moved - self._moved <= LITTLE:
+            return True
+        self._moved = moved
+        try:
+            self._see_to(now, watched, deadlines=due)
+            self._watched = core.under_way and not self.over
+            if not self._watched and core.owes_keepalive and not self.over:
+                self._look_at_deadlines(now)
+        except Exception as error:
+            self.fail(error)
+            self._watched = False
+        return self._watched
+
+    def _see_to(self, now: float, watched: int, *, deadlines: bool) -> None:
+        core = self.core
+        deadline = now + LOOK
+        if deadlines:
+            self._look_at = deadline
+            if core.under_way and (at := core.next_timer()) is not None:
+                self._look_at = deadline = min(deadline, at)
+        if deadline <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
+            # What the transports know comes first, so that a late look does not make a healthy path suspect.
+            self._take_samples()
+            if deadline <= now:
+                core.handle_timer(now=self.loop.time())
+                self._look_at = now + LOOK
+            self.pump()
+        elif core.receiver.is_due(now) or core.sender.reinjection_due(now):
+            self.pump()
 
     def _set_timer(self, deadline: float | None) -> None:
         if self._timer is not None:
@@ -342,21 +396,12 @@ class SessionDriver:
         try:
             deadline = self.core.next_timer()
             if deadline is None or deadline > self.loop.time():
-                # It was set for a look at the deadlines, not for one: thousands of idle sessions look often.
+                # What it was set for has moved on meanwhile.
                 self._set_timer(deadline)
                 return
             # What the transports know comes first, so that a late timer does not make a healthy path suspect.
             self._take_samples()
             self.core.handle_timer(now=self.loop.time())
-        except Exception as error:
-            self.fail(error)
-        self.pump()
-
-    def _sample(self) -> None:
-        self._sampler = None
-        _sampling.discard(self)
-        try:
-            self._take_samples()
         except Exception as error:
             self.fail(error)
         self.pump()
@@ -587,10 +632,8 @@ class SessionDriver:
             task.cancel()
         self._dials.clear()
         self._set_timer(None)
-        if self._sampler is not None:
-            self._sampler.cancel()
-            self._sampler = None
-            _sampling.discard(self)
+        self._watched = False
+        self._watch.leave(self)
         failure = error or SessionLost()
         for future in (self.opened, self.confirmed, self.attempted_all):
             if not future.done():

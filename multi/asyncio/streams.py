@@ -173,6 +173,8 @@ class SessionReader(asyncio.StreamReader):
         self._waiter = self._driver.loop.create_future()
         if not self._detached:
             self._driver.on_readable[self._stream] = self._wakeup_waiter
+        if self._driver.soon is not None:
+            self._driver.pump()  # who has asked and waits for the answer need not wait for the event loop besides
         try:
             await self._waiter
         finally:

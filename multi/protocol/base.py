@@ -42,6 +42,8 @@ class SessionBase(ABC):
         """The peer has proved itself."""
         self.lingering_since: float | None = None
         """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
+        self.closing = False
+        """This side has ended the session."""
         self.connections = Connections()
         self.outbox = Outbox(self.connections)
         self.receiver = Receiver(settings, now)
@@ -62,6 +64,16 @@ class SessionBase(ABC):
         """Let subscribers hear of it."""
         self.needs_flush = True
         self.pending.append(Notify(event))
+
+    @property
+    def settling(self) -> bool:
+        """The session or a connection ends as soon as the peer has acknowledged enough."""
+        if self.closing:
+            return True
+        for connection in self.connections.values():  # noqa: SIM110 - asked for every acknowledgement
+            if connection.state is ConnectionState.DRAINING:
+                return True
+        return False
 
     # --- handshakes  ---
 

@@ -37,9 +37,13 @@ SLOW_RATE = 25e6  # bytes/s
 FAST_RATE = 250e6
 SUSPECT_SLACK = 0.050  # seconds of silence beyond srtt + 4 rttvar (RFC 6298 section 2), for a busy peer
 UNKNOWN_RTT = 0.200
+JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
+SAMPLE_INTERVAL = 0.010  # seconds between looks at a transport while much is on its way
+SAMPLE_REFRESH = 0.5  # seconds between looks at one that carries little: round trips change slowly
+LITTLE = 16 * 1024  # bytes in both directions since the last look
 
 CONNECTED = Reason(Cause.CONNECTED, "connected")
 
@@ -131,8 +135,11 @@ class Connection:
     credit: int = 0
 
     has_samples: bool = False
-    unsampled: bool = False
-    """Something was written since the transport was last asked."""
+    unsampled_at: float | None = None
+    """When something was first written since the transport was last asked."""
+    sampled_at: float = -inf
+    _sampled_bytes: int = 0
+    """Bytes in both directions then."""
     sampled_acked: int = 0
     loss: float = 0.0
     """Share of what the transport has sent lately that it had to send again."""
@@ -235,12 +242,20 @@ class Connection:
     ) -> None:
         output = self.output[lane]
         if self.sealers is None:
-            output.append(encode_header(type_, self.session_id, sequence, stream, size))
-            output.extend(buffers)
+            header = encode_header(type_, self.session_id, sequence, stream, size)
+            if size <= JOINED:
+                output.append(b"".join((header, *buffers)))
+            else:
+                output.append(header)
+                output.extend(buffers)
         else:
             header = encode_header(type_, self.session_id, sequence, stream, size + TAG_LENGTH)
-            output.append(header)
-            output.append(self.sealers[lane].seal(header, buffers))
+            sealed = self.sealers[lane].seal(header, buffers)
+            if size <= JOINED:
+                output.append(header + sealed)
+            else:
+                output.append(header)
+                output.append(sealed)
 
     # --- state  ---
 
@@ -306,7 +321,8 @@ class Connection:
 
     def take_sample(self, sample: TransportSample, now: float) -> bool:
         """Take the transport's own figures; return True when its peer made progress."""
-        self.has_samples, self.unsampled = True, False
+        self.has_samples, self.sampled_at = True, now
+        self._sampled_bytes = self.bytes_sent + self.bytes_received
         if sample.rtt:
             self.rtt, self.rtt_variation = sample.rtt, sample.rtt_variation
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
@@ -317,11 +333,44 @@ class Connection:
         self.not_sent, self._not_sent_at = sample.not_sent, now
         progressed = sample.bytes_acked > self.sampled_acked
         self.sampled_acked = sample.bytes_acked
-        if progressed or not sample.unacked or not self.unacked:
+        if not sample.unacked:
             self.progress_at = now
-        self.unacked = sample.unacked
+        elif progressed:
+            self.progress_at = max(self.progress_at, now - sample.silent_for)
+        elif not self.unacked:
+            self.progress_at = max(self.progress_at, self._clock_starts(now))
+        self.unacked, self.unsampled_at = sample.unacked, None
         self._take_loss(sample)
         return progressed
+
+    def written(self, now: float) -> None:
+        """Bytes go to the transport: it is to be asked about them, sooner or later."""
+        if self.unsampled_at is None:
+            self.unsampled_at = now
+
+    def _clock_starts(self, otherwise: float) -> float:
+        """From when on a transport that had nothing on its way before has to make progress."""
+        return otherwise if self.unsampled_at is None else self.unsampled_at + SAMPLE_INTERVAL
+
+    @property
+    def under_way(self) -> bool:
+        """Something is on its way, as far as is known."""
+        return (
+            self.in_flight > 0 or self.unsampled_at is not None or self.unacked > 0 or bool(self.carried_control)
+        ) and self.alive
+
+    def sample_due(self, now: float, interval: float) -> bool:
+        """The transport's figures are of use now, `interval` seconds after the last ones.
+
+        Where little is on its way they tell nothing of the path but its round trip, and whether it lives is asked only
+        when its time is over (`suspect_at`): looking costs more than a small message.
+        """
+        since = now - self.sampled_at
+        if since < interval or not self.under_way:
+            return False
+        if not self.has_samples or self.state is not ConnectionState.ACTIVE:
+            return True
+        return since >= SAMPLE_REFRESH or self.bytes_sent + self.bytes_received - self._sampled_bytes > LITTLE
 
     def _take_loss(self, sample: TransportSample) -> None:
         """Losses are rare and come together: they are counted over LOSS_WINDOW bytes, and smoothed as round trips."""
@@ -349,6 +398,8 @@ class Connection:
     def delivered(self, size: int, now: float) -> None:
         """Session bytes that only this connection carried were acknowledged."""
         self.session_progress_at = now
+        if self.in_flight <= 0 and not self.carried_control:
+            self.unsampled_at = None  # the peer has it all: nothing need be asked of the transport
         self._rate_bytes += size
         elapsed = now - self._rate_since
         if elapsed >= max(RATE_WINDOW, self.rtt):
@@ -410,7 +461,12 @@ class Connection:
     def suspect_at(self) -> float | None:
         """When it becomes SUSPECT unless something happens; None = nothing is expected from it."""
         deadlines = []
-        if (self.unacked > 0) if self.has_samples else self.outstanding:
+        if self.has_samples:
+            if self.unacked > 0:
+                deadlines.append(self.progress_at + self.suspect_after)
+            elif self.unsampled_at is not None:
+                deadlines.append(max(self.progress_at, self.unsampled_at + SAMPLE_INTERVAL) + self.suspect_after)
+        elif self.outstanding:
             deadlines.append(self.progress_at + self.suspect_after)
         if self.outstanding:
             deadlines.append(self.session_progress_at + self.overdue_after)

@@ -43,6 +43,7 @@ HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
 ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not fit is repaired by a repeat
+DATA, ACK = int(SegmentType.DATA), int(SegmentType.ACK)
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
 
@@ -125,52 +126,57 @@ class Incoming:
                 return
 
     def _feed(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
-        decoder = connection.decoders[lane]
+        decoder, session_id, enough = connection.decoders[lane], self._session.session_id, self._enough
         decoder.streaming = connection.receives and connection.openers is None
         for segment in decoder.feed(data):
             if not connection.alive:
                 return
             taken = decoder.taken
-            if segment.session_id != self._session.session_id:
+            if segment.session_id != session_id:
                 raise RemoteProtocolError("a segment of another session")
-            if connection.openers is not None and (segment.type not in HANDSHAKE_TYPES or connection.receives):
+            if connection.openers is not None and (connection.receives or segment.type not in HANDSHAKE_TYPES):
                 segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
                 segment.owned = True
-            if segment.type == SegmentType.DATA and connection.receives:
+            if segment.type == DATA and connection.receives:
                 self._data(connection, segment, now)
+            elif segment.type == ACK and connection.receives:
+                self._heard(connection, now)
+                self._ack(segment, now)
             else:
                 self._session.needs_flush = True
                 self._segment(connection, segment, lane, now)
             # Before the handshake is far enough little comes, and what may wait is held elsewhere.
-            if connection.behind or (connection.receives and self._enough()):
+            if connection.receives and (connection.held or enough()):
                 if taken < len(data):
                     connection.held.append((lane, bytes(data[taken:])))
                 return
 
     def _data(self, connection: Connection, segment: Segment, now: float) -> None:
         """The common case, once the handshake is far enough."""
-        if not segment.payload:
+        size = len(segment.payload)
+        if not size:
             raise RemoteProtocolError("a DATA segment without data")
+        session, receiver = self._session, self._session.receiver
         self._heard(connection, now)
-        self._still_needed(connection, now)
-        connection.payload_received += len(segment.payload)
+        if session.lingering_since is not None or not connection.ack_keepalive_due:
+            self._still_needed(connection, now)
+        connection.payload_received += size
         to_ack = connection.streams_to_ack
         if segment.stream not in to_ack and len(to_ack) < MAX_STREAMS_TO_ACK:
             to_ack.add(segment.stream)
-        receiver = self._session.receiver
         stream = receiver.streams.get(segment.stream) or self._streams.of_peer(segment.stream)
         known = stream.highest if stream is not None else 0
         if stream is None:
-            receiver.repeat(segment.stream, segment.sequence + len(segment.payload))
+            receiver.repeat(segment.stream, segment.sequence + size)
         elif receiver.data(stream, segment.sequence, segment.payload, segment.owned, now):
-            effects = self._session.pending
+            effects = session.pending
             if not effects or effects[-1] is not stream.news:  # a reader need not be told twice
                 effects.append(stream.news)
             if stream.final is not None and stream.complete:
                 self._streams.maybe_over(stream.id)
             return
         if (stream is None or stream.highest == known) and not receiver.ack_due:
-            connection.ack_wanted = self._session.needs_flush = True
+            connection.ack_wanted = session.needs_flush = True
 
     def _still_needed(self, connection: Connection, now: float) -> None:
         """The peer is still sending: it needs our acknowledgements to end in order, and to hear something here."""
@@ -180,7 +186,7 @@ class Incoming:
             connection.ack_keepalive_due = now + max(ACK_KEEPALIVE_MIN, connection.suspect_after / 2)
 
     def _heard(self, connection: Connection, now: float) -> None:
-        connection.heard(now)
+        connection.heard_at = connection.progress_at = connection.session_progress_at = now
         if connection.authenticated:
             connection.allowance = None
             if connection.state is ConnectionState.SUSPECT:
@@ -202,9 +208,7 @@ class Incoming:
             self._hold(connection, 0, bytes(segment.header) + bytes(segment.payload))
             return
         self._heard(connection, now)
-        if segment.type == SegmentType.ACK:
-            self._ack(segment, now)
-        elif segment.type == SegmentType.DATAGRAM:
+        if segment.type == SegmentType.DATAGRAM:
             self._datagram(connection, segment)
         elif segment.type == SegmentType.KEEPALIVE:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
@@ -223,7 +227,10 @@ class Incoming:
             self._session.peer_closed(decode_close(segment.payload))
 
     def _ack(self, segment: Segment, now: float) -> None:
+        """What it frees may end a connection or the session; what may be sent now, the session sees by itself."""
         ack = decode_ack(segment.payload)
+        if self._session.settling:
+            self._session.needs_flush = True
         if ack.session_window > self._session.sender.window:
             self._session.sender.widen(ack.session_window)
         for type_, stream in self._session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
@@ -232,6 +239,8 @@ class Incoming:
             if self._session.sender.acknowledge(entry, now):
                 self._session.emit(StreamWritable(entry.stream))
                 self._streams.maybe_over(entry.stream)
+        if len(self._session.connections) > 1 and self._session.sender.unacked:
+            self._session.needs_flush = True  # what one connection carries may be copied to another
 
     def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
         if keepalive.pong:

@@ -230,6 +230,14 @@ class ReceiveStream:
         self.highest = end
         return advanced
 
+    def append(self, payload: memoryview, owned: bool, end: int) -> None:
+        """Take in what comes next and ends at `end`, where nothing has come beyond it and somebody reads."""
+        if len(payload) < _JOIN_BELOW:
+            _append(self._ready, bytes(payload))
+        else:
+            self._ready.append(_kept(payload, owned))
+        self.next_offset = self.highest = end
+
     def _deliver(self, piece: Piece, end: int) -> None:
         if self.discarding:
             self.consumed = end

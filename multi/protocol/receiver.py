@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.connection import Connections
+from multi.protocol.connection import Connection, Connections
 from multi.protocol.control import Inbox
 from multi.protocol.payloads import MAX_ACK_PAYLOAD, MAX_OFFSET, Ack, StreamAck, encode_ack, stream_ack_size
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
 from multi.reasons import Cause
-from multi.schedulers.estimates import soonest
+from multi.schedulers.estimates import arrival, soonest
 from multi.types import STREAM_ZERO, StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
+AS_GOOD = 0.002  # seconds later than the first that an acknowledgement may arrive where that spares another
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
 FIRST_SHARE = EARLY_DATA_LIMIT  # bytes of window every stream has, whatever the others hold
 LEAST_NEWS = 4096  # bytes; less room is not announced, however little the peer has left
@@ -109,6 +110,7 @@ class Receiver:
         """Ended streams on which bytes came again: they are acknowledged up to here."""
         self._unacked = 0
         self._changes = 0
+        self._acked_at = now
         self.ack_due: float | None = None
         """When an acknowledgement must leave, None = nothing to say."""
         self.ack_now = False
@@ -136,6 +138,20 @@ class Receiver:
         """Take a DATA segment; return True when the reader has something new."""
         size = len(payload)
         end = start + size
+        in_turn = start == stream.next_offset == stream.highest and end <= stream.window.advertised
+        read = stream.final is None and not stream.discarding
+        if in_turn and read and self.charged + size <= self.window.advertised:
+            # The common case, written out: it is what comes next, and nothing has come beyond it.
+            stream.append(payload, owned, end)
+            self.charged += size
+            self.moved_at = now
+            self._dirty[stream.id] = None
+            self._unacked += size
+            if self._unacked >= ACK_BYTES and self._unacked >= self.window.size // 8:
+                self.ack_now = True
+            if self.ack_due is None:
+                self.ack_due = now + ACK_DELAY
+            return True
         before, islands = stream.next_offset, len(stream.islands)
         gaps = stream.final is None and bool(islands)
         self._check_room(end - stream.highest)
@@ -250,6 +266,13 @@ class Receiver:
     def is_due(self, now: float) -> bool:
         return self.ack_now or (self.ack_due is not None and now >= self.ack_due)
 
+    def rides(self, now: float) -> bool:
+        """An acknowledgement is not due yet, but may leave with bytes that leave anyway: it costs no packet then.
+
+        Not more often than it would be due, for it is a segment of its own.
+        """
+        return self.ack_due is not None and now >= self._acked_at + ACK_DELAY
+
     def send_acks(self, connections: Connections, now: float) -> None:
         """Acknowledge what is due, where it arrives first and where the peer has to hear something."""
         due, ready = self.is_due(now), connections.for_control()
@@ -261,7 +284,7 @@ class Receiver:
         targets = [c for c in wanted if c.authenticated]
         for connection in wanted:
             connection.ack_wanted = False
-        if due and (best := soonest(ready)) not in targets:
+        if due and (best := self._best(ready)) not in targets:
             targets.append(best)
         for connection in targets:
             connection.ack_keepalive_due = 0.0
@@ -269,13 +292,22 @@ class Receiver:
             self.say_again(connection.streams_to_ack)
             connection.streams_to_ack.clear()
         while targets:
-            payload = self.ack_payload()
+            payload = self.ack_payload(now)
             for connection in targets:
                 connection.send(SegmentType.ACK, payload, now)
             if not self.ack_now:
                 return
 
-    def ack_payload(self) -> bytes:
+    @staticmethod
+    def _best(ready: list[Connection]) -> Connection:
+        """The connection that delivers first, or one as good that owes its peer a sign anyway: one does for both."""
+        best = soonest(ready)
+        if best.ack_keepalive_due or len(ready) == 1:
+            return best
+        latest = arrival(best, 0) + AS_GOOD
+        return next((c for c in ready if c.ack_keepalive_due and arrival(c, 0) <= latest), best)
+
+    def ack_payload(self, now: float) -> bytes:
         """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""
         room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
         streams: list[StreamAck] = []
@@ -296,6 +328,7 @@ class Receiver:
             del self._dirty[stream_id]
         self.ack_now = bool(self._dirty)
         self.ack_due = None
+        self._acked_at = now
         self._unacked = self._changes = 0
         return encode_ack(
             Ack(

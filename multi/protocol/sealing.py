@@ -56,9 +56,9 @@ class _RecordKeys:
             self._secret = expand(self._secret, b"update")
             self._counter = 0
             self._derive()
-        nonce = (self._iv ^ self._counter).to_bytes(NONCE_LENGTH, "big")
-        self._counter += 1
-        return nonce
+        counter = self._counter
+        self._counter = counter + 1
+        return (self._iv ^ counter).to_bytes(NONCE_LENGTH, "big")
 
 
 class Sealer(_RecordKeys):

@@ -31,8 +31,8 @@ SUPPORTED_VERSIONS = (VERSION,)
 
 _HEADER = struct.Struct("!BBHI16sQ")
 HEADER_LENGTH = _HEADER.size
-_STREAM_EXTENSION = struct.Struct("!BBI")
-STREAM_HEADER_LENGTH = HEADER_LENGTH + _STREAM_EXTENSION.size
+_STREAM_HEADER = struct.Struct("!BBHI16sQBBI")  # with the extension that names a stream
+STREAM_HEADER_LENGTH = _STREAM_HEADER.size
 _EXTENSION_STREAM = 1
 
 TAG_LENGTH = 16  # bytes an AEAD adds to the payload of a sealed segment
@@ -93,9 +93,11 @@ class Segment:
 
 def encode_header(type_: int, session_id: SessionId, sequence: int, stream: StreamId, payload_length: int) -> bytes:
     """Return the header of a segment whose payload (with its tag, when sealed) has `payload_length` bytes."""
-    length = STREAM_HEADER_LENGTH if stream else HEADER_LENGTH
-    header = _HEADER.pack(VERSION, type_, length, length + payload_length, session_id, sequence)
-    return header + _STREAM_EXTENSION.pack(_EXTENSION_STREAM, 4, stream) if stream else header
+    if not stream:
+        return _HEADER.pack(VERSION, type_, HEADER_LENGTH, HEADER_LENGTH + payload_length, session_id, sequence)
+    length = STREAM_HEADER_LENGTH + payload_length
+    extension = _EXTENSION_STREAM, 4, stream
+    return _STREAM_HEADER.pack(VERSION, type_, STREAM_HEADER_LENGTH, length, session_id, sequence, *extension)
 
 
 def encode(
@@ -211,13 +213,24 @@ class SegmentDecoder:
             yield part
         while total - position >= HEADER_LENGTH:
             header = _header_at(data, position)
+            type_, header_length, length, session_id, sequence = header
+            end = position + length
+            if end <= total:  # the common case, written out: all of it is there
+                body = position + header_length
+                stream = STREAM_ZERO
+                if header_length != HEADER_LENGTH:
+                    stream = _stream_of(data, position + HEADER_LENGTH, body)
+                segment = Segment(type_, session_id, sequence, stream, data[position:body], data[body:end], False)
+                position = self.taken = end
+                yield segment
+                continue
             need = self._enough(header)
             if total - position < need:
                 self._need = need
                 break
             segment = self._cut(data, position, header, owned=False)
-            position = self.taken = min(position + header[2], total)
-            if segment.payload or self._rest is None:
+            position = self.taken = total
+            if segment.payload:
                 yield segment
         if position < total:
             if data[position] != VERSION:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
@@ -21,6 +22,7 @@ from multi.types import ConnectionId, StreamId
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
+YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them
 MIN_REINJECT_AGE = 0.020  # seconds (as the deadline rule of xquic's reinjection)
 MAX_REINJECT_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
@@ -113,6 +115,10 @@ class Sender:
         waiting = [s for s in self.active.values() if s.unsent]
         return bool(waiting) and (self.window <= self.used or all(s.sendable <= 0 for s in waiting))
 
+    def reinjection_due(self, now: float) -> bool:
+        """Late bytes are to be looked at again."""
+        return self.reinject_at is not None and now >= self.reinject_at and self.unacked > 0
+
     # --- acknowledgements  ---
 
     def widen(self, window: int) -> None:
@@ -185,21 +191,32 @@ class Sender:
     def fill(self, usable: Sequence[Connection], now: float) -> None:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
         self.hold_until = self.reinject_at = None
-        several = len(usable) > 1
         if not self._has_credit(usable):
             return
+        lost = [stream for stream in self.active.values() if stream.lost]
+        if len(usable) == 1 and not lost:
+            self.send_alone(usable[0], now)
+            return
+        several = len(usable) > 1
         if several:
             for connection in usable:
                 connection.estimate_not_sent(now)
         reinjects = several and self.reinject == "full"
-        lost = [stream for stream in self.active.values() if stream.lost]
         if not lost or self._rescue(lost, usable, now):
             if reinjects and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
-            if self._send_new(usable, now) and reinjects:
+            if self._send_new(usable, now) and reinjects and self._any_late(now):
                 self._reinject(usable, now)
         if reinjects and self._has_credit(usable) and any(c.in_flight for c in self._connections.values()):
             self.reinject_at = now + REINJECT_CHECK
+
+    def _any_late(self, now: float) -> bool:
+        """Whether a range may be old enough to be copied: small messages are acknowledged before theirs is."""
+        for stream in self.active.values():
+            for item in islice(stream.outstanding(), YOUNG_SCAN):
+                if now - item.sent_at >= MIN_REINJECT_AGE:
+                    return True
+        return False
 
     def _window_runs_out(self, usable: Sequence[Connection]) -> bool:
         """A copy sent when the window is full comes too late: it arrives after what is on its way already.
@@ -222,14 +239,14 @@ class Sender:
     def _select(
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
-        """Ask the scheduler; empty = it waits."""
+        """Ask the scheduler, if there is a choice; empty = it waits."""
+        if len(usable) == 1:
+            return usable
         window, since_grown = max(0, self.window - self.used), min(self._run, self.used - self._window_grown_at)
         growing = since_grown < GROWING * self._window_size
         request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, growing)
         try:
             chosen = self.scheduler.select(request, usable)
-            if chosen is usable and len(chosen) == 1 and chosen[0].credit > 0:
-                return usable
             picked: Sequence[Connection] = [c for c in usable if c.credit > 0 and c in chosen]
         except Exception as error:
             self._scheduler_failed(error)
@@ -267,6 +284,32 @@ class Sender:
         connection.send_data(stream.slice(item.start, item.end), size, item.start, stream.id, now)
         return size
 
+    def send_alone(self, connection: Connection, now: float) -> None:
+        """Send unsent bytes on the only connection there is: no scheduler need be asked."""
+        if now > self._run_at + RUN_GAP:
+            self._run = 0
+        while (room := self.window - self.used) > 0 and connection.credit > 0:
+            stream = self._next_stream()
+            if stream is None or stream.next_offset == stream.end_offset:
+                return
+            size = stream.worth_sending(min(stream.window - stream.next_offset, room))
+            if size <= 0:
+                return
+            if size > SLOW_SEGMENT:
+                size = min(size, connection.segment_size)
+            self._send_first(stream, size, (connection,), now)
+
+    def _send_first(self, stream: SendStream, size: int, picked: Sequence[Connection], now: float) -> None:
+        """Send the next `size` unsent bytes of `stream`."""
+        carriers = (picked[0].id,) if len(picked) == 1 else tuple([c.id for c in picked])
+        start, buffers = stream.take(size, carriers, now)
+        self.used += size
+        self._run += size
+        self._run_at = now
+        self._turn[stream.priority] = stream.id
+        for connection in picked:
+            connection.send_data(buffers, size, start, stream.id, now)
+
     def _send_new(self, usable: Sequence[Connection], now: float) -> bool:
         """Send unsent bytes; return True when there is nothing new that may be sent (credit may be left)."""
         if now > self._run_at + RUN_GAP:
@@ -299,15 +342,8 @@ class Sender:
                 return self.reinject == "full"
             if size > SLOW_SEGMENT:
                 size = min(available, min([c.segment_size for c in picked]))
-            carriers = (picked[0].id,) if len(picked) == 1 else tuple([c.id for c in picked])
-            start, buffers = stream.take(size, carriers, now)
-            self.used += size
-            self._run += size
-            self._run_at = now
+            self._send_first(stream, size, picked, now)
             self._backlog -= size
-            for connection in picked:
-                connection.send_data(buffers, size, start, stream.id, now)
-            self._turn[stream.priority] = stream.id
             backlog -= size
             if not backlog:
                 return True

@@ -35,7 +35,7 @@ from multi.events import (
 from multi.paths.manager import NETWORK_GONE, PathManager
 from multi.protocol.authenticator import Authenticator, ClientAuthenticator, ServerAuthenticator
 from multi.protocol.base import SessionBase
-from multi.protocol.connection import Connection
+from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming, never
 from multi.protocol.handshake import DATAGRAMS, Extensions, Join, Refuse, RefuseCode
@@ -127,11 +127,11 @@ class SessionCore(SessionBase):
         self._liveness = Liveness(self)
         self.datagrams = Datagrams(self, self._liveness)
         self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
+        self._alone: Connection | None = None
+        """Carries everything, as of the last flush, and nothing is about to end."""
         self._open_timeout = 0.0
         self._open_deadline: float | None = None
         self._opened = False
-        self.closing = False
-        """This side has ended the session."""
         self._peer_closing = False
         self._peer_lost: ConnectionId | None = None
         """The connection the peer has just said to be over."""
@@ -247,6 +247,8 @@ class SessionCore(SessionBase):
     def sample(self, connection: ConnectionId, sample: TransportSample, *, now: float) -> None:
         """The transport's own figures."""
         self.now = now
+        if len(self.connections) > 1:
+            self.needs_flush = True  # what one carries may be copied to another
         found = self._living(connection)
         if found is not None and found.take_sample(sample, now) and found.in_time(now):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
@@ -508,7 +510,6 @@ class SessionCore(SessionBase):
         due: list[float | None] = [
             self.receiver.ack_due if self.connections.for_control() else None,
             self.sender.hold_until,
-            self.sender.reinject_at,
             self._liveness.probe_at,
             self._auth.next_timer(),
             self._open_deadline,
@@ -526,6 +527,8 @@ class SessionCore(SessionBase):
             due += [at for at, _ in self._liveness.due(connection)]
         if self.datagrams.waiting:
             due.append(self.datagrams.next_timer())
+        if self.sender.unacked:
+            due.append(self.sender.reinject_at)
         if self.sender.unacked or self.datagrams.waiting:
             # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
             due += [c.tokens_ready_at() for c in self.connections.for_data()]
@@ -568,6 +571,9 @@ class SessionCore(SessionBase):
 
     def _own_effects(self) -> list[Effect]:
         if self.needs_flush or self._has_more_to_say():
+            if not self.needs_flush and self._flush_alone(self.now):
+                effects, self.pending = self.pending, []
+                return effects
             self.needs_flush = False
             if self.state is not SessionState.CLOSED:
                 self._flush(self.now)
@@ -582,7 +588,30 @@ class SessionCore(SessionBase):
         """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
         if self.outbox.queue or self.datagrams.waiting or self.receiver.is_due(self.now):
             return True
-        return bool(self.sender.active)
+        for stream in self.sender.active.values():
+            if stream.next_offset != stream.end_offset or stream.lost:
+                return True
+        return self.sender.reinjection_due(self.now)
+
+    def _flush_alone(self, now: float) -> bool:
+        """As `_flush`, where bytes have been written and nothing else has happened since; False: it does not do.
+
+        It is so while one connection carries everything and nothing ends: small messages come this way.
+        """
+        alone, receiver = self._alone, self.receiver
+        if alone is None or self.outbox.queue or self.datagrams.waiting:
+            return False
+        if receiver.is_due(now) or receiver.rides(now):
+            receiver.ack_now = True
+            receiver.send_acks(self.connections, now)
+            for connection in self.connections.values():  # a backup may be what delivers them first
+                if connection is not alone:
+                    self._collect(connection)
+        alone.refresh_credit(now)
+        if alone.credit > 0:
+            self.sender.send_alone(alone, now)
+        self._collect(alone)
+        return not self.sender.waiting
 
     def _flush(self, now: float) -> None:
         """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
@@ -592,7 +621,9 @@ class SessionCore(SessionBase):
             draining = draining or connection.state is ConnectionState.DRAINING
         if self.outbox.queue:
             self._send_control(now)  # the peer has to know a stream before its window
-        if ack_wanted or self.receiver.ack_now or self.receiver.ack_due is not None:
+        if self.receiver.rides(now) and self.sender.waiting:
+            self.receiver.ack_now = True
+        if ack_wanted or self.receiver.is_due(now):
             self.receiver.send_acks(self.connections, now)
         usable = self.connections.for_data()
         for connection in usable:
@@ -612,6 +643,8 @@ class SessionCore(SessionBase):
             self._send_control(now)
         if self.closing:
             self._finish_close()
+        settled = not (draining or left or self.closing or self.streams.ending) and self._liveness.probe_at is None
+        self._alone = usable[0] if settled and len(usable) == 1 and usable[0].state is ConnectionState.ACTIVE else None
 
     def _send_control(self, now: float) -> None:
         """Put waiting control on the connection that delivers it first."""
@@ -647,17 +680,34 @@ class SessionCore(SessionBase):
             if buffers:
                 self.pending.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
-                connection.unsampled = True
+                connection.written(self.now)
         if connection.messages:
             self.pending.append(SendBytes(connection.id, MESSAGES, connection.messages))
             connection.messages = []
-            connection.unsampled = True
+            connection.written(self.now)
 
     @property
-    def wants_samples(self) -> bool:
-        """Transport figures are of use now: something is on its way."""
-        for c in self.connections.values():
-            if (c.in_flight or c.carried_control or c.unacked or c.unsampled) and c.alive:
+    def under_way(self) -> bool:
+        """Something is on its way, or waits to be acknowledged: `sample_due` may become true, and deadlines move."""
+        if self.receiver.ack_due is not None:
+            return True
+        for connection in self.connections.values():  # noqa: SIM110 - a generator costs more than all the rest
+            if connection.under_way:
+                return True
+        return False
+
+    @property
+    def owes_keepalive(self) -> bool:
+        """A connection that has brought bytes is to say something soon, though nothing is under way."""
+        for connection in self.connections.values():  # noqa: SIM110
+            if connection.ack_keepalive_due:
+                return True
+        return False
+
+    def sample_due(self, now: float, interval: float = SAMPLE_INTERVAL) -> bool:
+        """The figures of the transports are of use now; `interval` seconds lie between two of them at least."""
+        for connection in self.connections.values():  # noqa: SIM110
+            if connection.sample_due(now, interval):
                 return True
         return False
 
@@ -840,7 +890,7 @@ class SessionCore(SessionBase):
         return min(self.lingering_since + max(self.settings.linger, silent), self._close_said_at + longest)
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
-        payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload()
+        payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload(self.now)
         for connection in connections:
             connection.send(SegmentType.ACK, acks, self.now)
             connection.send(SegmentType.CLOSE, payload, self.now)

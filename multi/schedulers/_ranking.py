@@ -36,8 +36,6 @@ class Ranking:
         return WAIT
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         if request.reinjection:  # the best may be missing here because they carry these bytes already
             return self.choose(request, connections)
         top, others = self._split(connections, request.now)

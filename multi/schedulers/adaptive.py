@@ -42,8 +42,6 @@ class Adaptive:
         self._probe_at: dict[ConnectionId, float] = {}
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         size = request.size
         best: ConnectionView | None = None
         best_arrival = inf

@@ -100,8 +100,9 @@ class Scheduler(Protocol):
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         """Return the connections that carry the next segment; empty means wait.
 
-        `connections` is never empty, in order of connection id, and includes those without credit. Chosen
-        connections without credit are skipped; if none of the chosen has credit, the answer counts as "wait".
+        There are two connections at least, for one alone is used without asking. They are in order of connection id,
+        and include those without credit. Chosen connections without credit are skipped; if none of the chosen has
+        credit, the answer counts as "wait".
         """
 
 

@@ -33,8 +33,6 @@ class Blest:
         self._highest_rtt: dict[ConnectionId, float] = {}
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         choice = nearest(connections)
         if not choice:
             return WAIT

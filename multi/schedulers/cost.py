@@ -27,8 +27,6 @@ class Cost:
         self._patience = Patience(least=self._seconds)
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         able: list[ConnectionView] = []
         for level in sorted({c.cost for c in connections}):
             able += [c for c in connections if c.cost == level]

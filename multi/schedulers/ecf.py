@@ -21,8 +21,6 @@ class EarliestCompletionFirst:
         self._waiting = False
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         choice = nearest(connections)
         if not choice:
             return WAIT

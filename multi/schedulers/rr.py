@@ -21,8 +21,6 @@ class RoundRobin:
         self._last = -1
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         if request.reinjection:
             return earliest(connections, request.size)
         able = [connection for connection in connections if connection.credit > 0]

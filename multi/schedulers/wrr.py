@@ -24,8 +24,6 @@ class WeightedRoundRobin:
         self._clock = 0.0
 
     def select(self, request: SendRequest, connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
-        if len(connections) == 1:
-            return connections
         if request.reinjection:
             return earliest(connections, request.size)
         able = [connection for connection in connections if connection.credit > 0]

@@ -30,12 +30,12 @@ from multi.lab.sim.link import Direction
 from multi.lab.sim.oracles import Oracles, Unwatched
 from multi.lab.sim.trace import described
 from multi.lab.sim.wire import Wire, World
+from multi.protocol.connection import SAMPLE_INTERVAL
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.types import MESSAGES, STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
-SAMPLE_INTERVAL = 0.010  # as the driver does while bytes are in flight
 MAX_ROUNDS = 200  # effects that cause effects; more would be two parts answering each other for ever
 _OVER = (ConnectionState.LOST, ConnectionState.CLOSED)
 
@@ -222,7 +222,7 @@ class End:
         self._pumping = False
         self.oracles.check()
         self._arm()
-        if not self._sampling and self.session.wants_samples:
+        if not self._sampling and self.session.under_way:
             self._sampling = True
             self.world.clock.at(self.now + SAMPLE_INTERVAL, self._sample)
         if self.session.sender.unacked:
@@ -246,7 +246,8 @@ class End:
 
     def _sample(self) -> None:
         self._sampling = False
-        self._take_samples()
+        if self.session.sample_due(self.now, SAMPLE_INTERVAL / 2):
+            self._take_samples()
         self.pump()
 
     def _take_samples(self) -> None:

@@ -142,8 +142,10 @@ class StreamChannel:
     def write(self, buffers: Sequence[Buffer], lane: int) -> None:
         if self._state is not _State.OPEN:
             return
-        self._queue.extend(filter(len, buffers))
-        self._queued += sum(map(len, buffers))
+        for buffer in buffers:
+            if size := len(buffer):
+                self._queue.append(buffer)
+                self._queued += size
 
     def flush(self) -> None:
         if self._queue and not self._blocked and self._state is _State.OPEN:
@@ -155,6 +157,23 @@ class StreamChannel:
     def _send(self) -> None:
         """Give the kernel what it takes; what is left waits for the socket to become writable."""
         queue = self._queue
+        if len(queue) == 1 and self._secured is None:  # the common case of small messages, written out
+            try:
+                sent = self._sock.send(queue[0])
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self._fail(error)
+                return
+            self._sent += sent
+            self._queued -= sent
+            if not self._queued:
+                queue.clear()
+                self._blocked = False
+                return
+            queue[0] = memoryview(queue[0])[sent:]
+            self._block()
+            return
         corked = self._secured is not None and self._queued > CORK_ABOVE
         if corked:
             try_option(self._sock, "TCP_CORK", 1)
@@ -182,8 +201,14 @@ class StreamChannel:
         finally:
             if corked:
                 try_option(self._sock, "TCP_CORK", 0)
-        self._blocked = bool(queue)
-        if self._blocked and not self._writer_added:
+        if queue:
+            self._block()
+        else:
+            self._blocked = False
+
+    def _block(self) -> None:
+        self._blocked = True
+        if not self._writer_added:
             self._writer_added = True
             self._loop.add_writer(self._fd, self._on_writable)
 
@@ -227,14 +252,15 @@ class StreamChannel:
         received = False
         end: TransportError | None = None
         ended = False
-        until = monotonic() + READ_TIME
+        until = 0.0
         try:
             for _ in range(READS_PER_EVENT):
                 if self._sink is None or self._state is not _State.OPEN:
                     return
-                if self._sink.behind or monotonic() >= until:
+                if self._sink.behind or (received and monotonic() >= until):
                     self._read_on()
                     break
+                until = until or monotonic() + READ_TIME
                 size = self._recv_into(buffer)
                 if not size:
                     ended = True

@@ -59,6 +59,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         not_sent=values[38],
         rate=float(values[42]) if bytes_acked > _GARBAGE_BELOW else 0.0,
         app_limited=bool(values[7] & _APP_LIMITED),
+        silent_for=values[20] / 1e3,
         state=values[0],
         bytes_sent=values[48],
         bytes_lost=values[49],

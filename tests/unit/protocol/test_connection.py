@@ -9,6 +9,9 @@ from multi.protocol.connection import (
     BUCKET_SECONDS,
     FAST_SEGMENT,
     FASTEST_SEGMENT,
+    LITTLE,
+    SAMPLE_INTERVAL,
+    SAMPLE_REFRESH,
     SLOW_SEGMENT,
     SUSPECT_SLACK,
     UNKNOWN_RTT,
@@ -237,6 +240,50 @@ def test_a_transport_that_goes_on_acknowledging_for_a_silent_session_is_suspect_
         assert now < 5.0
     assert now > made.suspect_after
     assert not made.in_time(now)
+
+
+def test_the_clock_of_a_transport_starts_with_what_was_written_and_not_with_the_look_at_it() -> None:
+    made = connection(rtt=0.1)
+    made.take_sample(sample(0, rtt=0.1), 1.0)
+    assert made.suspect_at() is None
+    made.unsampled_at = 5.0
+    assert made.suspect_at() == pytest.approx(5.0 + SAMPLE_INTERVAL + made.suspect_after)
+    assert not made.take_sample(sample(0, rtt=0.1, unacked=100), 5.2)
+    assert made.suspect_at() == pytest.approx(5.0 + SAMPLE_INTERVAL + made.suspect_after), "asked late, it is as late"
+
+
+def test_silence_counts_from_when_the_transport_heard_its_peer() -> None:
+    made = connection(rtt=0.1)
+    carry(made, 100_000, 0.0)
+    made.take_sample(TransportSample(rtt=0.1, bytes_acked=1000, unacked=99_000, silent_for=0.04), 0.1)
+    assert made.progress_at == pytest.approx(0.06)
+
+
+def test_a_transport_is_asked_often_while_much_is_under_way_and_seldom_otherwise() -> None:
+    made = connection(rtt=0.1)
+    made.step(Step.PROVED, LATER)
+    made.take_sample(sample(0, rtt=0.1), 1.0)
+    assert not made.sample_due(9.0, SAMPLE_INTERVAL), "nothing is under way"
+    carry(made, 100, 9.0)
+    made.take_sample(sample(0, rtt=0.1, unacked=100), 9.0)
+    assert not made.sample_due(9.4, SAMPLE_INTERVAL)
+    assert made.sample_due(9.0 + SAMPLE_REFRESH, SAMPLE_INTERVAL)
+    carry(made, LITTLE + 1, 9.0)
+    assert not made.sample_due(9.0 + SAMPLE_INTERVAL / 2, SAMPLE_INTERVAL)
+    assert made.sample_due(9.0 + 2 * SAMPLE_INTERVAL, SAMPLE_INTERVAL)
+
+
+def test_what_the_peer_has_in_full_need_not_be_asked_of_the_transport() -> None:
+    made = connection(rtt=0.1)
+    made.step(Step.PROVED, LATER)
+    made.take_sample(sample(0, rtt=0.1), 0.0)
+    carry(made, 100, 5.0)
+    made.unsampled_at = 5.0
+    assert made.under_way
+    made.in_flight = 0
+    made.delivered(100, 5.1)
+    assert not made.under_way
+    assert made.suspect_at() is None
 
 
 def test_being_heard_starts_the_silence_anew() -> None:

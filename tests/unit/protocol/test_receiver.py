@@ -29,7 +29,7 @@ class End:
         return len(self.receiver.read(self.stream, limit, now, RTT))
 
     def ack(self) -> Ack:
-        return decode_ack(self.receiver.ack_payload())
+        return decode_ack(self.receiver.ack_payload(0.0))
 
     def said(self) -> StreamAck:
         """What the next ACK says of stream 0."""
@@ -167,7 +167,7 @@ def test_an_acknowledgement_never_grows_beyond_its_bound_and_the_rest_follows() 
             end.arrive(2 * island + 1, 2 * island + 2, stream)
     end.receiver.say_again([StreamId(2 * number + 2) for number in range(100)])
     for _ in range(200):
-        payload = end.receiver.ack_payload()
+        payload = end.receiver.ack_payload(0.0)
         assert len(payload) <= MAX_ACK_PAYLOAD
         acknowledged |= {entry.stream for entry in decode_ack(payload).streams}
         if not end.receiver.ack_now:

@@ -117,6 +117,7 @@ class Broken:
 def test_a_scheduler_that_fails_gives_way_to_the_default_and_the_application_hears_where(side: str) -> None:
     ends = Ends(CLEAR, CLEAR)
     ends.connect()
+    ends.connect()
     ends.pump()
     node, other = (ends.client, ends.server) if side == "client" else (ends.server, ends.client)
     node.session.set_scheduler(Policy("Broken"), Broken(), now=0.0)

@@ -22,6 +22,7 @@ from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionI
 AS_IT_COMES = Reason(Cause.CONNECTED, "as it comes")
 PLENTY = 1 << 30  # bytes of window
 MBYTE = 1_000_000.0
+TWO = ((MBYTE, 0.020), (MBYTE, 0.020))  # connections: with one alone nobody asks a scheduler
 
 Sent = tuple[int, int, int]
 """(stream, first offset, offset behind the last)."""
@@ -214,7 +215,7 @@ def test_a_scheduler_may_choose_several_connections_for_the_same_bytes() -> None
 
 def test_a_scheduler_that_waits_is_asked_again_soon() -> None:
     waits = Chooses(lambda _connections: WAIT)
-    bench = Bench(scheduler=waits)
+    bench = Bench(*TWO, scheduler=waits)
     bench.write(1_000)
     assert bench.fill() == {}
     assert bench.sender.hold_until == HOLD_CHECK
@@ -223,11 +224,23 @@ def test_a_scheduler_that_waits_is_asked_again_soon() -> None:
     assert bench.sender.hold_until is None
 
 
+def test_with_one_connection_no_scheduler_is_asked() -> None:
+    asked = Chooses(lambda _connections: WAIT)
+    bench = Bench(scheduler=asked)
+    bench.write(50_000)
+    assert covered(bench.fill()[0]) == 50_000
+    assert not asked.requests
+    bench.connect(MBYTE, 0.02)
+    bench.write(1_000)
+    assert bench.fill() == {}
+    assert len(asked.requests) == 1
+
+
 def test_a_scheduler_that_fails_is_replaced_and_nothing_is_lost() -> None:
     def broken(_connections: Sequence[ConnectionView]) -> Sequence[ConnectionView]:
         raise ZeroDivisionError
 
-    bench = Bench(scheduler=Chooses(broken))
+    bench = Bench(*TWO, scheduler=Chooses(broken))
     bench.write(1_000)
     assert bench.fill() == {0: [(0, 0, 1_000)]}
     assert [type(error) for error in bench.failures] == [ZeroDivisionError]
@@ -235,7 +248,7 @@ def test_a_scheduler_that_fails_is_replaced_and_nothing_is_lost() -> None:
 
 @pytest.mark.parametrize("answer", [None, 7, [object()]])
 def test_a_scheduler_that_answers_nonsense_sends_nothing_wrong(answer: Any) -> None:
-    bench = Bench(scheduler=Chooses(lambda _connections: answer))
+    bench = Bench(*TWO, scheduler=Chooses(lambda _connections: answer))
     bench.write(1_000)
     given = bench.fill()
     assert given == ({} if isinstance(answer, list) else {0: [(0, 0, 1_000)]})
@@ -243,7 +256,7 @@ def test_a_scheduler_that_answers_nonsense_sends_nothing_wrong(answer: Any) -> N
 
 def test_a_scheduler_hears_how_much_waits_and_a_writer_that_is_held_back_counts_as_having_more() -> None:
     asked = numbered(0)
-    bench = Bench(scheduler=asked)
+    bench = Bench(*TWO, scheduler=asked)
     bench.write(50_000)
     bench.fill()
     assert [r.backlog for r in asked.requests] == [50_000 - n * SLOW_SEGMENT for n in range(4)]
@@ -256,7 +269,7 @@ def test_a_scheduler_hears_how_much_waits_and_a_writer_that_is_held_back_counts_
 
 def test_a_scheduler_hears_only_of_what_an_urgent_stream_waits_behind() -> None:
     asked = numbered(0)
-    bench = Bench(scheduler=asked)
+    bench = Bench(*TWO, scheduler=asked)
     bench.stream(priority=0)
     bench.sender.held_back = True
     bench.write(20_000)
@@ -281,7 +294,7 @@ def test_an_urgent_segment_waits_for_the_near_connection_that_bulk_has_filled() 
 
 def test_a_window_can_be_expected_to_grow_until_as_much_as_it_holds_has_been_sent() -> None:
     asked = numbered(0)
-    bench = Bench(scheduler=asked, window=10_000)
+    bench = Bench(*TWO, scheduler=asked, window=10_000)
     bench.now = 100.0
 
     def grows(*, window: int = 10_000, pause: float = 0.0) -> bool:

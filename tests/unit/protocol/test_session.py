@@ -469,7 +469,7 @@ def test_a_new_session_has_nothing_to_do() -> None:
     )
     assert session.effects() == []
     assert session.next_timer() is None
-    assert not session.wants_samples
+    assert not session.under_way
 
 
 def test_samples_are_wanted_while_something_is_on_its_way() -> None:
@@ -477,10 +477,10 @@ def test_samples_are_wanted_while_something_is_on_its_way() -> None:
     ends.advance(1.0)
     session = ends.client.session
     session.sample(line.id, TransportSample(), now=ends.now)
-    assert not session.wants_samples
+    assert not session.under_way
     line.hold_up = True
     ends.write(ends.client, bytes(1000))
-    assert session.wants_samples
+    assert session.under_way
 
 
 def test_bytes_that_only_come_cost_no_effects_but_their_news() -> None:
@@ -491,3 +491,27 @@ def test_bytes_that_only_come_cost_no_effects_but_their_news() -> None:
     kinds = {type(effect).__name__ for effect in ends.server.session.effects()}
     assert kinds == {"StreamReadable"}
     assert ends.server.session.streams.readable(STREAM_ZERO) == 100
+
+
+def test_an_acknowledgement_rides_with_bytes_but_not_with_all_of_them() -> None:
+    ends, line = joined()
+    ends.advance(1.0)
+    line.sent_down.clear()
+    for _ in range(20):
+        ends.write(ends.client, b"question")
+        ends.write(ends.server, b"answer")
+    kinds = [segment[1] for segment in line.sent_down]
+    assert (kinds.count(T.DATA), kinds.count(T.ACK)) == (20, 1), "it left with the first answer, without a timer"
+
+
+def test_what_small_writes_put_on_one_connection_waits_for_nothing_else() -> None:
+    """The short way of bytes alone and the long way of everything lead to the same."""
+    ends, line = joined()
+    ends.advance(1.0)
+    for number in range(50):
+        ends.write(ends.client, b"x" * (number * 700))
+        if number % 7 == 0:
+            ends.client.session.set_role(line.id, Role.BACKUP if number % 2 else Role.ACTIVE, now=ends.now)
+    assert ends.server.got() == b"x" * sum(number * 700 for number in range(50))
+    ends.advance(1.0)
+    assert ends.client.session.sender.unacked == 0
