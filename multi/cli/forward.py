@@ -12,7 +12,7 @@ from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, load_config
 from multi.errors import ConfigError
 from multi.forward.client import ForwardClient, close_session, open_session
-from multi.forward.listeners import listen_as_proxy, listen_for, read_credentials
+from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import forward
 from multi.forward.protocol import Address, Connect, parse_address
 from multi.forward.proxy import Credentials
@@ -57,7 +57,12 @@ async def _connect(config: Config, target: Address, priority: int) -> None:
 
 
 def run_forward(
-    config: str, local: Sequence[str], remote: Sequence[str], proxies: Sequence[str], users: Path | None
+    config: str,
+    local: Sequence[str],
+    remote: Sequence[str],
+    proxies: Sequence[str],
+    datagrams: Sequence[str],
+    users: Path | None,
 ) -> int:
     """Forward until Ctrl-C.
 
@@ -67,11 +72,12 @@ def run_forward(
     forwards = [parse_forward(text, "-L") for text in local]
     remotes = [parse_forward(text, "-R") for text in remote]
     listeners = [parse_listener(text, "--socks") for text in proxies]
-    if not (forwards or remotes or listeners):
-        raise ConfigError("nothing to forward: needs -L, -R or --socks")
+    udp = [parse_forward(text, "--udp") for text in datagrams]
+    if not (forwards or remotes or listeners or udp):
+        raise ConfigError("nothing to forward: needs -L, -R, --socks or --udp")
     credentials = read_credentials(users) if users is not None else {}
     allow_many_descriptors()
-    asyncio.run(_forward(loaded, forwards, remotes, listeners, credentials))
+    asyncio.run(_forward(loaded, forwards, remotes, listeners, udp, credentials))
     return 0
 
 
@@ -80,6 +86,7 @@ async def _forward(
     forwards: Sequence[Forward],
     remotes: Sequence[Forward],
     listeners: Sequence[Listener],
+    udp: Sequence[Forward],
     credentials: Credentials,
 ) -> None:
     _interrupt_on_signals()
@@ -92,6 +99,9 @@ async def _forward(
             stack.callback((server := await listen_as_proxy(client, listener, credentials)).close)
             asked = ", password asked for" if credentials else ""
             _print(f"{_place(server)} is a proxy (SOCKS5 and HTTP CONNECT{asked})")
+        for item in udp:
+            stack.push_async_callback((port := await listen_for_datagrams(client, item)).close)
+            _print(f"{port.port.address} (UDP) leads to {item.target}")
         _print("ready")
         try:
             await asyncio.get_running_loop().create_future()

@@ -122,6 +122,8 @@ def _add_forward(parser: _Parser) -> None:
     parser.add_argument("-R", metavar="SPEC", dest="remote", action="append", default=[], help=remote)
     socks = "[ADDR:]PORT: be a proxy here, SOCKS5 and HTTP CONNECT; each SPEC may end with ,priority=0 to 7"
     parser.add_argument("--socks", metavar="SPEC", dest="proxies", action="append", default=[], help=socks)
+    udp = "[ADDR:]PORT:HOST:PORT: datagrams that come to a UDP port here go to HOST:PORT there, and answers back"
+    parser.add_argument("--udp", metavar="SPEC", dest="datagrams", action="append", default=[], help=udp)
     users = "a file with USER:PASSWORD lines that the proxy asks for"
     parser.add_argument("--socks-auth", metavar="FILE", dest="users", type=Path, help=users)
 

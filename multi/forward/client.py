@@ -17,7 +17,7 @@ from multi.asyncio.client import connect
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
-from multi.errors import MultiError, RemoteProtocolError, SessionLost
+from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.forward.dial import dial
 from multi.forward.opening import answer_of, forward, open_stream
 from multi.forward.protocol import (
@@ -36,6 +36,7 @@ from multi.forward.protocol import (
 from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
 from multi.forward.service import HEAD_TIMEOUT, with_room_for_streams
 from multi.forward.specs import Forward
+from multi.forward.udp import FlowTable
 from multi.reasons import Cause, Reason
 
 logger = logging.getLogger("multi.forward")
@@ -98,6 +99,7 @@ class ForwardClient:
         self._targets: dict[Address, Forward] = {}
         """What connections to ports of the server lead to, by the address listened on there."""
         self._session: Session | None = None
+        self._table: FlowTable | None = None
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
@@ -159,6 +161,13 @@ class ForwardClient:
         """Forward a connection to `target` at the far end, until it has ended."""
         await forward(near, await self.session(), Connect(target), priority, self.counters)
 
+    async def datagrams(self) -> tuple[Session, FlowTable]:
+        """The session and its datagrams. Raises SessionLost, LocalProtocolError where the server takes none."""
+        session = await self.session()
+        if self._table is None:
+            raise LocalProtocolError("the server takes no datagrams")
+        return session, self._table
+
     # --- the session ---
 
     async def _use(self, session: Session) -> None:
@@ -172,6 +181,8 @@ class ForwardClient:
                 raise ForwardRefused(error.code, f"the server refuses -R {remote}: {error}") from None
             self._targets[bound] = remote
             self._log(f"the server listens on {bound}, for {remote.target}")
+        with suppress(LocalProtocolError):
+            self._table = FlowTable(session)
         self._session = session
         self._opened.set()
 
@@ -187,6 +198,7 @@ class ForwardClient:
 
     async def _until_end(self, session: Session) -> None:
         accepting = asyncio.create_task(self._accept(session))
+        handing = asyncio.create_task(self._table.run()) if self._table is not None else accepting
         try:
             while await session.reader.read(BUFFERED):
                 pass
@@ -196,7 +208,9 @@ class ForwardClient:
             accepting.cancel()
             # The server says nothing more: what runs over the session shall end with it, and not wait.
             session.abort("the server has ended forwarding")
-            await asyncio.gather(accepting, return_exceptions=True)
+            handing.cancel()
+            self._table = None
+            await asyncio.gather(accepting, handing, return_exceptions=True)
         await session.settle()
 
     async def _dial_again(self) -> Session:

@@ -46,10 +46,7 @@ async def dial(target: Address, permissions: Permissions | None, *, lookup: Look
 
     `lookup` asks the system's resolver unless it is given. Raises ForwardRefused.
     """
-    if permissions is not None and is_ambiguous(target.host):
-        raise ForwardRefused(Code.BAD_REQUEST, f"{target.host} is neither a name nor an address as one writes it")
-    if permissions is not None and not permissions.could_reach(target.port):
-        raise ForwardRefused(Code.NOT_ALLOWED, f"{target} is not allowed: no rule allows its port")
+    _check(target, permissions)
     race = _Race(target, permissions, lookup)
     try:
         async with asyncio.timeout(DIAL_TIMEOUT):
@@ -58,6 +55,32 @@ async def dial(target: Address, permissions: Permissions | None, *, lookup: Look
         raise ForwardRefused(Code.TIMED_OUT, f"{target}: no answer within {DIAL_TIMEOUT:g} s") from None
     finally:
         await race.stop()
+
+
+async def dial_udp(target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
+    """Return a non-blocking UDP socket that sends to `target` and hears of nobody else, judged as by `dial`.
+
+    The first address that is allowed and has a route is taken. Raises ForwardRefused.
+    """
+    _check(target, permissions)
+    race = _Race(target, permissions, lookup)
+    try:
+        async with asyncio.timeout(DIAL_TIMEOUT):
+            return await race.first_udp()
+    except TimeoutError:
+        raise ForwardRefused(Code.TIMED_OUT, f"{target}: no answer within {DIAL_TIMEOUT:g} s") from None
+    finally:
+        await race.stop()
+
+
+def _check(target: Address, permissions: Permissions | None) -> None:
+    """What can be said before a name is looked up. Raises ForwardRefused."""
+    if permissions is None:
+        return
+    if is_ambiguous(target.host):
+        raise ForwardRefused(Code.BAD_REQUEST, f"{target.host} is neither a name nor an address as one writes it")
+    if not permissions.could_reach(target.port):
+        raise ForwardRefused(Code.NOT_ALLOWED, f"{target} is not allowed: no rule allows its port")
 
 
 class _Race:
@@ -86,6 +109,17 @@ class _Race:
                 )
             if (winner := await self._wait()) is not None:
                 return winner
+
+    async def first_udp(self) -> socket.socket:
+        host = self._target.host
+        await self._names.resolve([(host, "any")])
+        self._judge(self._names.addresses.get(host, []))
+        for address in self._waiting:
+            try:
+                return _udp_socket(Address(address, self._target.port))
+            except ForwardRefused as error:
+                self._failure = error
+        raise self._failure or ForwardRefused(Code.NOT_FOUND, self._names.errors.get(host, f"{host}: no address"))
 
     async def _wait(self) -> socket.socket | None:
         """Wait for an attempt's end, for more addresses or for the time to try another; return what has connected."""
@@ -153,6 +187,19 @@ async def _connect(address: Address) -> socket.socket:
         if sock is not None:
             sock.close()
         raise
+    return sock
+
+
+def _udp_socket(address: Address) -> socket.socket:
+    sock = None
+    try:
+        sock = socket.socket(_family(address.host), socket.SOCK_DGRAM)
+        sock.setblocking(False)
+        sock.connect(_sockaddr(address))
+    except OSError as error:
+        if sock is not None:
+            sock.close()
+        raise refusal_of(error, str(address)) from None
     return sock
 
 

@@ -13,9 +13,10 @@ from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
 from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
-from multi.forward.proxy import Credentials, Refusal, read_wish
+from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
 from multi.forward.specs import EVERYWHERE, Forward, Listener
+from multi.forward.udp import Flows, UdpPort
 
 logger = logging.getLogger("multi.forward")
 
@@ -62,6 +63,9 @@ async def _serve_wish(
         logger.info("a connection to the proxy ended: %s", error)
         await _end(writer)
         return
+    if wish.associate:
+        await _associate(client, priority, wish, reader, writer)
+        return
     stream = None
     try:
         stream = await open_stream(await client.session(), Connect(wish.target), priority)
@@ -83,6 +87,64 @@ async def _serve_wish(
     await relay(Pair(reader, writer), stream, client.counters)
 
 
+async def _associate(
+    client: ForwardClient, priority: int, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    """UDP ASSOCIATE: datagrams of this program, from the address it is connected from, as long as it is connected."""
+    program = Address(*writer.get_extra_info("peername")[:2])
+    flows = Flows(client.datagrams, priority, client.counters)
+    source: Address | None = None
+
+    def received(data: bytes, sender: Address) -> None:
+        nonlocal source
+        if sender.host != program.host or sender != (source or sender):
+            return  # somebody else's: answers would go to him
+        if (unpacked := unpack_datagram(data)) is not None:
+            source = sender
+            target, header, content = unpacked
+            flows.datagram(target, target, content, lambda answer: port.send(header + answer, sender))
+
+    local = writer.get_extra_info("sockname")[0]
+    loop = asyncio.get_running_loop()
+    _, port = await loop.create_datagram_endpoint(lambda: UdpPort(received), local_addr=(local, 0))
+    try:
+        writer.write(wish.answer(Code.OK, str(port.address)))
+        while await reader.read(BUFFERED):
+            pass
+    finally:
+        port.close()
+        await flows.close()
+        writer.close()
+
+
+class UdpListener:
+    """A UDP port of this machine whose datagrams go to one target at the far end; each sender has a flow of its own."""
+
+    def __init__(self, client: ForwardClient, forward: Forward) -> None:
+        self._target = forward.target
+        self._flows = Flows(client.datagrams, forward.priority, client.counters)
+        self.port = UdpPort(self._received)
+
+    def _received(self, data: bytes, sender: Address) -> None:
+        self._flows.datagram(sender, self._target, data, lambda answer: self.port.send(answer, sender))
+
+    async def close(self) -> None:
+        self.port.close()
+        await self._flows.close()
+
+
+async def listen_for_datagrams(client: ForwardClient, forward: Forward) -> UdpListener:
+    """Forward datagrams that come here to the forward's target, and back what it answers. Raises TransportError."""
+    listener = UdpListener(client, forward)
+    host = "0.0.0.0" if forward.listen.host == EVERYWHERE else forward.listen.host
+    try:
+        loop = asyncio.get_running_loop()
+        await loop.create_datagram_endpoint(lambda: listener.port, local_addr=(host, forward.listen.port))
+    except OSError as error:
+        raise _cannot_listen(forward.listen, error) from None
+    return listener
+
+
 async def _end(writer: asyncio.StreamWriter) -> None:
     """Close once what was said has left."""
     writer.close()
@@ -95,9 +157,11 @@ async def _listen(address: Address, accepted: Accept) -> asyncio.Server:
     try:
         return await asyncio.start_server(accepted, host, address.port, limit=BUFFERED, backlog=BACKLOG)
     except OSError as error:
-        raise TransportError(
-            error.errno, f"cannot listen on {address}: {os.strerror(error.errno or 0).lower()}"
-        ) from None
+        raise _cannot_listen(address, error) from None
+
+
+def _cannot_listen(address: Address, error: OSError) -> TransportError:
+    return TransportError(error.errno, f"cannot listen on {address}: {os.strerror(error.errno or 0).lower()}")
 
 
 def is_loopback(host: str) -> bool:

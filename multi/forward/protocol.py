@@ -14,11 +14,13 @@ is for, the *head*, and need not wait for the answer before it sends what follow
     CONNECT   client  address to connect to
     LISTEN    client  priority of the streams that come of it (1), loopback address to listen on (port 0 = any);
                       it listens until this stream ends
+    FLOW      client  address that datagrams go to, and come back from; it lasts until this stream ends
     ACCEPTED  server  address listened on, as the answer to LISTEN gave it, and the address that has connected
 
     an address:  port (2)  length (1)  host, a name or an IP address in ASCII
 
-The other side answers once, then bytes follow in both directions: end of stream for end of stream, reset for reset.
+The other side answers once, then bytes follow in both directions: end of stream for end of stream, reset for reset. In
+a flow none do: its datagrams are datagrams of the session that begin with the number of its stream (4).
 
     code (1)  length (2)  text (UTF-8)
 
@@ -105,7 +107,12 @@ class Accepted:
     peer: Address
 
 
-Head: TypeAlias = Connect | Listen | Accepted
+@dataclass(frozen=True, slots=True)
+class Flow:
+    target: Address
+
+
+Head: TypeAlias = Connect | Listen | Accepted | Flow
 
 
 class ByteReader(Protocol):
@@ -158,6 +165,8 @@ def encode_head(head: Head) -> bytes:
             kind, body = 2, bytes((priority,)) + _pack_address(address)
         case Accepted(listener, peer):
             kind, body = 3, _pack_address(listener) + _pack_address(peer)
+        case Flow(target):
+            kind, body = 4, _pack_address(target)
     return _HEAD.pack(VERSION, kind, len(body)) + body
 
 
@@ -179,6 +188,8 @@ async def read_head(reader: ByteReader) -> Head:
             case 3:
                 listener, end = _unpack_address(body, 0)
                 return Accepted(listener, _unpack_address(body, end)[0])
+            case 4:
+                return Flow(_unpack_address(body, 0)[0])
     except (struct.error, UnicodeDecodeError):
         raise ForwardRefused(Code.BAD_REQUEST, "a head that is cut off or not ASCII") from None
     raise ForwardRefused(Code.BAD_REQUEST, f"unknown kind {kind} of stream")

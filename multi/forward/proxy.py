@@ -1,7 +1,7 @@
 """SOCKS5 and HTTP CONNECT on one port: what a program that speaks to a proxy wants, and how the answer is said to it.
 
-RFC 1928 (CONNECT only), RFC 1929 (user and password), RFC 9110 section 9.3.6. The first byte tells which of the two it
-is. Names are not looked up here but at the far end.
+RFC 1928 (CONNECT and UDP ASSOCIATE), RFC 1929 (user and password), RFC 9110 section 9.3.6. The first byte tells which
+of the two it is. Names are not looked up here but at the far end.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class Wish:
     target: Address
     answer: Callable[[Code, str], bytes]
     """The bytes for how it went; the text is the address connected to, or why not."""
+    associate: bool = False
+    """It wants to send datagrams (UDP ASSOCIATE), in each of which it says where to."""
 
 
 async def read_wish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credentials: Credentials) -> Wish:
@@ -76,7 +78,7 @@ async def read_wish(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 # --- SOCKS5 ---
 
 _NO_AUTHENTICATION, _PASSWORD, _NO_METHOD = 0, 2, 255
-_CONNECT = 1
+_CONNECT, _ASSOCIATE = 1, 3
 _GENERAL_FAILURE, _COMMAND_UNKNOWN, _ADDRESS_UNKNOWN = 1, 7, 8
 
 
@@ -97,19 +99,41 @@ async def _socks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cre
         writer.write(_socks_reply(_ADDRESS_UNKNOWN))
         raise Refusal(f"SOCKS address type {kind} is not known")
     (port,) = struct.unpack("!H", await reader.readexactly(2))
+
+    def answer(code: Code, text: str) -> bytes:
+        return _socks_reply(_SOCKS_CODES.get(code, _GENERAL_FAILURE), text if code is Code.OK else "")
+
+    if command == _ASSOCIATE:
+        return Wish(Address(host, port), answer, associate=True)
     if command != _CONNECT:
         writer.write(_socks_reply(_COMMAND_UNKNOWN))
-        raise Refusal(f"SOCKS command {command} is not known, only CONNECT")
+        raise Refusal(f"SOCKS command {command} is not known, only CONNECT and UDP ASSOCIATE")
     try:
         target = parse_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except ValueError as error:
         writer.write(_socks_reply(_GENERAL_FAILURE))
         raise Refusal(str(error)) from None
-
-    def answer(code: Code, text: str) -> bytes:
-        return _socks_reply(_SOCKS_CODES.get(code, _GENERAL_FAILURE), text if code is Code.OK else "")
-
     return Wish(target, answer)
+
+
+def unpack_datagram(data: bytes) -> tuple[Address, bytes, bytes] | None:
+    """Where a datagram from a program goes, the header that answers carry, and its content (RFC 1928 section 7).
+
+    None for what is malformed or a fragment.
+    """
+    if len(data) < 5 or data[2]:
+        return None
+    sizes = {1: 4, 3: data[4] + 1, 4: 16}
+    end = 4 + sizes.get(data[3], len(data)) + 2
+    if len(data) < end:
+        return None
+    raw = data[4 : end - 2]
+    host = raw[1:].decode("latin-1") if data[3] == 3 else str(ipaddress.ip_address(raw))
+    try:
+        target = parse_address(f"[{host}]:0" if ":" in host else f"{host}:0")
+    except ValueError:
+        return None
+    return Address(target.host, int.from_bytes(data[end - 2 : end])), b"\0\0\0" + data[3:end], data[end:]
 
 
 async def _socks_password(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, credentials: Credentials) -> None:

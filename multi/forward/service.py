@@ -19,8 +19,8 @@ from multi.asyncio.dns import Lookup
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
-from multi.errors import printable
-from multi.forward.dial import dial, refusal_of
+from multi.errors import LocalProtocolError, printable
+from multi.forward.dial import dial, dial_udp, refusal_of
 from multi.forward.opening import forward
 from multi.forward.protocol import (
     HELLO,
@@ -28,6 +28,7 @@ from multi.forward.protocol import (
     Address,
     Code,
     Connect,
+    Flow,
     ForwardRefused,
     Listen,
     encode_answer,
@@ -36,6 +37,7 @@ from multi.forward.protocol import (
 )
 from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
 from multi.forward.rules import UNPRIVILEGED, Permissions, Rules
+from multi.forward.udp import MAX_FLOWS, FlowTable, IdleClock, UdpPort, stream_id, until_end_or_idle
 
 logger = logging.getLogger("multi.forward")
 
@@ -124,10 +126,14 @@ class _Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening = asyncio.Semaphore(MAX_OPENING)
         self._listeners = 0
+        self._flows: FlowTable | None = None
 
     async def run(self, reader: SessionReader) -> None:
         """Until the client ends stream 0, or the session does."""
         accepting = asyncio.create_task(self._accept())
+        with suppress(LocalProtocolError):  # the client takes no datagrams
+            self._flows = FlowTable(self._session)
+            self._start(self._flows.run())
         try:
             while await reader.read(BUFFERED):
                 pass
@@ -156,6 +162,8 @@ class _Client:
                 await self._connect(head, stream)
             elif isinstance(head, Listen):
                 await self._listen(head, stream)
+            elif isinstance(head, Flow):
+                await self._flow(head, stream)
             else:
                 raise ForwardRefused(Code.BAD_REQUEST, "a client does not accept connections for a server")
         except ForwardRefused as error:
@@ -213,6 +221,38 @@ class _Client:
             await forward(near, self._session, Accepted(listener, peer), priority, self._service.counters)
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error)
+
+    async def _flow(self, head: Flow, stream: Pair) -> None:
+        """Datagrams to one address and back, until one side ends the stream or nothing comes for too long."""
+        table = self._flows
+        if table is None or len(table) >= MAX_FLOWS:
+            raise ForwardRefused(Code.BUSY, "no datagrams in this session" if table is None else "too many flows")
+        async with self._opening:
+            sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
+        number, clock, counters = stream_id(stream), IdleClock(), self._service.counters
+
+        def back(data: bytes, _: Address) -> None:
+            clock.heard()
+            if table.send(number, data):
+                counters.count_sent(len(data))
+
+        def out(data: bytes) -> None:
+            clock.heard()
+            counters.count_received(len(data))
+            port.send(data)
+
+        bound = str(Address(*sock.getpeername()[:2]))
+        _, port = await asyncio.get_running_loop().create_datagram_endpoint(lambda: UdpPort(back), sock=sock)
+        table.add(number, out)
+        counters.opened += 1
+        counters.open += 1
+        try:
+            stream.writer.write(encode_answer(Code.OK, bound))
+            await until_end_or_idle(stream, clock)
+        finally:
+            counters.open -= 1
+            table.remove(number)
+            port.close()
 
     def _granted(self, wanted: Address) -> Address:
         """The loopback address to listen on. Raises ForwardRefused."""

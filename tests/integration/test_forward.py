@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from multi.forward import client as near_end
 from multi.forward import proxy
 from multi.forward.client import ForwardClient
 from multi.forward.dial import dial
-from multi.forward.listeners import listen_as_proxy, listen_for, read_credentials
+from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.protocol import Address, Code, ForwardRefused
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
@@ -291,7 +292,6 @@ def test_socks_connects_by_name_and_by_address() -> None:
         ("*:*", named(b"", 80), 1),
         ("localhost:*", b"\x05\x01\x00\x01" + socket.inet_aton(HOST) + b"\x00\x01", 5),
         ("*:*", named(b"echo.test", 80, command=2), 7),
-        ("*:*", named(b"echo.test", 80, command=3), 7),
         ("*:*", b"\x05\x01\x00\x09", 8),
     ],
 )
@@ -413,6 +413,135 @@ def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
                     await listen_as_proxy(w.client, Listener(Address(host, 0)), {})
             everywhere = await listen_as_proxy(w.client, Listener(Address("0.0.0.0", 0)), {"me": "secret"})
             everywhere.close()
+
+    run(scenario())
+
+
+# --- datagrams ---
+
+
+class Peer(asyncio.DatagramProtocol):
+    """A UDP socket of a program or a target; one that `echoes` answers everything."""
+
+    def __init__(self, *, echoes: bool = False) -> None:
+        self.came: asyncio.Queue[bytes] = asyncio.Queue()
+        self._echoes = echoes
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        if self._echoes:
+            self.transport.sendto(data[::-1], addr)
+        self.came.put_nowait(data)
+
+    @property
+    def port(self) -> int:
+        number: int = self.transport.get_extra_info("sockname")[1]
+        return number
+
+
+@asynccontextmanager
+async def peer(host: str = HOST, *, echoes: bool = False) -> AsyncIterator[Peer]:
+    loop = asyncio.get_running_loop()
+    transport, made = await loop.create_datagram_endpoint(lambda: Peer(echoes=echoes), local_addr=(host, 0))
+    try:
+        yield made
+    finally:
+        transport.close()
+
+
+def test_datagrams_go_to_the_target_and_answers_to_whoever_asked() -> None:
+    async def scenario() -> None:
+        async with peer(echoes=True) as far, peer() as one, peer() as other, world() as w:
+            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address("echo.test", far.port)))
+            to = (HOST, listener.port.address.port)
+            for text in (b"first", b"second", b"x" * 1200):
+                one.transport.sendto(text, to)
+                assert await one.came.get() == text[::-1]
+            other.transport.sendto(b"other", to)
+            assert await other.came.get() == b"rehto"
+            assert one.came.empty()
+            assert w.client.counters.open == 2
+            await listener.close()
+            assert w.client.counters.open == 0
+
+    run(scenario())
+
+
+def test_a_flow_that_nothing_comes_in_ends_and_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.forward.udp.IDLE_TIMEOUT", 0.3)
+    monkeypatch.setattr("multi.forward.udp.MAX_FLOWS", 3)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            far = await stack.enter_async_context(peer(echoes=True))
+            programs = [await stack.enter_async_context(peer()) for _ in range(5)]
+            w = await stack.enter_async_context(world())
+            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
+            stack.push_async_callback(listener.close)
+            for program in programs:
+                program.transport.sendto(b"hi", (HOST, listener.port.address.port))
+            assert [await program.came.get() for program in programs[:3]] == [b"ih"] * 3
+            assert (w.client.counters.open, w.client.counters.failed) == (3, 2)
+            await stands_still(lambda: w.client.counters.open + w.service.counters.open)
+            assert (w.client.counters.open, w.service.counters.open) == (0, 0)
+            programs[4].transport.sendto(b"again", (HOST, listener.port.address.port))
+            assert await programs[4].came.get() == b"niaga"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("wanted", [Address("rebound.test", 53), Address("10.0.0.1", 53), Address("2130706433", 53)])
+def test_datagrams_go_only_where_a_rule_allows(wanted: Address) -> None:
+    async def scenario() -> None:
+        async with peer() as program, world("*:*") as w:
+            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), wanted))
+            program.transport.sendto(b"hi", (HOST, listener.port.address.port))
+            await stands_still(lambda: w.client.counters.failed)
+            assert w.client.counters.failed == 1
+            assert w.service.counters.failed == 1
+            await listener.close()
+
+    run(scenario())
+
+
+def test_a_datagram_that_is_too_large_is_dropped_and_the_flow_lives_on() -> None:
+    async def scenario() -> None:
+        async with peer(echoes=True) as far, peer() as program, world() as w:
+            listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
+            to = (HOST, listener.port.address.port)
+            program.transport.sendto(b"before", to)
+            assert await program.came.get() == b"erofeb"
+            session, _ = await w.client.datagrams()
+            program.transport.sendto(bytes(session.datagrams().max_size + 1), to)
+            program.transport.sendto(b"after", to)
+            assert await program.came.get() == b"retfa"
+            await listener.close()
+
+    run(scenario())
+
+
+def test_a_program_sends_datagrams_through_the_proxy_as_long_as_it_is_connected() -> None:
+    async def scenario() -> None:
+        async with peer(echoes=True) as far, peer() as program, peer() as stranger, world() as w:
+            reader, writer = await asyncio.open_connection(HOST, await w.proxy())
+            writer.write(b"\x05\x01\x00" + b"\x05\x03\x00\x01" + bytes(6))
+            assert await reader.readexactly(6) == b"\x05\x00\x05\x00\x00\x01"
+            assert await reader.readexactly(4) == socket.inet_aton(HOST)
+            to = (HOST, struct.unpack("!H", await reader.readexactly(2))[0])
+            header = b"\0\0\0\x03\x09echo.test" + struct.pack("!H", far.port)
+            program.transport.sendto(b"nonsense", to)
+            program.transport.sendto(header + b"hello", to)
+            assert await program.came.get() == header + b"olleh"
+            stranger.transport.sendto(header + b"mine", to)
+            program.transport.sendto(header + b"again", to)
+            assert await program.came.get() == header + b"niaga"
+            assert stranger.came.empty()
+            assert far.came.qsize() == 2
+            await closed(writer)
+            await stands_still(lambda: w.client.counters.open)
+            assert w.client.counters.open == 0
 
     run(scenario())
 

@@ -13,6 +13,7 @@ from multi.forward.protocol import (
     Address,
     Code,
     Connect,
+    Flow,
     ForwardRefused,
     Head,
     Listen,
@@ -23,6 +24,7 @@ from multi.forward.protocol import (
     read_answer,
     read_head,
 )
+from multi.forward.proxy import unpack_datagram
 from multi.forward.specs import Forward, Listener, parse_forward, parse_listener
 
 
@@ -48,6 +50,7 @@ def head_of(data: bytes) -> Head:
     [
         (Connect(Address("db", 5432)), "010100051538026462"),
         (Listen(Address("127.0.0.1", 8080), 3), "0102000d031f90093132372e302e302e31"),
+        (Flow(Address("db", 53)), "010400050035026462"),
         (Accepted(Address("::1", 1), Address("::1", 2)), "0103000c0001033a3a310002033a3a31"),
     ],
 )
@@ -80,6 +83,42 @@ def test_a_head_that_is_malformed_is_refused_with_an_answer(wrong: str) -> None:
 def test_a_host_that_cannot_be_one_is_not_sent(host: str) -> None:
     with pytest.raises(ForwardRefused):
         encode_head(Connect(Address(host, 1)))
+
+
+@pytest.mark.parametrize(
+    ("datagram", "target"),
+    [
+        ("0000000102030405003568690a", Address("2.3.4.5", 53)),
+        ("000000030264620035", Address("db", 53)),
+        ("00000004" + "00" * 15 + "0100351234", Address("::1", 53)),
+    ],
+)
+def test_datagrams_for_a_proxy_say_where_they_go_and_answers_carry_the_same_header(
+    datagram: str, target: Address
+) -> None:
+    data = bytes.fromhex(datagram)
+    unpacked = unpack_datagram(data)
+    assert unpacked is not None
+    assert unpacked[0] == target
+    assert unpacked[1] + unpacked[2] == data
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "",
+        "00000001",
+        "0000010102030405003500",
+        "00000001020304",
+        "000000020264620035",
+        "0000000300003500",
+        "000000030aff",
+        "00000003020a0d0035",
+        "0000000400000000",
+    ],
+)
+def test_a_datagram_for_a_proxy_that_is_malformed_or_a_fragment_is_dropped(wrong: str) -> None:
+    assert unpack_datagram(bytes.fromhex(wrong)) is None
 
 
 def test_answers_say_how_it_went() -> None:

@@ -1,0 +1,229 @@
+"""UDP over the datagrams of a session: a flow, from one address here to one there, is a stream and what names it.
+
+The stream opens the flow, tells whether the other end takes it, and ends it; the bytes travel as datagrams that begin
+with its number, so none is ever repeated or waited for. Decided here: how many flows there are, how long an idle one
+lasts, and what waits until a new one is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import struct
+from collections.abc import Callable, Coroutine, Hashable
+from typing import Any, cast
+
+from multi.asyncio.session import Session
+from multi.errors import DatagramTooLarge, LocalProtocolError, MultiError
+from multi.forward.opening import answer_of, open_stream
+from multi.forward.protocol import Address, Flow, ForwardRefused
+from multi.forward.relay import ENDS, Counters, Pair
+
+logger = logging.getLogger("multi.forward")
+
+TIME_TO_LIVE = 0.3  # seconds a datagram may wait for a connection; a program that cares sends it again by then
+IDLE_TIMEOUT = 120.0  # seconds without a datagram that end a flow (RFC 4787 REQ-5: not less than two minutes)
+MAX_FLOWS = 1024  # at the same time, of one listener or session; datagrams that would begin more are dropped
+MAX_PENDING = 16  # datagrams of a flow that wait for its answer
+_FLOW = struct.Struct("!I")
+
+Receive = Callable[[bytes], None]
+
+
+class FlowTable:
+    """The datagrams of one session, by the stream that stands for their flow. Raises LocalProtocolError without any."""
+
+    def __init__(self, session: Session) -> None:
+        self._datagrams = session.datagrams(ttl=TIME_TO_LIVE, copies="auto")
+        self._receivers: dict[int, Receive] = {}
+
+    def __len__(self) -> int:
+        return len(self._receivers)
+
+    def add(self, stream: int, receive: Receive) -> None:
+        """Datagrams of this flow go to `receive` from now on."""
+        self._receivers[stream] = receive
+
+    def remove(self, stream: int) -> None:
+        self._receivers.pop(stream, None)
+
+    def send(self, stream: int, data: bytes) -> bool:
+        """Send one; False when it is dropped because it fits no connection."""
+        try:
+            self._datagrams.send(_FLOW.pack(stream) + data)
+        except DatagramTooLarge:
+            logger.info("a datagram of %d bytes is dropped: %d fit", len(data), self._datagrams.max_size - _FLOW.size)
+            return False
+        except MultiError as error:
+            logger.debug("a datagram is dropped: %s", error)
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Hand out what comes until the session ends."""
+        async for message in self._datagrams:
+            if len(message) >= _FLOW.size:
+                receive = self._receivers.get(_FLOW.unpack_from(message)[0])
+                if receive is not None:
+                    receive(message[_FLOW.size :])
+
+
+class UdpPort(asyncio.DatagramProtocol):
+    """A UDP socket whose datagrams go to `received`, with the address they came from."""
+
+    def __init__(self, received: Callable[[bytes, Address], None]) -> None:
+        self._received = received
+        self._transport: asyncio.DatagramTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.DatagramTransport, transport)
+
+    def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
+        self._received(data, Address(*addr[:2]))
+
+    def error_received(self, exc: Exception) -> None:
+        """Nobody listens there now; UDP has no more to say about it."""
+
+    def send(self, data: bytes, to: Address | None = None) -> None:
+        """Send to an address, or to the one the socket is connected to."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.sendto(data, tuple_of(to) if to is not None else None)
+
+    @property
+    def address(self) -> Address:
+        assert self._transport is not None
+        return Address(*self._transport.get_extra_info("sockname")[:2])
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+def tuple_of(address: Address) -> tuple[str, int]:
+    return address.host, address.port
+
+
+class IdleClock:
+    """Says when nothing has been heard for IDLE_TIMEOUT."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._at = self._loop.time()
+
+    def heard(self) -> None:
+        self._at = self._loop.time()
+
+    async def until_idle(self) -> None:
+        while (left := self._at + IDLE_TIMEOUT - self._loop.time()) > 0:  # noqa: ASYNC110 - most sleep two minutes
+            await asyncio.sleep(left)
+
+
+async def until_end_or_idle(stream: Pair, clock: IdleClock) -> None:
+    """Return when the other end has ended the flow, or nothing came for too long; then end it here too."""
+    ended = asyncio.ensure_future(stream.reader.read(1))
+    idle = asyncio.ensure_future(clock.until_idle())
+    try:
+        await asyncio.wait({ended, idle}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (ended, idle):
+            task.cancel()
+        await asyncio.gather(ended, idle, return_exceptions=True)
+    stream.writer.close()
+
+
+def stream_id(stream: Pair) -> int:
+    return int(stream.writer.get_extra_info("stream"))
+
+
+class Flows:
+    """Flows that begin at this end: one for each key, made when its first datagram comes.
+
+    `table` waits for the session there is now and its datagrams.
+    """
+
+    def __init__(
+        self,
+        table: Callable[[], Coroutine[Any, Any, tuple[Session, FlowTable]]],
+        priority: int,
+        counters: Counters,
+    ) -> None:
+        self._table = table
+        self._priority = priority
+        self._counters = counters
+        self._flows: dict[Hashable, _Flow] = {}
+
+    def datagram(self, key: Hashable, target: Address, data: bytes, reply: Receive) -> None:
+        """Send `data` to `target` in the flow `key`; what comes back in it goes to `reply`."""
+        flow = self._flows.get(key)
+        if flow is None:
+            if len(self._flows) >= MAX_FLOWS:
+                self._counters.failed += 1
+                return
+            flow = self._flows[key] = _Flow(self._counters, reply)
+            flow.task = asyncio.create_task(self._run(key, flow, target))
+        flow.send(data)
+
+    async def _run(self, key: Hashable, flow: _Flow, target: Address) -> None:
+        self._counters.opened += 1
+        self._counters.open += 1
+        try:
+            session, table = await self._table()
+            await flow.run(session, table, target, self._priority)
+        except ENDS as error:
+            self._counters.failed += 1
+            logger.info("datagrams to %s: %s", target, error)
+            if isinstance(error, ForwardRefused | LocalProtocolError):
+                await asyncio.sleep(1.0)  # the next datagram would only ask again
+        finally:
+            self._counters.open -= 1
+            del self._flows[key]
+
+    async def close(self) -> None:
+        tasks = [flow.task for flow in self._flows.values() if flow.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Flow:
+    def __init__(self, counters: Counters, reply: Receive) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self._counters = counters
+        self._reply = reply
+        self._clock = IdleClock()
+        self._pending: list[bytes] = []
+        self._out: Receive | None = None
+
+    def send(self, data: bytes) -> None:
+        self._clock.heard()
+        if self._out is not None:
+            self._out(data)
+        elif len(self._pending) < MAX_PENDING:
+            self._pending.append(data)
+
+    def _receive(self, data: bytes) -> None:
+        self._clock.heard()
+        self._counters.count_received(len(data))
+        self._reply(data)
+
+    async def run(self, session: Session, table: FlowTable, target: Address, priority: int) -> None:
+        stream = await open_stream(session, Flow(target), priority)
+        number = stream_id(stream)
+
+        def out(data: bytes) -> None:
+            if table.send(number, data):
+                self._counters.count_sent(len(data))
+
+        table.add(number, self._receive)
+        try:
+            await answer_of(stream)
+            self._out = out
+            for data in self._pending:
+                out(data)
+            self._pending.clear()
+            await until_end_or_idle(stream, self._clock)
+        except BaseException:
+            stream.reset()
+            raise
+        finally:
+            table.remove(number)
