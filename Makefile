@@ -52,7 +52,8 @@ format: $(STAMP)  ## format the code and repair what ruff can
 demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)
 
-# One part alone: make bench ARGS="hardening --quick" (loopback, opening, everyday, hardening, memory, counted, scale, links, quic, grid)
+# One part alone: make bench ARGS="hardening --quick". Parts: loopback, opening, everyday, hardening, memory, counted,
+# scale, crowd, links, quic, grid.
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python -m benchmarks $(ARGS)
 

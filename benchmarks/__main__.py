@@ -12,6 +12,7 @@ import sys
 from benchmarks.basics import counted, hardening, loopback, memory, opening, quic, scale
 from benchmarks.everyday.__main__ import run as everyday
 from benchmarks.grid.__main__ import run as grid
+from benchmarks.hostile import crowd
 from benchmarks.links.__main__ import run as links
 
 
@@ -26,6 +27,7 @@ def main() -> int:
         "memory": memory.run,
         "counted": counted.run,
         "scale": scale.run,
+        "crowd": crowd.run,
         "links": links,
         "quic": quic.run,
         "grid": grid,

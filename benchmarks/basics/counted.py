@@ -1,11 +1,12 @@
 """What a server keeps for sessions that attack its memory, against what it counts for them in `limits.max_memory`.
 
-Each attack meets a server of its own, in a process of its own, whose application never reads. It comes as many
-sessions, each from another network, and does its worst within what the windows allow. Counted is what the sessions
-count for when all has come; traced is what Python has allocated since before the first of them, resident what the
-process has grown by, in another run. The promise holds for either.
+Each attack meets a server of its own, in a process of its own. It comes as many sessions, each from another network,
+and does its worst within what the windows allow: over TCP in clear, sealed and under TLS, and over QUIC; with one
+connection a session or eight; with windows as they are at first, or grown. Counted is what the sessions count for when
+all has come; traced is what Python has allocated since before the first of them, resident what the process has grown
+by, in another run. The promise holds for either.
 
-    python -m benchmarks.basics.counted [--quick]
+    python -m benchmarks.basics.counted [--quick] [ATTACK...]
 """
 
 from __future__ import annotations
@@ -14,222 +15,315 @@ import argparse
 import asyncio
 import ctypes
 import gc
-import json
-import os
-import subprocess
 import sys
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import multi
-from benchmarks import ROOT
-from multi.protocol.segment import SegmentType, encode
-from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
-from multi.types import SessionId, StreamId
+from benchmarks.processes import Process, answer, resident, say
+from multi.lab.cert import write_development_certificates
+from multi.protocol.payloads import Keepalive, encode_keepalive
+from multi.protocol.segment import SegmentType, encode_header
+from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
+from multi.types import STREAM_ZERO
 
+MODULE = "benchmarks.basics.counted"
 HOST = "127.0.0.1"
 SESSIONS = 100
+FEW = 10  # where each of them says very much
 WARM_UP = 4  # sessions before the first look at the memory: what a process needs once is not theirs
 PROMISE = 1.5  # times what is counted
 WINDOW = EARLY_DATA_LIMIT
+GROWN = 1 << 20  # bytes, to which the server's windows may grow where they shall
+ANSWER = 1 << 20  # bytes that a server writes for each byte it reads, where it answers
 STREAMS = range(2, 2 * SessionSettings().max_streams, 2)
+SETTLED = 0.5  # seconds in which nothing more comes
 
-Attack = Callable[[SessionId], Iterator[bytes]]
-
-
-def _data(session: SessionId, offset: int, size: int, stream: int = 0) -> bytes:
-    return encode(SegmentType.DATA, session, bytes(size), sequence=offset, stream=StreamId(stream))
+Piece = tuple[int, int, int]
+"""Stream, offset, size."""
 
 
-def bare(session: SessionId) -> Iterator[bytes]:
+def bare(window: int) -> Iterator[Piece]:
     """Nothing after the handshake."""
-    yield b""
+    yield from ()
 
 
-def unread(session: SessionId) -> Iterator[bytes]:
+def unread(window: int) -> Iterator[Piece]:
     """The whole window, in order."""
-    for offset in range(0, WINDOW, 8192):
-        yield _data(session, offset, 8192)
+    for offset in range(0, window, 8192):
+        yield 0, offset, 8192
 
 
-def tiny(session: SessionId) -> Iterator[bytes]:
+def tiny(window: int) -> Iterator[Piece]:
     """The whole window, byte by byte in order."""
-    for offset in range(WINDOW):
-        yield _data(session, offset, 1)
+    for offset in range(window):
+        yield 0, offset, 1
 
 
-def islands(session: SessionId) -> Iterator[bytes]:
+def islands(window: int) -> Iterator[Piece]:
     """Every other byte of the window."""
-    for offset in range(1, WINDOW, 2):
-        yield _data(session, offset, 1)
+    for offset in range(1, window, 2):
+        yield 0, offset, 1
 
 
-def spread_islands(session: SessionId) -> Iterator[bytes]:
+def spread_islands(window: int) -> Iterator[Piece]:
     """The same over all streams."""
     for stream in STREAMS:
-        for offset in range(1, WINDOW // len(STREAMS), 2):
-            yield _data(session, offset, 1, stream)
+        for offset in range(1, window // len(STREAMS), 2):
+            yield stream, offset, 1
 
 
-def large_islands(session: SessionId) -> Iterator[bytes]:
+def large_islands(window: int) -> Iterator[Piece]:
     """Pieces with gaps of a byte."""
-    for offset in range(1, WINDOW - 2100, 2100):
-        yield _data(session, offset, 2099)
+    for offset in range(1, window - 2100, 2100):
+        yield 0, offset, 2099
 
 
-def overlapping(session: SessionId) -> Iterator[bytes]:
+def overlapping(window: int) -> Iterator[Piece]:
     """Segments of which little is new."""
-    for offset in range(1, WINDOW // 2, 2100):
-        yield _data(session, offset, WINDOW // 2)
+    for offset in range(1, window // 2, 2100):
+        yield 0, offset, window // 2
 
 
-def streams(session: SessionId) -> Iterator[bytes]:
+def streams(window: int) -> Iterator[Piece]:
     """All streams, opened by one segment."""
-    yield _data(session, 0, 1, STREAMS[-1])
+    yield STREAMS[-1], 0, 1
 
 
-def streams_with_gaps(session: SessionId) -> Iterator[bytes]:
+def streams_with_gaps(window: int) -> Iterator[Piece]:
     """All streams, each with a byte above a gap."""
     for stream in STREAMS:
-        yield _data(session, 1, 1, stream)
+        yield stream, 1, 1
+
+
+@dataclass(frozen=True)
+class Attack:
+    """What a session does when it has proved itself."""
+
+    pieces: Callable[[int], Iterator[Piece]] = bare
+    way: str = "plain"
+    """`plain`, `sealed`, `TLS` or `QUIC`."""
+    sessions: int = SESSIONS
+    connections: int = 1
+    grown: bool = False
+    """First send what the application reads, until the window is as large as it gets."""
+    unfinished: int = 0
+    """Bytes of a segment on each connection that is never finished."""
+    questions: int = 0
+    """Ask so many and hear no answer."""
+    answers: int = 0
+    """Have the application write so many times, after as many that were taken, and take nothing."""
+    gaps: bool = False
+    """Fill what the QUIC engine grants with single bytes above gaps."""
 
 
 ATTACKS: dict[str, Attack] = {
-    attack.__name__.replace("_", " "): attack
-    for attack in (bare, unread, tiny, islands, spread_islands, large_islands, overlapping, streams, streams_with_gaps)
+    **{
+        pieces.__name__.replace("_", " "): Attack(pieces)
+        for pieces in (bare, unread, tiny, islands, spread_islands, large_islands, overlapping, streams)
+    },
+    "streams with gaps": Attack(streams_with_gaps),
+    "unfinished segments": Attack(unfinished=200_000, connections=8, sessions=FEW),
+    "grown, unread": Attack(unread, grown=True, sessions=FEW),
+    "grown, islands": Attack(islands, grown=True, sessions=2),
+    "grown, large islands": Attack(large_islands, grown=True, sessions=FEW),
+    "eight connections, bare": Attack(connections=8),
+    "eight connections, unread": Attack(unread, connections=8),
+    "eight connections, islands": Attack(islands, connections=8, sessions=FEW),
+    "sealed, bare": Attack(way="sealed"),
+    "sealed, unread": Attack(unread, "sealed"),
+    "sealed, tiny": Attack(tiny, "sealed", sessions=FEW),
+    "sealed, islands": Attack(islands, "sealed", sessions=FEW),
+    "sealed, eight connections": Attack(unread, "sealed", connections=8),
+    "sealed, unfinished segments": Attack(way="sealed", unfinished=200_000, connections=8, sessions=FEW),
+    "sealed, answers": Attack(way="sealed", answers=16, sessions=FEW),
+    "TLS, bare": Attack(way="TLS"),
+    "TLS, unread": Attack(unread, "TLS"),
+    "TLS, eight connections": Attack(unread, "TLS", connections=8),
+    "TLS, answers": Attack(way="TLS", answers=16, sessions=FEW),
+    "QUIC, bare": Attack(way="QUIC"),
+    "QUIC, unread": Attack(unread, "QUIC"),
+    "QUIC, islands": Attack(islands, "QUIC", sessions=FEW),
+    "QUIC, streams": Attack(streams, "QUIC"),
+    "QUIC, gaps in packets": Attack(way="QUIC", gaps=True, sessions=FEW),
+    "QUIC, eight connections": Attack(unread, "QUIC", connections=8, sessions=FEW),
+    "QUIC, grown": Attack(large_islands, "QUIC", grown=True, sessions=FEW),
+    "QUIC, questions": Attack(way="QUIC", questions=20_000, sessions=FEW),
+    "QUIC, answers": Attack(way="QUIC", answers=8, sessions=FEW),
 }
 
 
 # --- the server ---
 
 
-async def _serve(traced: bool) -> None:
+async def _serve(name: str, certificates: str, traced: bool) -> None:
     """Serve until standard input ends; every line read is answered with [counted, kept, payload received]."""
+    attack = ATTACKS[name]
 
-    async def never_reads(reader: Any, writer: Any) -> None:
+    async def serve(reader: Any, writer: Any) -> None:
+        if attack.grown:
+            await reader.readexactly(_bulk())
+        while attack.answers:
+            await reader.readexactly(1)
+            writer.write(bytes(ANSWER))
         await asyncio.Event().wait()
 
-    config = {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}, "protect": "never"}
+    over_quic, grown = attack.way == "QUIC", {"max_stream_window": GROWN, "max_session_window": GROWN}
+    config: dict[str, Any] = {
+        "listen": {"host": HOST, "port": 0, "transports": ["quic" if over_quic else "tcp"]},
+        "protect": "never" if attack.way == "plain" else "auto",
+        "limits": {"max_memory": 16 << 30, "segment_timeout": 600} | (grown if attack.grown else {}),
+    }
+    if attack.way in ("TLS", "QUIC"):
+        config["ssl_config"] = {"cert": f"{certificates}/server-cert.pem", "key": f"{certificates}/server-key.pem"}
     if traced:
         tracemalloc.start()
-    server = await multi.start_server(never_reads, config)
-    print(server.port, flush=True)
-    loop = asyncio.get_running_loop()
+    server = await multi.start_server(serve, config)
+    say(server.port)
     libc = ctypes.CDLL(None)
-    while await loop.run_in_executor(None, sys.stdin.readline):
+
+    def figures(_: str) -> list[int]:
         gc.collect()
         libc.malloc_trim(0)
-        kept = tracemalloc.get_traced_memory()[0] if traced else _resident()
+        kept = tracemalloc.get_traced_memory()[0] if traced else resident()
         received = sum(c.payload_received for s in server.sessions for c in s.connections)
-        print(json.dumps([server.admission.taken(), kept, received]), flush=True)
-    os._exit(0)
+        return [server.admission.taken(), kept, received]
+
+    await answer(figures)
 
 
-def _resident() -> int:
-    """Bytes of memory this process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def _server(*, traced: bool) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.basics.counted", "--serve", *(["--traced"] if traced else [])],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _line(process: subprocess.Popen[str], question: str = "") -> Any:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    if question:
-        process.stdin.write(question + "\n")
-        process.stdin.flush()
-    return json.loads(process.stdout.readline())
+def _bulk() -> int:
+    """Bytes after which the windows have grown to GROWN: they double with each that was read."""
+    return 8 * GROWN
 
 
 # --- the attackers ---
 
 
-async def _attack(attack: Attack, sessions: int, process: subprocess.Popen[str]) -> tuple[int, int]:
+class _Session:
+    """An attacker's session over channels, and what it does with it."""
+
+    def __init__(self, attack: Attack, port: int, source: str) -> None:
+        from tests.integration.hostile import OverChannels  # from this checkout
+
+        self._attack = attack
+        self._client = OverChannels(attack.way, port, source)
+        self.said = 0
+        """Bytes of DATA."""
+
+    async def open(self) -> None:
+        """Prove itself on all connections."""
+        for _ in range(self._attack.connections):
+            await self._client.connect()
+
+    async def do_its_worst(self) -> None:
+        attack, client = self._attack, self._client
+        first = 0
+        if attack.grown:
+            client.core.write(STREAM_ZERO, bytes(_bulk()), now=client.now())
+            client.flush()
+            await client.until(lambda: not client.core.sender.unacked)
+            first = self.said = _bulk()
+        for number, (stream, offset, size) in enumerate(attack.pieces(GROWN if attack.grown else WINDOW)):
+            client.say(SegmentType.DATA, bytes(size), sequence=first + offset, stream=stream, over=number)
+            self.said += size
+            if number % 256 == 255:
+                await client.drained()
+        await client.drained()
+        for number in range(attack.connections if attack.unfinished else 0):
+            header = encode_header(SegmentType.DATA, client.core.session_id, 0, STREAM_ZERO, attack.unfinished + 1)
+            client.say_raw(header + bytes(attack.unfinished), over=number)
+        for number in range(attack.answers):
+            client.core.write(STREAM_ZERO, b"?", now=client.now())
+            client.flush()
+            await client.until(partial(client.has_got, (number + 1) * ANSWER))
+        if attack.questions or attack.answers:
+            client.be_deaf()
+        for number in range(attack.questions):
+            client.say(SegmentType.KEEPALIVE, encode_keepalive(Keepalive(number)))
+        for number in range(attack.answers):
+            client.say(SegmentType.DATA, b"?", sequence=attack.answers + number)
+        client.flush()
+        if attack.gaps:
+            await client.say_gaps()
+
+    def leave(self) -> None:
+        self._client.leave()
+
+
+async def _attack(attack: Attack, sessions: int, process: Process) -> tuple[int, int]:
     """(counted, kept) bytes of all sessions together."""
-    from tests.integration.hostile import HandMade  # from this checkout
+    port = process.line()
+    clients: list[_Session] = []
 
-    port = _line(process)
-    clients: list[HandMade] = []
-
-    async def open_one() -> HandMade:
-        client = await HandMade.at(port, f"127.{1 + len(clients) % 250}.1.1", Protect.NEVER)
+    async def open_one() -> _Session:
+        client = _Session(attack, port, f"127.{1 + len(clients) % 250}.1.1")
         clients.append(client)
-        await client.confirm()
+        await client.open()
         return client
 
     for _ in range(WARM_UP):
         await open_one()
-    await asyncio.sleep(0.2)
-    before, expected = (await asyncio.to_thread(_line, process, "figures")), 0
+    await asyncio.sleep(SETTLED)
+    before, expected = await asyncio.to_thread(process.ask), 0
     for _ in range(sessions):
         client = await open_one()
-        for segment in attack(client.session_id):
-            client.send(segment)
-            expected += int.from_bytes(segment[4:8], "big") - segment[3] if segment else 0
-        await client.writer.drain()
-    after = before
+        await client.do_its_worst()
+        expected += client.said
+    after, last = before, None
     for _ in range(600):
-        await asyncio.sleep(0.1)
-        after = await asyncio.to_thread(_line, process, "figures")
-        if after[2] >= expected:
+        await asyncio.sleep(SETTLED)
+        last, after = after, await asyncio.to_thread(process.ask)
+        if after[2] >= expected and after[0] == last[0]:
             break
     else:
         raise SystemExit(f"only {after[2]} of {expected} bytes came")
     for client in clients:
-        client.writer.transport.abort()
+        client.leave()
     return after[0] - before[0], after[1] - before[1]
 
 
-def measure(attack: Attack, sessions: int, *, traced: bool) -> tuple[int, int]:
+def measure(name: str, sessions: int, *, traced: bool) -> tuple[int, int]:
     """(counted, kept) bytes for each session."""
-    with _server(traced=traced) as process:
-        counted, kept = asyncio.run(_attack(attack, sessions, process))
+    with tempfile.TemporaryDirectory() as directory:
+        write_development_certificates(Path(directory), [])
+        arguments = ["--serve", name, directory, *(["--traced"] if traced else [])]
+        with Process(MODULE, *arguments) as process:
+            counted, kept = asyncio.run(_attack(ATTACKS[name], sessions, process))
     return counted // sessions, kept // sessions
 
 
-def run(*, quick: bool) -> None:
+def run(*, quick: bool, only: list[str] | None = None) -> None:
     """Print the table."""
-    sessions = SESSIONS // 10 if quick else SESSIONS
-    print(f"{sessions} sessions each; KiB a session:")
-    print(f"{'attack':20} {'counted':>8} {'traced':>8} {'resident':>9}   of what is counted (promised {PROMISE:g})")
-    for name, attack in ATTACKS.items():
-        counted, traced = measure(attack, sessions, traced=True)
-        _, resident = measure(attack, sessions, traced=False)
-        share = max(traced, resident) / counted
+    print(f"up to {SESSIONS} sessions each; KiB a session:")
+    print(f"{'attack':28} {'counted':>8} {'traced':>8} {'resident':>9}   of what is counted (promised {PROMISE:g})")
+    for name in only or ATTACKS:
+        sessions = -(-ATTACKS[name].sessions // 10) if quick else ATTACKS[name].sessions
+        counted, traced = measure(name, sessions, traced=True)
+        _, resident_too = measure(name, sessions, traced=False)
+        share = max(traced, resident_too) / counted
         verdict = "held" if share <= PROMISE else f"short by {share - PROMISE:.2f}"
-        print(
-            f"{name:20} {counted / 1024:8.0f} {traced / 1024:8.0f} {resident / 1024:9.0f}   {share:.2f} ({verdict})",
-            flush=True,
-        )
+        sizes = f"{counted / 1024:8.0f} {traced / 1024:8.0f} {resident_too / 1024:9.0f}"
+        print(f"{name:28} {sizes}   {share:.2f} ({verdict})", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", choices=[*ATTACKS, []], metavar="ATTACK", help="default: all")
     parser.add_argument("--quick", action="store_true", help="fewer sessions: a look, not a measurement")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--traced", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
-        asyncio.run(_serve(chosen.traced))
+        name, certificates = chosen.serve
+        asyncio.run(_serve(name, certificates, chosen.traced))
     else:
-        run(quick=chosen.quick)
+        run(quick=chosen.quick, only=chosen.only)
     return 0
 
 

@@ -1,14 +1,12 @@
-"""Honest clients that come at once from one address, and one source that wants 20,000 sessions.
+"""Honest clients that come at once from one address, over an emulated link of 50 ms and 1 % loss.
 
-The herd goes over an emulated link of 50 ms and 1 % loss, the greedy source over loopback, where honest clients of its
-own network and of another one speak every 200 ms beside it. Limits are those by default.
+Limits are those by default. What one source takes that wants everything is in `benchmarks.hostile.crowd`.
 
-    python -m benchmarks.links.herd [--crowd N]
+    python -m benchmarks.links.herd
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import resource
@@ -27,9 +25,6 @@ from multi.lab.testbed import Direction, LinkSpec, Testbed
 HERDS = {"sealed TCP": ("tcp", 500), "TLS": ("tcp", 250), "QUIC": ("quic", 100)}
 LINK = Direction(rate_mbps=1000, delay_ms=25, loss=0.01)
 PORT = 7788
-HONEST = 10  # clients of each network beside the greedy source
-PARALLEL = 50  # sessions it opens at the same time
-GREEDY, NEIGHBOUR, OTHER = "127.7.7.1", "127.7.7.9", "127.9.9.9"
 
 
 def raise_limit() -> None:
@@ -113,73 +108,10 @@ async def herds(certificates: str) -> None:
             print(f"{size} over {kind}: {dict(outcome)}; open after {median:.1f} s (median), {last:.1f} s (last)")
 
 
-# --- one source that wants everything ---
-
-
-async def crowd(size: int) -> None:
-    raise_limit()
-    server = await multi.start_server(echo, server_config("sealed TCP", "", "127.0.0.1"))
-    serving = Counter[str]()
-    done = False
-
-    async def honest(address: str) -> None:
-        """Speak all the time; count what is lost."""
-        config = client_config("sealed TCP", "", address, "127.0.0.1")
-        while not done:
-            try:
-                async with multi.connect(config) as session:
-                    serving[f"{address} opened"] += 1
-                    while not done:
-                        session.writer.write(b"hello")
-                        await session.reader.readexactly(5)
-                        serving[f"{address} answers"] += 1
-                        await asyncio.sleep(0.2)
-            except (OSError, EOFError, multi.MultiError) as error:
-                serving[f"{address} lost: {error}"] += 1
-
-    tasks = [asyncio.create_task(honest(place)) for place in (NEIGHBOUR, OTHER) for _ in range(HONEST)]
-    config = client_config("sealed TCP", "", GREEDY, "127.0.0.1")
-    config["multi_config"] = {"open_timeout": 60.0}
-    greedy: list[multi.Session] = []
-    turns = asyncio.Semaphore(PARALLEL)
-    failed = 0
-    started = time.monotonic()
-
-    async def one() -> None:
-        nonlocal failed
-        async with turns:
-            try:
-                session = await multi.connect(config)
-                await session.confirmed()
-                greedy.append(session)
-            except (OSError, multi.MultiError):
-                failed += 1
-
-    await asyncio.gather(*(one() for _ in range(size)))
-    took = time.monotonic() - started
-    living = Counter("lives" if session.state.value == "open" else "ended" for session in greedy)
-    done = True
-    await asyncio.gather(*tasks, return_exceptions=True)
-    print(f"{size} sessions of one source in {took:.0f} s: {failed} did not open, of the others {dict(living)}")
-    print(f"honest beside it: {dict(serving)}")
-    print(f"limits: { {k: v for k, v in server.statistics.items() if v} }; load {os.getloadavg()[0]:.1f}")
-    for session in greedy:
-        session.abort()
-    server.abort()
-    await server.wait_closed()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--crowd", type=int, default=20_000, help="sessions the greedy source wants; 0 = only the herds"
-    )
-    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         asyncio.run(herds(directory))
     print(f"load {os.getloadavg()[0]:.1f}")
-    if arguments.crowd:
-        asyncio.run(crowd(arguments.crowd))
 
 
 if __name__ == "__main__":

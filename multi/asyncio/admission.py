@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -37,6 +37,7 @@ from multi.types import ConnectionId, ConnectionState
 logger = logging.getLogger("multi.server")
 
 LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
+ORDER_INTERVAL = 0.5  # seconds; putting them in order of who goes first takes microseconds for each
 MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
 RELIEF_INTERVAL = 1.0  # seconds between two looks for windows that are larger than they are used
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
@@ -251,6 +252,9 @@ class Admission(AdmissionControl):
         self._accounts: dict[SessionDriver, _Account] = {}
         self._sessions: defaultdict[str, dict[SessionDriver, None]] = defaultdict(dict)
         """By source."""
+        self._order: dict[str, deque[SessionDriver]] = {}
+        """Of sources with more than their share, who goes first, as of a moment ago."""
+        self._ordered_until: dict[str, float] = {}
         self._unconfirmed: BySource[SessionDriver] = BySource()
         self._detached: BySource[SessionDriver] = BySource()
         self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
@@ -314,8 +318,7 @@ class Admission(AdmissionControl):
             goes = self._never_confirmed("", host)
         elif beyond:
             latest = self._loop.time() - (GRACE if source_of(host) == heaviest else 0)
-            connected = [d for d in self._sessions.get(heaviest, ()) if d.links and d.core.moved_at <= latest]
-            goes = min(connected, key=self._rank, default=None)
+            goes = self._longest_idle(heaviest, latest, connected=True)
         if goes is None:
             return False
         self._end(goes, "no file descriptor is left, and its network has the most")
@@ -390,7 +393,7 @@ class Admission(AdmissionControl):
         place = source if limit.endswith("per_source") else ""
         unproved = self._unconfirmed.count(place) if place else len(self._unconfirmed)
         if beyond and unproved <= ON_THE_WAY_IN:
-            driver = self._longest_idle(beyond)
+            driver = self._longest_idle(beyond, self._loop.time() - GRACE)
         else:  # a flood of what nobody confirms displaces itself first
             driver = self._never_confirmed(place, host)
         if driver is None:
@@ -399,11 +402,23 @@ class Admission(AdmissionControl):
         self._end(driver, f"idle for longest of its network, and others wait (limits.{limit})")
         return driver not in self._accounts
 
-    def _longest_idle(self, source: str) -> SessionDriver | None:
-        """Who goes when `source` has more than its share: what is hostile, then who is away, then who is idle."""
-        latest = self._loop.time() - GRACE
-        idle = [driver for driver in self._sessions.get(source, ()) if driver.core.moved_at <= latest]
-        return min(idle, key=self._rank, default=None)
+    def _longest_idle(self, source: str, latest: float, *, connected: bool = False) -> SessionDriver | None:
+        """Who goes when `source` has more than its share: what is hostile, then who is away, then who is idle.
+
+        Nobody who had progress after `latest`; with `connected`, only who has a connection. A flood asks with every
+        HELLO, so thousands of sessions are put in order now and then, and those who may go are taken one by one.
+        """
+        now = self._loop.time()
+        fresh = now < self._ordered_until.get(source, -inf)
+        if not fresh:
+            self._ordered_until[source] = now + ORDER_INTERVAL
+            self._order[source] = deque(sorted(self._sessions.get(source, ()), key=self._rank))
+        order = self._order[source]
+        while order:
+            driver = order.popleft()
+            if driver in self._accounts and driver.core.moved_at <= latest and (driver.links or not connected):
+                return driver
+        return None
 
     def _rank(self, driver: SessionDriver) -> tuple[int, float]:
         core = driver.core
@@ -442,6 +457,8 @@ class Admission(AdmissionControl):
         del self._sessions[account.source][driver]
         if not self._sessions[account.source]:
             del self._sessions[account.source]
+            self._order.pop(account.source, None)
+            self._ordered_until.pop(account.source, None)
         self._charge(account.source, -receiver.window.held)
         receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)

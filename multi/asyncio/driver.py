@@ -47,7 +47,7 @@ from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport
+from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport, transport_type
 from multi.transports.sockets import close_in_child
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
@@ -72,8 +72,11 @@ UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that fa
 REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
 FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one was forked from")
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
-SESSION_MEMORY = 32 * 1024  # bytes that a session with its connection is counted for besides its window
-STREAM_MEMORY = 3 * 1024  # and each of its streams (`make bench ARGS=counted` measures both)
+SESSION_MEMORY = 20 * 1024  # bytes that a session is counted for besides its window and its connections
+STREAM_MEMORY = 3 * 1024  # each of its streams
+TLS_MEMORY = (
+    12 * 1024
+)  # each of its connections, besides what its transport says (`make bench ARGS=counted` measures all)
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 LOOK = 0.040  # seconds; so often a watched session sees to deadlines, which bytes bring no nearer than SUSPECT_SLACK
@@ -573,11 +576,13 @@ class SessionDriver:
     @property
     def kept_besides(self) -> int:
         """Bytes of memory to count for the session besides what its window allows the peer to send."""
-        unfinished = 0
+        held = 0
         for connection in self.core.connections.values():
-            unfinished += sum([decoder.buffered for decoder in connection.decoders])
+            known = transport_type(connection.transport)
+            held += known.connection_memory + (TLS_MEMORY if connection.facts.secure and not known.over_udp else 0)
+            held += connection.control_backlog + sum([decoder.buffered for decoder in connection.decoders])
         streams = STREAM_MEMORY * len(self.core.receiver.streams)
-        return self.kept_to_send + self.core.datagrams.memory + unfinished + SESSION_MEMORY + streams
+        return self.kept_to_send + self.core.datagrams.memory + held + SESSION_MEMORY + streams
 
     @property
     def memory(self) -> int:

@@ -40,6 +40,7 @@ UNKNOWN_RTT = 0.200
 JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 SAMPLE_INTERVAL = 0.010  # seconds between looks at a transport while much is on its way
 SAMPLE_REFRESH = 0.5  # seconds between looks at one that carries little: round trips change slowly
@@ -130,7 +131,7 @@ class Connection:
     payload_received: int = 0
     reinjected: int = 0
     control_backlog: int = 0
-    """Bytes other than data written since the transport last took any; a peer decides how many it asks for."""
+    """Memory of what else than data was written since the transport last took any; a peer decides how much it asks."""
     channel_credit: int = 0
     credit: int = 0
 
@@ -195,7 +196,7 @@ class Connection:
     ) -> None:
         """Queue one segment other than DATA for the next SendBytes."""
         self.sent_at = now
-        self.control_backlog += len(payload) + HEADER_LENGTH
+        self.control_backlog += len(payload) + SEGMENT_MEMORY
         self._write(lane, kind, (payload,), len(payload), sequence, stream)
 
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:

@@ -74,7 +74,7 @@ from multi.types import (
 )
 
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
-MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of answers and control a connection may hold back; minutes of honest ones
+MAX_CONTROL_BACKLOG = 2 * 1024 * 1024  # bytes that answers and control held back may take; minutes of honest ones
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 TROUBLE = 10.0  # seconds after a silent loss in which a peer that closes the rest may have lost its networks

@@ -246,6 +246,8 @@ class TransportType:
     """Its section of the configuration, `<name>_config`."""
     over_udp: bool = False
     """It listens on the UDP port; otherwise on the TCP port."""
+    connection_memory: int = 12 * 1024
+    """Bytes that a connection takes besides what waits in it, and without TLS on a TCP port."""
     spans_interfaces: bool = False
     """One connection uses all interfaces of an entry."""
     needs_certificate: bool = False
@@ -265,6 +267,7 @@ def register_transport(
     *,
     settings: type[TransportSection] = TransportSection,
     over_udp: bool = False,
+    connection_memory: int = 12 * 1024,
     spans_interfaces: bool = False,
     needs_certificate: bool = False,
     also_accepts: tuple[str, ...] = (),
@@ -282,7 +285,7 @@ def register_transport(
         shipped = factory.__module__.startswith("multi.transports.")
         if name in _types and _types[name].shipped and not shipped:
             raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
-        facts = over_udp, spans_interfaces, needs_certificate, also_accepts
+        facts = over_udp, connection_memory, spans_interfaces, needs_certificate, also_accepts
         _types[name] = TransportType(name, cache(factory), settings, *facts, shipped)
         return factory
 

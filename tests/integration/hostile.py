@@ -7,17 +7,33 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 from multi.asyncio.session import Session
 from multi.asyncio.settings import peer_scheduler
-from multi.events import SendBytes
+from multi.errors import TransportError
+from multi.events import SendBytes, StreamReadable
 from multi.protocol.authenticator import ClientAuthenticator
 from multi.protocol.handshake import ConnectionTerms, Join
+from multi.protocol.payloads import StreamAck
 from multi.protocol.segment import SegmentType, encode
+from multi.protocol.sender import Sender
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
-from multi.types import ConnectionFacts, ConnectionId, SessionId, Side
+from multi.transports.base import Channel, TlsSettings, TransportSettings, transport
+from multi.transports.quic.channel import QuicChannel
+from multi.transports.tcp.channel import StreamChannel
+from multi.types import (
+    STREAM_ZERO,
+    Candidate,
+    ConnectionFacts,
+    ConnectionId,
+    Family,
+    SessionId,
+    Side,
+    StreamId,
+)
+from tests.integration.support import until
 
 FIRST = ConnectionId(0)
 
@@ -64,16 +80,170 @@ class HandMade:
         return self.core.session_id
 
 
-def greeting(protect: Protect = Protect.AUTO) -> SessionCore:
-    """A client's core that has just connected."""
-    core = SessionCore(
+WAYS = {
+    "plain": ("tcp", None, Protect.NEVER),
+    "sealed": ("tcp", None, Protect.AUTO),
+    "TLS": ("tcp", TlsSettings(verify=False), Protect.AUTO),
+    "QUIC": ("quic", TlsSettings(verify=False), Protect.AUTO),
+}
+"""Transport, TLS and protection."""
+PATIENCE = 120.0  # seconds; a server that many attack takes its time
+WIDE = 64 << 20  # bytes, the window of a client that wants to be sent much
+
+
+class OverChannels:
+    """A client's core on channels of any transport, without the driver: it says what it should not, and dials nothing.
+
+    Several connections lead to one session. Time stands still for it: it asks nothing and suspects nobody.
+    """
+
+    def __init__(self, way: str, port: int, source: str) -> None:
+        self._name, self._tls, protect = WAYS[way]
+        self._port, self._source = port, source
+        self._channels: list[Channel] = []
+        self.core = client_core(SessionSettings(protect=protect, initial_window=WIDE))
+        self._got = 0
+        self._stuck = False
+        """Within a segment that is not finished."""
+
+    def now(self) -> float:
+        return 0.0
+
+    async def connect(self) -> None:
+        """Open one more connection and prove itself on it."""
+        host = "127.0.0.1"
+        candidate = Candidate(self._name, Family.IPV4, host, host, self._port, local_address=self._source)
+        channel = await transport(self._name).dial(candidate, TransportSettings(tls=self._tls))
+        connection = ConnectionId(len(self._channels))
+        self._channels.append(channel)
+        self.core.connection_opened(connection, channel.info, now=0.0)
+        channel.start(_Hearing(self, connection))
+        self.flush()
+        await self.until(lambda: self.core.connections[connection].authenticated)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that what comes makes true."""
+        await until(lambda: not self.core.connections.alive() or condition(), timeout=PATIENCE)
+        assert self.core.connections.alive(), "the server hung up"
+
+    def has_got(self, size: int) -> bool:
+        """So many bytes of stream 0."""
+        return self._got >= size
+
+    def flush(self) -> None:
+        for number, channel in enumerate(self._channels):
+            self.core.set_credit(ConnectionId(number), channel.credit(), now=0.0)
+        for effect in self.core.effects():
+            if isinstance(effect, SendBytes) and not self._stuck:
+                self._channels[effect.connection].write(effect.buffers, effect.lane)
+            elif isinstance(effect, StreamReadable) and effect.stream == STREAM_ZERO:
+                self._got += len(self.core.read(STREAM_ZERO, -1, now=0.0))
+        for channel in self._channels:
+            channel.flush()
+
+    def heard(self, connection: ConnectionId, data: memoryview, lane: int) -> None:
+        self.core.receive(connection, data, lane, now=0.0)
+
+    def say(self, kind: int, payload: bytes, *, sequence: int = 0, stream: int = 0, over: int = 0) -> None:
+        """Say a segment with the next flush, sealed where that is due, on one connection of all."""
+        if kind == SegmentType.DATA:  # what is acknowledged from now on the core has never said
+            self.core.sender.__class__ = _Unacknowledged
+        alive = list(self.core.connections.alive())
+        assert alive, f"the server hung up: {self.core.reason} {[c.reason for c in self.core.connections.values()]}"
+        connection = alive[over % len(alive)]
+        lane = connection.lanes - 1 if kind == SegmentType.DATA else 0
+        connection.send(kind, payload, 0.0, sequence=sequence, stream=StreamId(stream), lane=lane)
+        self._channels[connection.id].write(connection.output[lane], lane)
+        connection.output[lane] = []
+
+    def say_raw(self, data: bytes, *, over: int = 0) -> None:
+        """Say the beginning of a segment on the last lane, and then nothing more."""
+        channel, self._stuck = self._channels[over], True
+        channel.write((data,), channel.info.lanes - 1)
+        channel.flush()
+
+    async def drained(self) -> None:
+        """Wait until the network has taken what was said."""
+        self.flush()
+        await until(lambda: not any(channel.sample().not_sent for channel in self._channels), timeout=PATIENCE)
+
+    def be_deaf(self) -> None:
+        """Take nothing more from the network."""
+        for channel in self._channels:
+            if isinstance(channel, QuicChannel):
+                asyncio.get_running_loop().remove_reader(channel._port._fd)
+                channel.engine._connection._loss._cc.congestion_window = 1 << 30  # type: ignore[attr-defined]
+            else:
+                assert isinstance(channel, StreamChannel)
+                asyncio.get_running_loop().remove_reader(channel._fd)
+
+    async def say_gaps(self) -> None:
+        """Bytes above gaps in QUIC packets, as many as are granted, which are no part of what was said on the lane."""
+        (channel,) = self._channels
+        assert isinstance(channel, QuicChannel)
+        quic: Any = channel.engine._connection  # type: ignore[attr-defined]
+        stream = quic._streams[4]
+        first, last = stream.sender._buffer_stop + 600, stream.max_stream_data_remote
+        for offset in range(first, last, 600):
+            stream.sender._buffer_stop = offset
+            stream.sender._buffer = bytearray(b"x")
+            stream.sender._buffer_start = offset
+            stream.sender._pending.add(offset, offset + 1)
+            stream.sender._buffer_stop = offset + 1
+            quic._remote_max_data_used = 0
+            channel.flush()
+            await asyncio.sleep(0.001)
+
+    def leave(self) -> None:
+        for channel in self._channels:
+            channel.abort()
+
+
+class _Unacknowledged(Sender):
+    """Does not wonder at acknowledgements of what it has never sent."""
+
+    __slots__ = ()
+
+    def acknowledge(self, entry: StreamAck, now: float) -> bool:
+        return False
+
+
+class _Hearing:
+    """What comes on one connection."""
+
+    behind = False
+
+    def __init__(self, client: OverChannels, connection: ConnectionId) -> None:
+        self._client, self._connection = client, connection
+
+    def data_received(self, data: memoryview, lane: int) -> None:
+        self._client.heard(self._connection, data, lane)
+
+    def batch_finished(self) -> None:
+        self._client.flush()
+
+    def writable(self) -> None:
+        self._client.flush()
+
+    def connection_lost(self, error: TransportError | None) -> None:
+        self._client.core.connection_lost(self._connection, None, now=0.0)
+
+
+def client_core(settings: SessionSettings) -> SessionCore:
+    """A client's core that nothing has happened to."""
+    return SessionCore(
         Side.CLIENT,
         SessionId(os.urandom(16)),
-        SessionSettings(protect=protect),
+        settings,
         entropy=os.urandom,
         make_scheduler=peer_scheduler,
         now=0.0,
     )
+
+
+def greeting(protect: Protect = Protect.AUTO) -> SessionCore:
+    """A client's core that has just connected."""
+    core = client_core(SessionSettings(protect=protect))
     facts = ConnectionFacts("tcp")
     core.connection_opened(FIRST, facts, now=0.0)
     core.set_credit(FIRST, 1 << 20, now=0.0)

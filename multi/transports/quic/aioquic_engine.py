@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import ssl
+import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from aioquic._buffer import Buffer
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import (
     CONNECTION_LIMIT_FRAME_CAPACITY,
+    CRYPTO_BUFFER_SIZE,
     MAX_STREAM_DATA_FRAME_CAPACITY,
     QuicConnection,
     QuicConnectionError,
@@ -49,6 +52,27 @@ PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer an
 
 _SILENT = logging.Logger("aioquic", logging.CRITICAL + 1)
 """Takes what aioquic logs, with the words of strangers in it: why a connection ends is told to who holds it."""
+
+
+class _Scratch(threading.local):
+    """What a TLS handshake writes before it is queued, used by all connections of a thread one after the other.
+
+    aioquic would keep 48 KiB for it in each of them.
+    """
+
+    def __init__(self) -> None:
+        self._buffers = {
+            epoch: Buffer(capacity=CRYPTO_BUFFER_SIZE) for epoch in (Epoch.INITIAL, Epoch.HANDSHAKE, Epoch.ONE_RTT)
+        }
+
+    def clean(self) -> dict[Epoch, Buffer]:
+        """Without what a handshake that failed has left."""
+        for buffer in self._buffers.values():
+            buffer.seek(0)
+        return self._buffers
+
+
+_scratch = _Scratch()
 
 
 class Frames(dict[int, Any]):
@@ -123,6 +147,7 @@ class BoundedConnection(QuicConnection):
             stream.receiver._ranges = _Ranges(lambda: self._window // SMALLEST_GAP)
 
     def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
+        _scratch.clean()
         super()._handle_crypto_frame(context, frame_type, buf)
         if self._crypto_streams[context.epoch].receiver.highest_offset > MOST_CRYPTO:
             raise QuicConnectionError(QuicErrorCode.CRYPTO_BUFFER_EXCEEDED, frame_type, "a TLS handshake without end")
@@ -159,6 +184,7 @@ class BoundedConnection(QuicConnection):
 
     def _initialize(self, peer_cid: bytes) -> None:
         super()._initialize(peer_cid)
+        self._crypto_buffers = _scratch.clean()
         for stream in self._crypto_streams.values():
             self._bound_gaps(stream)
         if self._is_client:

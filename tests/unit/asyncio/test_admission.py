@@ -333,3 +333,22 @@ async def test_a_flood_of_hellos_displaces_itself_and_no_session_that_somebody_h
         admission._unconfirmed.add(stranger, CROWDED)  # type: ignore[arg-type]
     admission.make_room("max_sessions_per_source", CROWDED)
     assert ended == [f"{CROWDED} 0", "stranger 0"]
+
+
+async def test_who_floods_a_full_source_does_not_have_its_sessions_put_in_order_with_every_hello(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admission = Admission(Limits())
+    ended = house(admission, {CROWDED: [10.0] * 50})
+    looks, rank = 0, admission._rank
+
+    def counted(driver: object) -> tuple[int, float]:
+        nonlocal looks
+        looks += 1
+        return rank(driver)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(admission, "_rank", counted)
+    for _ in range(60):
+        admission.make_room("max_sessions_per_source", CROWDED)
+    assert len(ended) == len(set(ended)) == 50
+    assert looks == 50
