@@ -1,16 +1,16 @@
-"""The public names of `multi`, each listed once. `multi` loads them all when an application uses the first.
+"""The public names of `multi`, each listed once. `multi` loads what stands behind a name when it is used.
 
 `X as X` is how a module that offers the names of others says so (PEP 484): type checkers follow it to `multi.X`.
 """
 
-from multi.asyncio.client import connect as connect
-from multi.asyncio.client import create_connection as create_connection
-from multi.asyncio.client import open_connection as open_connection
+from multi.asyncio.api import connect as connect
+from multi.asyncio.api import create_connection as create_connection
+from multi.asyncio.api import create_server as create_server
+from multi.asyncio.api import open_connection as open_connection
+from multi.asyncio.api import start_server as start_server
 from multi.asyncio.datagrams import DatagramSocket as DatagramSocket
 from multi.asyncio.info import ConnectionInfo as ConnectionInfo
 from multi.asyncio.server import Server as Server
-from multi.asyncio.server import create_server as create_server
-from multi.asyncio.server import start_server as start_server
 from multi.asyncio.session import Session as Session
 from multi.asyncio.streams import SessionReader as SessionReader
 from multi.asyncio.streams import SessionWriter as SessionWriter
@@ -21,6 +21,7 @@ from multi.config import ConfigLike as ConfigLike
 from multi.config import load_config as load_config
 from multi.errors import ConfigError as ConfigError
 from multi.errors import DatagramTooLarge as DatagramTooLarge
+from multi.errors import DependencyError as DependencyError
 from multi.errors import LocalProtocolError as LocalProtocolError
 from multi.errors import MultiError as MultiError
 from multi.errors import NoUsableConnection as NoUsableConnection

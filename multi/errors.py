@@ -5,6 +5,7 @@
     |- LocalProtocolError     (RuntimeError)     you misused the library
     |  `- DatagramTooLarge                       it fits no connection; says which size does
     |- RemoteProtocolError                       the peer broke the protocol
+    |- DependencyError        (ImportError)      a package that is needed for it cannot be imported
     |- TransportError         (OSError)          one transport connection failed
     |- NoUsableConnection     (TransportError)   no candidate could be opened; every attempt is listed
     |- SessionRefused         (ConnectionRefusedError)  the server said no
@@ -37,6 +38,15 @@ class ConfigError(MultiError, ValueError):
         super().__init__(f"{key_path}: {message}" if key_path else message)
         self.message = message
         self.key_path = key_path
+
+
+class DependencyError(MultiError, ImportError):
+    """A package that what was asked for needs is missing or broken; what does not need it works."""
+
+    @classmethod
+    def of(cls, what: str, error: ImportError) -> DependencyError:
+        """For `what`, which could not be imported."""
+        return cls(f"{what} needs a package that cannot be imported: {error}")
 
 
 class LocalProtocolError(MultiError, RuntimeError):

@@ -12,6 +12,8 @@ ConnectionId = NewType("ConnectionId", int)  # local to one session on one side,
 StreamId = NewType("StreamId", int)  # client's even, server's odd; 0 is the paper's reader and writer
 
 SESSION_ID_LENGTH = 16
+DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line a reader returns
+LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 STREAM_ZERO = StreamId(0)
 
 

@@ -1,4 +1,4 @@
-"""The client: `open_connection` and `connect`."""
+"""The client: opening a session. What applications call is in `multi.asyncio.api`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,13 @@ import asyncio
 import errno
 import os
 import random
-from collections.abc import Callable, Generator
-from types import TracebackType
-from typing import Any
 
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Found, outcomes
 from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
-from multi.asyncio.settings import local_scheduler, session_settings
-from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
-from multi.asyncio.transport import P, SessionTransport
-from multi.config import Config, ConfigLike, config_of
+from multi.asyncio.settings import load_transports, local_scheduler, session_settings
+from multi.config import Config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
 from multi.paths.manager import Mode, PathManager
@@ -26,77 +21,14 @@ from multi.protocol.session import SessionCore
 from multi.types import Side
 
 
-async def open_connection(
-    host: ConfigLike, port: int | None = None, *, limit: int = DEFAULT_LIMIT, **options: Any
-) -> tuple[SessionReader, SessionWriter]:
-    """Open a session and return the reader and writer of stream 0, as `asyncio.open_connection` does.
-
-    `host` and `port` with options by name (docs/configuration.md, "Without a file"), or in place of them all a
-    configuration: a file, a mapping, a `multi://` URL.
-
-    Returns when data may be sent. Closing the writer closes the session. Raises ConfigError, NoUsableConnection
-    (every attempt listed), SessionRefused, SessionLost, TimeoutError never: `open_timeout` ends in
-    NoUsableConnection.
-    """
-    session = await _open(config_of(host, port, options), limit, owns_close=True)
-    return session.reader, session.writer
-
-
-async def create_connection(
-    protocol_factory: Callable[[], P], host: ConfigLike, port: int | None = None, **options: Any
-) -> tuple[SessionTransport, P]:
-    """Open a session and give its first stream to a protocol, as `loop.create_connection` does.
-
-    Returns transport and protocol; `connection_made` was called. `transport.get_extra_info("session")` is the session,
-    closing the transport closes it. Raises what `open_connection` raises.
-    """
-    session = await _open(config_of(host, port, options), DEFAULT_LIMIT, owns_close=True)
-    return session.transport, session.transport.run(protocol_factory)
-
-
-class connect:
-    """`async with multi.connect(config) as session`: close in order at the end, abort on an exception."""
-
-    def __init__(
-        self, host: ConfigLike, port: int | None = None, *, limit: int = DEFAULT_LIMIT, **options: Any
-    ) -> None:
-        self._config = (host, port, options)
-        self._limit = limit
-        self._session: Session | None = None
-
-    def __await__(self) -> Generator[Any, None, Session]:
-        return _open(config_of(*self._config), self._limit, owns_close=False).__await__()
-
-    async def __aenter__(self) -> Session:
-        self._session = await self
-        return self._session
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        session = self._session
-        assert session is not None
-        if error is not None:
-            session.abort("the application failed")
-            await session.settle()
-            return
-        if session.aborted:
-            await session.wait_closed()
-            return
-        try:
-            await session.close()
-        except asyncio.CancelledError:
-            session.abort("cancelled")
-            await session.settle()
-            raise
-
-
-async def _open(config: Config, limit: int, *, owns_close: bool) -> Session:
+async def open_session(config: Config, limit: int, *, owns_close: bool) -> Session:
+    """See `multi.asyncio.api.open_connection`; `owns_close`: closing the writer closes the session."""
     if config.is_server:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of the reader; allowed: more than 0")
     check_certificate_files(config)
+    await load_transports(config)
     loop = asyncio.get_running_loop()
     started = loop.time()
     timeout = config.multi_config.open_timeout

@@ -47,7 +47,7 @@ from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, transport, transport_type
+from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, loaded_transport, transport_type
 from multi.transports.sockets import close_in_child
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
@@ -473,7 +473,7 @@ class SessionDriver:
     async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
         """Dial one candidate and report the outcome to the core. Owned by `_dials`."""
         try:
-            channel = await transport(candidate.transport).dial(candidate, self._settings)
+            channel = await (await loaded_transport(candidate.transport)).dial(candidate, self._settings)
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 logger.exception("transport %s failed", candidate.transport)

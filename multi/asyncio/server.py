@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from weakref import WeakSet
 
 from multi.asyncio.admission import Admission, source_of
@@ -19,18 +19,18 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
-from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
-from multi.config import Config, ConfigLike, config_of
-from multi.config.keys import check_certificate_files, load_keys, load_reset_key
+from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.config import Config
+from multi.config.keys import load_keys, load_reset_key
 from multi.config.options import pinned_url
-from multi.errors import ConfigError, RemoteProtocolError, TransportError
+from multi.errors import RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import LISTEN_BACKLOG, Channel, Listener, transport, transport_type
+from multi.transports.base import Channel, Listener, loaded_transport, transport_type
 from multi.transports.certificates import first_certificate, pin_of
 from multi.types import ConnectionId, SessionId, Side, host_of
 
@@ -206,7 +206,7 @@ class Server:
         port = listen.port
         try:
             for name in wanted:
-                listener = await transport(name).listen(listen.host, port, settings, self._accept)
+                listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
                 self._listeners.append(listener)
                 port = port or listener.address[1]
         except BaseException:
@@ -427,59 +427,3 @@ class Server:
         self._sessions.pop(driver, None)
         self._leaving.add(driver)
         self._maybe_stop()
-
-
-async def start_server(
-    on_client: ClientCallback,
-    host: ConfigLike | None = None,
-    port: int | None = None,
-    *,
-    limit: int = DEFAULT_LIMIT,
-    backlog: int = LISTEN_BACKLOG,
-    start_serving: bool = True,
-    **options: Any,
-) -> Server:
-    """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
-
-    `host` (None = all addresses) and `port` with options by name, or in place of them all a configuration: a file or a
-    mapping. With `identity=True` the server makes a key and a certificate for itself, keeps them in the user's state
-    directory, and says by which URL its clients know it.
-
-    `limit` is that of the readers, in bytes; `backlog` how many connections may wait to be accepted. Without
-    `start_serving` nothing is bound before `Server.start_serving` or `serve_forever`.
-
-    Raises ConfigError, and TransportError when the port is in use or a certificate cannot be used.
-    """
-    loaded = config_of(host, port, options, server=True)
-    if not loaded.is_server:
-        raise ConfigError("this is a client's configuration: a server needs listen", "listen")
-    if limit <= 0:
-        raise ValueError(f"found {limit} as the limit of readers; allowed: more than 0")
-    check_certificate_files(loaded)
-    server = Server(on_client, loaded, limit, backlog)
-    if start_serving:
-        await server.start_serving()
-    if options.get("identity"):
-        print(f"clients reach this server by {server.url}", flush=True)
-    return server
-
-
-async def create_server(
-    protocol_factory: Callable[[], asyncio.BaseProtocol],
-    host: ConfigLike | None = None,
-    port: int | None = None,
-    *,
-    backlog: int = LISTEN_BACKLOG,
-    start_serving: bool = True,
-    **options: Any,
-) -> Server:
-    """Serve sessions whose first stream each gets a new protocol, as with `loop.create_server`.
-
-    Further streams of a client are in `transport.get_extra_info("session").streams()`. See `start_server` for the rest.
-    """
-
-    def on_client(_: SessionReader, writer: SessionWriter) -> None:
-        session: Session = writer.get_extra_info("session")
-        session.transport.run(protocol_factory)
-
-    return await start_server(on_client, host, port, backlog=backlog, start_serving=start_serving, **options)

@@ -12,7 +12,7 @@ from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
-from multi.asyncio.streams import DEFAULT_LIMIT, SessionReader, SessionWriter
+from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry, load_steering
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
@@ -25,7 +25,7 @@ from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
-from multi.types import STREAM_ZERO, ConnectionId, ConnectionState, Family, Role, StreamId, host_of
+from multi.types import DEFAULT_LIMIT, STREAM_ZERO, ConnectionId, ConnectionState, Family, Role, StreamId, host_of
 
 
 class Session:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from multi.config import Config
 from multi.config.keys import key_of, key_warnings
+from multi.errors import TransportError
 from multi.protocol.handshake import KeyPair
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
-from multi.schedulers import create_scheduler, scheduler_names
+from multi.schedulers import create_scheduler
 from multi.schedulers.base import Scheduler
 from multi.transports import transport, transport_names
+from multi.transports.base import loaded_transport
 
 NEVER = 1e9  # seconds; "no idle timeout" without a second kind of value
 CLIENT_WINDOW = 1024 * 1024  # bytes; a client knows whom it talks to, and few of them, so windows need not begin small
 
-# Loaded with the first session, transports, schedulers and the cipher library would take longer than all else that
-# opens it.
-for _name in transport_names():
-    transport(_name)
-scheduler_names()
-KeyPair(bytes(32))
+KeyPair(bytes(32))  # the cipher library loads parts of itself then, and whoever imports this is in a thread
 
 
 def session_settings(config: Config) -> SessionSettings:
@@ -58,14 +56,28 @@ def session_settings(config: Config) -> SessionSettings:
     )
 
 
+async def load_transports(config: Config) -> None:
+    """Import the code of the transports in use; what cannot be is told by their warnings, and by every attempt."""
+    for name in _used(config):
+        with suppress(TransportError):
+            await loaded_transport(name)
+
+
+def _used(config: Config) -> list[str]:
+    listen = config.listen
+    return list(dict.fromkeys(listen.transports if listen else [e.transport for e in config.connection_priority]))
+
+
 def host_warnings(config: Config) -> tuple[str, ...]:
     """What this host does not do as the configuration wants, or where it keeps keys too openly."""
-    listen, settings = config.listen, config.transport_settings()
-    used = [entry.transport for entry in config.connection_priority] if listen is None else listen.transports
-    return (
-        *key_warnings(config),
-        *(text for name in dict.fromkeys(used) for text in transport(name).warnings(settings)),
-    )
+    settings = config.transport_settings()
+    texts = list(key_warnings(config))
+    for name in _used(config):
+        try:
+            texts += transport(name).warnings(settings)
+        except TransportError as error:
+            texts.append(str(error))
+    return tuple(texts)
 
 
 @cache

@@ -16,8 +16,6 @@ from multi.types import Side
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line `readuntil` returns
-
 
 class SessionReader(asyncio.StreamReader):
     """Reads one stream. See `asyncio.StreamReader` for each method.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from multi.asyncio.client import connect
+from multi.asyncio.api import connect
 from multi.asyncio.info import ConnectionInfo
 from multi.config import Config, load_config
 from multi.errors import NoUsableConnection, SessionLost, printable

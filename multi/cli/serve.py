@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from multi.asyncio.server import ClientCallback, Server, start_server
+from multi.asyncio.api import start_server
+from multi.asyncio.server import ClientCallback, Server
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, load_config

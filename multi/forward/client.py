@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from multi.asyncio.client import connect
+from multi.asyncio.api import connect
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config

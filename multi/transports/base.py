@@ -15,6 +15,7 @@ Rules every channel keeps
 
 from __future__ import annotations
 
+import asyncio
 import re
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
@@ -23,15 +24,13 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from multi.errors import ConfigError, TransportError
+from multi.errors import ConfigError, DependencyError, TransportError
 from multi.transports.settings import TransportSection
-from multi.types import Candidate, ConnectionFacts, TransportSample
+from multi.types import LISTEN_BACKLOG, Candidate, ConnectionFacts, TransportSample
 
 S = TypeVar("S", bound=TransportSection)
 
 Buffer = bytes | bytearray | memoryview
-
-LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +258,8 @@ class TransportType:
 
 
 _types: dict[str, TransportType] = {}
+_loaded: set[str] = set()
+"""Those whose code has been imported."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
@@ -286,6 +287,7 @@ def register_transport(
         if name in _types and _types[name].shipped and not shipped:
             raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
         facts = over_udp, connection_memory, spans_interfaces, needs_certificate, also_accepts
+        _loaded.discard(name)
         _types[name] = TransportType(name, cache(factory), settings, *facts, shipped)
         return factory
 
@@ -301,8 +303,21 @@ def transport_type(name: str) -> TransportType:
 
 
 def transport(name: str) -> Transport:
-    """Return the transport registered under `name`. Raises ConfigError."""
-    return transport_type(name).make()
+    """Return the transport registered under `name`. Raises ConfigError, and TransportError without what it needs."""
+    kind = transport_type(name)
+    try:
+        made = kind.make()
+    except ImportError as error:
+        raise TransportError(str(DependencyError.of(f"transport {name}", error))) from error
+    _loaded.add(name)
+    return made
+
+
+async def loaded_transport(name: str) -> Transport:
+    """The same; its code is imported in a thread, for the sessions of the event loop have other work meanwhile."""
+    if name not in _loaded and transport_type(name).shipped:
+        return await asyncio.to_thread(transport, name)
+    return transport(name)
 
 
 def transport_names() -> list[str]:

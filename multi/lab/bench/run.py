@@ -14,8 +14,7 @@ import time
 from dataclasses import asdict, replace
 from typing import Any
 
-from multi.asyncio.client import connect
-from multi.asyncio.server import start_server
+from multi.asyncio.api import connect, start_server
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import load_config

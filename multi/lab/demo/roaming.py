@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from multi.asyncio.client import connect
+from multi.asyncio.api import connect
 from multi.asyncio.session import Session
 from multi.errors import MultiError, SessionLost
 from multi.events import ConnectionChanged

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from multi.asyncio.client import connect
+from multi.asyncio.api import connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.config import ConfigLike

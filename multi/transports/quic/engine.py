@@ -7,9 +7,11 @@ different ones: what they export for channel binding is defined here, by RFC 844
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +20,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from aioquic.quic.events import ConnectionTerminated
 
-from multi.errors import TransportError
+from multi.errors import DependencyError, TransportError
 from multi.multipath.facts import PathFacts
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import Buffer, TlsSettings
@@ -285,12 +287,24 @@ _REMEDIES = {
 def implementation(name: str) -> type[QuicEngine]:
     """The engine called `name` in `quic_config`. Raises TransportError saying what is missing."""
     try:
-        module = import_module(f"multi.transports.quic.{name}_engine")
-    except ModuleNotFoundError as error:
-        if error.name is None or (remedy := _REMEDIES.get(error.name.partition(".")[0])) is None:
-            raise
-        raise TransportError(f"the QUIC engine {name!r} is not installed: {remedy}") from None
+        module = import_module(_module_of(name))
+    except ImportError as error:
+        remedy = _REMEDIES.get((error.name or "").partition(".")[0])
+        if isinstance(error, ModuleNotFoundError) and remedy is not None:
+            raise TransportError(f"the QUIC engine {name!r} is not installed: {remedy}") from None
+        raise TransportError(str(DependencyError.of(f"the QUIC engine {name!r}", error))) from error
     return cast(type[QuicEngine], module.Engine)
+
+
+async def loaded_implementation(name: str) -> type[QuicEngine]:
+    """The same; it is imported in a thread, for the sessions of the event loop have other work meanwhile."""
+    if _module_of(name) in sys.modules:
+        return implementation(name)
+    return await asyncio.to_thread(implementation, name)
+
+
+def _module_of(name: str) -> str:
+    return f"multi.transports.quic.{name}_engine"
 
 
 class Secrets:

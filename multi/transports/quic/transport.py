@@ -27,9 +27,8 @@ from multi.transports.base import (
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
-from multi.transports.quic import aioquic_engine as aioquic_engine  # now: the first dial must not wait for its import
 from multi.transports.quic.channel import REFUSED, QuicChannel
-from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation
+from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation, loaded_implementation
 from multi.transports.quic.packets import (
     RetryTokens,
     connection_of_all,
@@ -76,7 +75,7 @@ class Quic(Transport):
         quic = settings.section("quic", QuicSettings)
         issuers = trusted_authorities(tls) if tls.verify else b""
         host = tls.server_name or candidate.remote_host or candidate.remote_address
-        engine_type = implementation(quic.engine)
+        engine_type = await loaded_implementation(quic.engine)
         configuration = engine_type.configure(quic, tls, issuers, host)
         with ExitStack() as undo:
             sock = bound_socket(candidate, socket.SOCK_DGRAM)
@@ -115,7 +114,7 @@ class Quic(Transport):
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
         quic = settings.section("quic", QuicSettings)
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
-        engine_type = implementation(quic.engine)
+        engine_type = await loaded_implementation(quic.engine)
         configuration = engine_type.configure(quic, settings.tls, issuers)
         certificate = first_certificate(settings.tls.cert)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
