@@ -24,7 +24,7 @@ import multi
 from multi.cli.main import main
 from multi.lab.files.client import Transfer, get_file, put_file
 from multi.lab.files.protocol import FileRefused, Problem
-from tests.integration.cli_runner import Files, command, interrupt, run, started, wait_for_line
+from tests.integration.cli_runner import Files, command, interrupt, run, run_forked, started, wait_for_line
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -70,14 +70,14 @@ def test_help_imports_nothing_heavy(way: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("arguments", [(), ("fly",), ("get",), ("put", "client.json"), ("get", "a", "b", "--forse")])
 def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
-    done = run(*arguments)
+    done = run_forked(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage: multi" in done.stderr
 
 
 def test_amounts_that_are_none_are_said_in_words() -> None:
     for option, value in (("-n", "1X"), ("-n", "0"), ("-t", "soon"), ("-t", "nan")):
-        done = run("bench", "run", "client.json", option, value)
+        done = run_forked("bench", "run", "client.json", option, value)
         assert done.returncode == 2
         assert f"argument {option}: {value!r} is not a " in done.stderr
 
@@ -88,7 +88,7 @@ def test_amounts_that_are_none_are_said_in_words() -> None:
 def test_misspelt_key_is_a_configuration_error(files: Files) -> None:
     config = files.client_config(1, remote_hots="x")
     for verb in (("get", config, "f"), ("check", config)):
-        done = run(*verb)
+        done = run_forked(*verb)
         assert done.returncode == 2
         assert done.stderr.startswith("multi: ")
         assert 'did you mean "remote_host"?' in done.stderr
@@ -96,15 +96,16 @@ def test_misspelt_key_is_a_configuration_error(files: Files) -> None:
 
 
 def test_configuration_of_the_other_side_is_refused(files: Files) -> None:
-    got = run("get", files.server_config(), "f")
+    got = run_forked("get", files.server_config(), "f")
     assert (got.returncode, "a server's configuration" in got.stderr) == (2, True)
-    served = run("serve", files.client_config(1), "--dir", files.served)
+    served = run_forked("serve", files.client_config(1), "--dir", files.served)
     assert (served.returncode, "a client's configuration" in served.stderr) == (2, True)
 
 
 def test_port_in_use_is_said(files: Files) -> None:
     with files.serving() as (_, port):
-        second = run("serve", files.server_config(listen={"host": "127.0.0.1", "port": port}), "--dir", files.served)
+        config = files.server_config(listen={"host": "127.0.0.1", "port": port})
+        second = run_forked("serve", config, "--dir", files.served)
     assert second.returncode == 1
     assert second.stderr.startswith("multi: ")
     assert "address already in use" in second.stderr
@@ -112,21 +113,21 @@ def test_port_in_use_is_said(files: Files) -> None:
 
 def test_quic_without_a_certificate_is_said(files: Files) -> None:
     listen = {"host": "127.0.0.1", "port": 0, "transports": ["quic"]}
-    none = run("serve", files.server_config(listen=listen, ssl_config=None), "--dir", files.served)
+    none = run_forked("serve", files.server_config(listen=listen, ssl_config=None), "--dir", files.served)
     assert (none.returncode, "QUIC cannot listen without" in none.stderr) == (2, True)
     lost = files.server_config(listen=listen, ssl_config={"cert": "absent.pem", "key": "certs/server-key.pem"})
-    done = run("serve", lost, "--dir", files.served)
+    done = run_forked("serve", lost, "--dir", files.served)
     assert done.returncode == 2
     assert re.match(r"multi: ssl_config\.cert: .*absent\.pem: no such file", done.stderr), done.stderr
 
 
 def test_missing_directory_is_said(files: Files) -> None:
-    done = run("serve", files.server_config(), "--dir", files.root / "absent")
+    done = run_forked("serve", files.server_config(), "--dir", files.root / "absent")
     assert (done.returncode, done.stderr) == (1, f"multi: {files.root / 'absent'}: no such file or directory\n")
 
 
 def test_every_attempt_is_listed_when_none_succeeds(files: Files, unused_port: int) -> None:
-    done = run("get", files.client_config(unused_port, "tcp", "mptcp"), "f", cwd=files.here)
+    done = run_forked("get", files.client_config(unused_port, "tcp", "mptcp"), "f", cwd=files.here)
     assert done.returncode == 1
     assert f"tcp over 127.0.0.2 to 127.0.0.1:{unused_port}: connection refused" in done.stderr
     assert f"mptcp over 127.0.0.3 to 127.0.0.1:{unused_port}: connection refused" in done.stderr
@@ -138,16 +139,16 @@ def test_attempts_under_way_are_listed_when_time_is_over(files: Files) -> None:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
         config = files.client_config(deaf.getsockname()[1], multi_config={"open_timeout": 0.5})
-        done = run("get", config, "f", cwd=files.here)
+        done = run_forked("get", config, "f", cwd=files.here)
     assert done.returncode == 1
     assert re.search(r"tcp over 127.0.0.2 to \S+: no answer within 0.5 s", done.stderr), done.stderr
 
 
 def test_traceback_comes_with_verbose_only(files: Files, unused_port: int) -> None:
     config = files.client_config(unused_port)
-    assert "Traceback" not in run("get", config, "f").stderr
-    assert "Traceback" in run("-v", "get", config, "f").stderr
-    assert "Traceback" in run("get", "-v", config, "f").stderr
+    assert "Traceback" not in run_forked("get", config, "f").stderr
+    assert "Traceback" in run_forked("-v", "get", config, "f").stderr
+    assert "Traceback" in run_forked("get", "-v", config, "f").stderr
 
 
 def test_interruption_does_not_wait_for_a_name_to_be_resolved(files: Files) -> None:
@@ -284,7 +285,7 @@ def test_terminal_shows_the_connections_live(files: Files) -> None:
 
 
 def test_check_explains_a_client(files: Files) -> None:
-    done = run("check", files.client_config(7788, "tcp", "quic", "mptcp"))
+    done = run_forked("check", files.client_config(7788, "tcp", "quic", "mptcp"))
     assert done.returncode == 0, done.stdout
     assert "entry 0: tcp, ipv4, 127.0.0.2 to 127.0.0.1 port 7788, active; protected by TLS 1.3" in done.stdout
     assert "yes: quic over 127.0.0.3 to 127.0.0.1:7788" in done.stdout
@@ -294,18 +295,18 @@ def test_check_explains_a_client(files: Files) -> None:
 
 
 def test_check_names_missing_files_and_what_they_prevent(files: Files) -> None:
-    done = run("check", files.client_config(7788, ssl_config={"ca": "absent.pem"}))
+    done = run_forked("check", files.client_config(7788, ssl_config={"ca": "absent.pem"}))
     assert done.returncode == 1
     assert "no:  tcp over 127.0.0.2 to 127.0.0.1:7788: cannot read" in done.stdout
     assert re.search(r"ssl_config\.ca: .*absent\.pem: cannot be read: no such file", done.stdout)
-    key = run("check", files.client_config(7788, ssl_config=None, auth={"psk_file": "absent.psk"}))
+    key = run_forked("check", files.client_config(7788, ssl_config=None, auth={"psk_file": "absent.psk"}))
     assert key.returncode == 1
     assert re.search(r"auth\.psk_file: .*absent\.psk: cannot be read", key.stdout)
 
 
 def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
     entries = [["tcp", "ipv4", "absent0"], ["tcp", "ipv6", "any"]]
-    done = run("check", files.client_config(7788, connection_priority=entries))
+    done = run_forked("check", files.client_config(7788, connection_priority=entries))
     assert done.returncode == 1
     assert "no such interface 'absent0'" in done.stdout
     assert "no ipv6 address" in done.stdout
@@ -313,16 +314,16 @@ def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
 
 
 def test_check_tells_whether_the_port_of_a_server_is_free(files: Files) -> None:
-    assert run("check", files.server_config()).returncode == 0
+    assert run_forked("check", files.server_config()).returncode == 0
     with files.serving() as (_, port):
-        done = run("check", files.server_config(listen={"host": "127.0.0.1", "port": port}))
+        done = run_forked("check", files.server_config(listen={"host": "127.0.0.1", "port": port}))
     assert done.returncode == 1
     assert done.stdout.count("address already in use") == 3
 
 
 def test_check_warns_of_what_has_no_effect(files: Files) -> None:
     settings: dict[str, Any] = {"mptcp_config": {"scheduler": "RR"}, "wifi_config": {"power_savings": False}}
-    done = run("check", files.client_config(7788, "mptcp", ssl_config={"verify": False}, **settings))
+    done = run_forked("check", files.client_config(7788, "mptcp", ssl_config={"verify": False}, **settings))
     assert "mptcp_config.scheduler 'RR' is not in force" in done.stdout
     assert "wifi_config.power_savings" in done.stdout
     assert "server NOT verified" in done.stdout
@@ -338,10 +339,10 @@ def test_check_has_an_answer_for_every_example(path: Path, capsys: pytest.Captur
 
 
 def test_schema_is_json_and_interfaces_are_listed() -> None:
-    schema = run("schema")
+    schema = run_forked("schema")
     assert schema.returncode == 0
     assert "connection_priority" in json.loads(schema.stdout)["properties"]
-    interfaces = run("interfaces")
+    interfaces = run_forked("interfaces")
     assert interfaces.returncode == 0
     assert re.search(r"^lo +loopback", interfaces.stdout, re.M)
 
@@ -458,7 +459,7 @@ def test_forward_says_what_leads_where_and_in_the_end_what_was_carried(files: Fi
             assert (forward.returncode, errors) == (130, "multi: interrupted\n")
             assert re.fullmatch(r"forwarded: 2 connections \(\d open\), 10 bytes out, 10 bytes in\n", told)
         (files.served / "a").write_text("a file, by the same server")
-        assert run("get", client, "a", cwd=files.here).returncode == 0
+        assert run_forked("get", client, "a", cwd=files.here).returncode == 0
 
 
 @pytest.mark.parametrize(
