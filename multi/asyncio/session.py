@@ -98,9 +98,15 @@ class Session:
 
     # --- streams ---
 
-    async def open_stream(self, priority: int = DEFAULT_PRIORITY) -> tuple[SessionReader, SessionWriter]:
-        """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more."""
-        return self._pair(await self._new_stream(priority))
+    async def open_stream(
+        self, priority: int = DEFAULT_PRIORITY, deadline: float = 0.0
+    ) -> tuple[SessionReader, SessionWriter]:
+        """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more.
+
+        With a `deadline`, in seconds, what either side has sent and is not acknowledged is copied to another connection
+        as long as that can still be in time; copies are bounded.
+        """
+        return self._pair(await self._new_stream(priority, deadline))
 
     async def create_stream(
         self, protocol_factory: Callable[[], P], *, priority: int = DEFAULT_PRIORITY
@@ -114,10 +120,10 @@ class Session:
         )
         return transport, transport.run(protocol_factory)
 
-    async def _new_stream(self, priority: int) -> StreamId:
+    async def _new_stream(self, priority: int, deadline: float = 0.0) -> StreamId:
         while True:
             self._check_open()
-            stream = self._core.open_stream(priority, now=self._driver.now())
+            stream = self._core.open_stream(priority, deadline, now=self._driver.now())
             if stream is not None:
                 self._driver.pump_soon()
                 return stream

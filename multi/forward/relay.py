@@ -19,6 +19,8 @@ from multi.errors import MultiError
 
 READ = 256 * 1024  # bytes asked for at a time
 BUFFERED = 64 * 1024  # limit of a socket's reader: it stops at twice as much and what came with one more `recv`
+MOST_WAITING = 1024 * 1024  # bytes of a stream that may wait to be sent
+LEAST_WAITING = 768 * 1024  # bytes at which more is read: what is read takes turns of the event loop to come
 NO_LINGER = struct.pack("ii", 1, 0)  # closing sends RST
 
 ENDS = (OSError, MultiError)
@@ -94,6 +96,7 @@ async def relay(near: Pair, far: Pair, counters: Counters, answer: Coroutine[Any
             await answer
         await _copy(far.reader, near.writer, counters.count_received)
 
+    far.writer.transport.set_write_buffer_limits(high=MOST_WAITING, low=LEAST_WAITING)
     directions = [
         asyncio.ensure_future(_copy(near.reader, far.writer, counters.count_sent)),
         asyncio.ensure_future(down()),

@@ -47,6 +47,8 @@ class SendStream:
     priority: int
     active: dict[StreamId, SendStream] = field(repr=False)
     """The streams of the session that have bytes which are not acknowledged; this one enters and leaves by itself."""
+    deadline: float = 0.0
+    """Seconds in which bytes should arrive once they are sent; 0 = none."""
     acked: int = 0
     next_offset: int = 0
     end_offset: int = 0

@@ -31,6 +31,7 @@ MUCH_EARLIER = 0.5  # the same while there is new data to send instead
 WINDOW_SMALL = 2 * 1024 * 1024  # bytes
 REINJECT_ALLOWANCE = 256 * 1024
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
+DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
 GROWING = 1  # windows sent since it has grown, or writing has begun, within which it can be expected to grow further
@@ -203,10 +204,14 @@ class Sender:
                 connection.estimate_not_sent(now)
         reinjects = several and self.reinject == "full"
         if not lost or self._rescue(lost, usable, now):
+            if several and self.reinject != "off":
+                self._meet_deadlines(usable, now)
             if reinjects and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
             if self._send_new(usable, now) and reinjects and self._any_late(now):
                 self._reinject(usable, now)
+        if several and self.reinject != "off" and any(stream.deadline for stream in self.active.values()):
+            self.reinject_at = now + REINJECT_CHECK
         if reinjects and self._has_credit(usable) and any(c.in_flight for c in self._connections.values()):
             self.reinject_at = now + REINJECT_CHECK
 
@@ -365,6 +370,25 @@ class Sender:
         return min(ready, key=lambda s: (s.priority, s.id <= self._turn.get(s.priority, -1), s.id), default=None)
 
     # --- opportunistic reinjection  ---
+
+    def _meet_deadlines(self, usable: Sequence[Connection], now: float) -> None:
+        """Copy what has a deadline and is still not acknowledged when a copy has to leave to be in time.
+
+        Before anything new: bulk would take all the credit. Whether the first connection is slow or dead need not be
+        known for it.
+        """
+        for stream in [stream for stream in self.active.values() if stream.deadline]:
+            for item in list(stream.outstanding()):
+                others = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
+                size = item.end - item.start
+                if item.lost or not others or len(item.carriers) >= MAX_COPIES:
+                    continue
+                if self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
+                    return
+                best = soonest(others)
+                takes = arrival(best, size + best.not_sent)
+                if takes <= stream.deadline <= now - item.sent_at + takes + DEADLINE_SLACK:
+                    self._opportunistic_bytes += self._copy(stream, item, best, now)
 
     def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.

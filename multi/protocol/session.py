@@ -297,10 +297,13 @@ class SessionCore(SessionBase):
         self._act(now)
         self.streams.accept(stream)
 
-    def open_stream(self, priority: int, *, now: float) -> StreamId | None:
-        """Open a stream; None while the peer allows no more."""
+    def open_stream(self, priority: int, deadline: float = 0.0, *, now: float) -> StreamId | None:
+        """Open a stream whose bytes should arrive within `deadline` seconds (0 = no such wish), in both directions.
+
+        None while the peer allows no more.
+        """
         self._act(now)
-        return self.streams.open(priority)
+        return self.streams.open(priority, deadline)
 
     def close(self, *, now: float) -> None:
         """End the session after everything written has been acknowledged. Unread bytes are discarded."""

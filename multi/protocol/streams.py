@@ -17,6 +17,7 @@ from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, Side, StreamId
 
 LOWEST_PRIORITY = 7
+HIGHEST_DEADLINE = 3600.0  # seconds
 HIGHEST_CODE = 2**32 - 1
 DEFAULT_PRIORITY = 3
 STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
@@ -59,15 +60,21 @@ class Streams:
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
 
-    def open(self, priority: int) -> StreamId | None:
+    def open(self, priority: int, deadline: float) -> StreamId | None:
         _check("priority", priority, LOWEST_PRIORITY)
+        if not 0.0 <= deadline <= HIGHEST_DEADLINE:
+            raise LocalProtocolError(f"deadline {deadline} is not in 0..{HIGHEST_DEADLINE} seconds")
         self.check_open()
         if (self._next_own - 1) // 2 >= self._own_limit:
             return None
         stream = StreamId(self._next_own)
         self._next_own += 2
         self.create(stream, priority)
-        self._outbox.add(SegmentType.OPEN, encode_unsigned((priority, 1)), stream)
+        self._sender.streams[stream].deadline = deadline
+        fields = [(priority, 1)]
+        if deadline:
+            fields.append((max(1, round(deadline * 1000)), 4))
+        self._outbox.add(SegmentType.OPEN, encode_unsigned(*fields), stream)
         return stream
 
     def peer_known(self, window: int, max_streams: int) -> None:
@@ -223,9 +230,12 @@ class Streams:
         stream, payload = segment.stream, segment.payload
         match segment.type:
             case SegmentType.OPEN:
-                (priority,) = decode_unsigned(payload, 1)
+                priority, deadline = (
+                    decode_unsigned(payload, 1, 4) if len(payload) > 1 else (*decode_unsigned(payload, 1), 0)
+                )
                 if self.of_peer(stream) is not None and stream in self._sender.streams:
                     self._sender.streams[stream].priority = min(priority, LOWEST_PRIORITY)
+                    self._sender.streams[stream].deadline = min(deadline / 1000, HIGHEST_DEADLINE)
             case SegmentType.FIN:
                 (final,) = decode_unsigned(payload, 8)
                 if (received := self.of_peer(stream)) is not None:

@@ -508,3 +508,59 @@ def test_before_the_window_is_full_its_head_is_copied_though_there_is_more_to_se
     first = bench.fill()[1]
     assert first[0][1] == 0, "the head of the window before new bytes"
     assert any(start >= 60_000 for _, start, _ in first)
+
+
+# --- deadlines  ---
+
+
+def urgent(deadline: float) -> Bench:
+    """10 ms to the first connection, 40 ms to the second; 1,000 bytes are under way on the first."""
+    bench = Bench((MBYTE, 0.010), (MBYTE, 0.040), reinject="rescue")
+    bench.sender.streams[StreamId(0)].deadline = deadline
+    bench.write(1000)
+    assert list(bench.fill()) == [0]
+    return bench
+
+
+def test_what_has_a_deadline_is_copied_when_a_copy_has_to_leave_to_be_in_time() -> None:
+    bench = urgent(0.2)
+    bench.now = 0.1
+    assert bench.fill() == {}
+    assert bench.sender.reinject_at is not None
+    bench.now = 0.15
+    assert bench.fill() == {1: [(StreamId(0), 0, 1000)]}
+    bench.now = 0.3
+    assert bench.fill() == {}, "both carry it already"
+
+
+def test_what_is_acknowledged_or_has_no_deadline_is_not_copied_for_one() -> None:
+    bench = urgent(0.2)
+    bench.acknowledge(1000)
+    bench.now = 0.15
+    assert bench.fill() == {}
+    assert not urgent(0.0).fill()
+
+
+def test_a_deadline_that_no_copy_can_meet_costs_none() -> None:
+    bench = urgent(0.015)
+    bench.now = 0.014
+    assert bench.fill() == {}
+
+
+def test_copies_for_deadlines_leave_before_new_bytes_and_are_bounded() -> None:
+    bench = urgent(0.1)
+    bench.stream(priority=5)
+    bench.write(4_000_000, stream=2)
+    bench.credit(0, 0)
+    bench.credit(1, 2000)
+    bench.now = 0.08
+    assert bench.fill()[1][0] == (StreamId(0), 0, 1000)
+    bench = Bench((MBYTE, 0.010), (MBYTE, 0.040), reinject="rescue")
+    bench.sender.streams[StreamId(0)].deadline = 1.0
+    bench.credit(1, 0)
+    bench.write(2_000_000)
+    bench.fill()
+    bench.credit(1, 4_000_000)
+    bench.now = 0.99
+    bench.fill()
+    assert 0 < bench.sender.reinjected_bytes <= 256 * 1024 + 0.15 * bench.sender.used

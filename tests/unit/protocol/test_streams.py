@@ -338,3 +338,18 @@ def test_what_is_asked_of_a_stream_after_the_session_has_ended_does_nothing() ->
     ends.client.session.stop_sending(STREAM_ZERO, GIVEN_UP, now=0.0)
     assert ends.client.session.effects() == []
     assert ends.client.session.read(StreamId(44), -1, now=0.0) == b""
+
+
+def test_a_deadline_holds_in_both_directions_and_is_checked() -> None:
+    ends, _ = joined()
+    stream = ends.client.session.open_stream(0, 0.1, now=ends.now)
+    assert stream is not None
+    ends.pump()
+    assert ends.client.session.sender.streams[stream].deadline == 0.1
+    assert ends.server.session.sender.streams[stream].deadline == 0.1
+    plain = open_stream(ends, ends.client)
+    ends.pump()
+    assert ends.server.session.sender.streams[plain].deadline == 0.0
+    for wrong in (-1.0, 3601.0, float("nan")):
+        with pytest.raises(LocalProtocolError, match="deadline"):
+            ends.client.session.open_stream(0, wrong, now=ends.now)
