@@ -160,6 +160,11 @@ class Candidate(Preferences):
     """What identifies the network the interface is on; a further address there makes no other candidate."""
 
     @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where it and its subflows start from."""
+        return (Source(self.interface, self.local_address, self.kind), *self.more_sources)
+
+    @property
     def more_interfaces(self) -> tuple[str, ...]:
         """Further interfaces on which subflows are wanted."""
         return tuple(source.interface for source in self.more_sources)

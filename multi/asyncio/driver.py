@@ -47,7 +47,15 @@ from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import READ_TIME, Channel, ChannelInfo, TransportSettings, loaded_transport, transport_type
+from multi.transports.base import (
+    READ_TIME,
+    Channel,
+    ChannelInfo,
+    SpanningChannel,
+    TransportSettings,
+    loaded_transport,
+    transport_type,
+)
 from multi.transports.sockets import close_in_child
 from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
 
@@ -96,7 +104,7 @@ _living: WeakSet[SessionDriver] = WeakSet()
 class _Link:
     """A channel's sink: translates its callbacks into inputs of the core."""
 
-    __slots__ = ("_driver", "_end", "_going_on", "behind", "channel", "id")
+    __slots__ = ("_driver", "_end", "_going_on", "behind", "candidate", "channel", "id")
 
     def __init__(self, driver: SessionDriver, connection: ConnectionId, channel: Channel) -> None:
         self._driver = driver
@@ -104,6 +112,8 @@ class _Link:
         self.channel = channel
         self.behind = False
         """As of the last time that bytes were taken: nothing else makes the session fall behind."""
+        self.candidate: Candidate | None = None
+        """What it was dialled for."""
         self._going_on = False
         self._end: tuple[TransportError | None] | None = None
         """Why the connection ended, until all that came on it has been taken."""
@@ -496,9 +506,17 @@ class SessionDriver:
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
             **preferences_of(candidate),
         )
-        self.adopt(connection, channel, facts)
+        self.adopt(connection, channel, facts).candidate = candidate
         self.on_dialled(candidate, info)
         self.pump()
+
+    def spanning_channels(self) -> list[tuple[Candidate, SpanningChannel]]:
+        """Those that have to hear of their networks, and what each was dialled for."""
+        return [
+            (link.candidate, link.channel)
+            for link in self.links.values()
+            if link.candidate is not None and isinstance(link.channel, SpanningChannel)
+        ]
 
     def _close_connection(self, effect: CloseConnection) -> None:
         link = self.links.pop(effect.connection, None)

@@ -92,7 +92,7 @@ class Resolver:
         del self._specs[entry]
 
     def fell_back(self, entry: int) -> None:
-        """An MPTCP connection of this entry is plain TCP: its further interfaces need connections of their own."""
+        """A connection of this entry uses one interface only: the further ones need connections of their own."""
         self._fallen_back.add(entry)
 
     def announced(self, addresses: Sequence[tuple[str, int]]) -> bool:
@@ -184,16 +184,22 @@ class Resolver:
         return [single for candidate in usable for single in self._over_interfaces(candidate)], rejections
 
     def _over_interfaces(self, candidate: Candidate) -> list[Candidate]:
-        """An MPTCP connection over several interfaces, or one for each where that cannot be."""
+        """A connection over several interfaces, or one for each where that cannot be."""
         if not candidate.more_interfaces:
             return [candidate]
-        fell_back = candidate.entry in self._fallen_back
-        reason = "it fell back to TCP" if fell_back else why_no_subflows(candidate)
+        instead, *_ = transport_type(candidate.transport).also_accepts or (candidate.transport,)
+        if candidate.entry in self._fallen_back:
+            reason = f"it fell back to {instead.upper()}"
+        else:
+            reason = why_no_subflows(candidate) if candidate.transport == "mptcp" else ""
         if not reason:
             return [candidate]
         names = ", ".join((candidate.interface, *candidate.more_interfaces))
-        self.warn(f"MPTCP over {names}: {reason}; one connection per interface is opened instead")
-        return one_per_interface(candidate)
+        what = f"{candidate.transport.upper()} over {names}"
+        self.warn(f"{what}: {reason}; one connection per interface is opened instead")
+        first, *others = one_per_interface(candidate)
+        # Plain TCP is what MPTCP becomes by itself where it has to; another QUIC engine may be faster.
+        return [first, *(replace(each, transport=instead) if instead == "quic" else each for each in others)]
 
     def _addresses(self, own: Collection[str]) -> Addresses:
         """Addresses by (host, port): those of the name first, then those the server has announced.

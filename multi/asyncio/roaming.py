@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from multi.asyncio.driver import SessionDriver
@@ -24,7 +24,7 @@ from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
 from multi.protocol.state import SessionState
 from multi.transports.base import ChannelInfo
-from multi.types import Candidate, Kind
+from multi.types import Candidate, Kind, Source
 
 logger = logging.getLogger("multi.session")
 
@@ -103,6 +103,8 @@ class Networks:
         """The system says that something changed; `losses` are certain."""
         driver = self._driver
         for loss in losses:
+            for _, channel in driver.spanning_channels():
+                channel.network_lost(loss.interface, loss.address)
             driver.core.network_changed(
                 loss.interface, False, address=loss.address, reason=loss.reason, now=driver.now()
             )
@@ -118,6 +120,8 @@ class Networks:
 
     def _signal(self, interface: str, fading: bool, dbm: float) -> None:
         driver = self._driver
+        for _, channel in driver.spanning_channels():
+            channel.signal_changed(interface, fading)
         driver.core.signal_changed(interface, fading, dbm, now=driver.now())
         driver.pump_due()
 
@@ -181,6 +185,8 @@ class Networks:
             self._started.set_result(None)
             self._start(found)
             return
+        for candidate, channel in driver.spanning_channels():
+            channel.use(_sources_like(candidate, found.candidates))
         core, now = driver.core, driver.now()
         paths = core.path_manager(now=now)
         paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting)
@@ -202,6 +208,15 @@ class Networks:
             reason = await in_thread(self._power.hold, name, self._power_savings)
             if reason:
                 self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
+
+
+def _sources_like(dialled: Candidate, found: Iterable[Candidate]) -> tuple[Source, ...]:
+    """Where a connection that was dialled for a candidate can start from now."""
+    wanted = dialled.transport, dialled.entry, dialled.remote_address
+    for candidate in found:
+        if (candidate.transport, candidate.entry, candidate.remote_address) == wanted:
+            return candidate.sources
+    return ()
 
 
 class _UnknownName(NoUsableConnection, socket.gaierror):

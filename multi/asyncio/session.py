@@ -25,7 +25,17 @@ from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
-from multi.types import DEFAULT_LIMIT, STREAM_ZERO, ConnectionId, ConnectionState, Family, Role, StreamId, host_of
+from multi.types import (
+    DEFAULT_LIMIT,
+    STREAM_ZERO,
+    ConnectionId,
+    ConnectionState,
+    Family,
+    Role,
+    Source,
+    StreamId,
+    host_of,
+)
 
 
 class Session:
@@ -164,6 +174,7 @@ class Session:
         """
         self._check_open()
         slots = self._slots(to)
+        self._prefer(to)
         done: asyncio.Future[Reason | None] = self._driver.loop.create_future()
         now = self._driver.now()
         self._core.path_manager(now=now).hand_over(slots, done.set_result, now)
@@ -182,6 +193,13 @@ class Session:
                 raise self._driver.closed_error or SessionLost()
             raise TransportError(f"handover to {to} failed: {failure}")
 
+    def _prefer(self, to: str | int) -> None:
+        """A connection over several networks stays, and lets the one that is meant carry everything."""
+        for candidate, channel in self._driver.spanning_channels():
+            meant = [source for source in candidate.sources if _means(to, source)]
+            if meant:
+                channel.prefer(meant[0].interface)
+
     @property
     def _wanted(self) -> list[Slot]:
         """Every connection a client's session wants to have."""
@@ -197,7 +215,7 @@ class Session:
             slot
             for slot in self._wanted
             if slot.connection == to
-            or any(to and to in (c.kind, c.interface, c.local_address) for c in slot.candidates)
+            or any(_means(to, source) for candidate in slot.candidates for source in candidate.sources)
         ]
         if found:
             return found
@@ -428,3 +446,8 @@ class ConnectionSocket:
 def split_address(text: str) -> tuple[str, int]:
     """`[::1]:7788` -> ("::1", 7788)."""
     return host_of(text), int(text.rpartition(":")[2] or 0)
+
+
+def _means(to: str | int, source: Source) -> bool:
+    """`to`: a kind, an interface or a local address."""
+    return bool(to) and to in (source.kind, source.interface, source.address)

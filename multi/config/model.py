@@ -199,7 +199,8 @@ class Entry(Section):
     """A connection the session should have. Written as `[transport, ip, interface]` or as an object."""
 
     transport: TransportName
-    """Transport protocol: `tcp`, `quic`, `mptcp` or a registered name. Required: it is what an entry is about."""
+    """Transport protocol: `tcp`, `quic`, `mptcp`, `mpquic` or a registered name. Required: it is what an entry is
+    about."""
     ip: Literal["ipv4", "ipv6", "any"]
     """IP version. `any` tries both, IPv6 first (RFC 8305). Required, as in the paper's triple."""
     interface: Annotated[
@@ -209,8 +210,8 @@ class Entry(Section):
     ]
     """Where the connection may go out: a kind (`eth`, `wifi`, `cellular`, `any`), an interface name, a local
     IP address, or a list of them; `ethernet`, `lte`, `4g` and `5g` are kinds by another name. tcp and quic open
-    one connection per interface, mptcp one connection with subflows on all of them. Required: choosing networks
-    is the point."""
+    one connection per interface, mptcp and mpquic one over all of them. Required: choosing networks is the
+    point."""
     role: RoleName = Role.ACTIVE
     """`active` carries data, `backup` is open and idle until no active connection is usable. Default
     `active`: all networks are used."""
@@ -429,9 +430,11 @@ class Listen(Section):
         tuple[TransportName, ...],
         Field(strict=False, min_length=1, max_length=16),
         AfterValidator(lambda names: tuple(dict.fromkeys(names))),
-    ] = tuple(name for name in transport_names() if transport_type(name).shipped)
-    """Transports to accept. Default all three, so that clients can choose; without `ssl_config` only tcp and
-    mptcp, because QUIC cannot work without a certificate."""
+    ] = tuple(
+        name for name in transport_names() if transport_type(name).shipped and not transport_type(name).by_name_only
+    )
+    """Transports to accept. Default all but mpquic, so that clients can choose; without `ssl_config` only tcp and
+    mptcp, because QUIC cannot work without a certificate. `mpquic` takes plain QUIC too, with its own engine."""
     announce: Annotated[
         tuple[Annotated[str, AfterValidator(_announced)], ...], Field(strict=False, max_length=MAX_ANNOUNCED)
     ] = ()

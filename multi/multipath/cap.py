@@ -10,6 +10,7 @@ from collections import deque
 
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 PEAK_TIME = 1.0  # seconds for which the largest rate counts
+LEAST = 32 * 1024  # bytes; a rate that was measured while little was sent must not stop what could be sent now
 RATE_GAIN = 0.3  # weight of a new rate sample
 
 
@@ -54,4 +55,4 @@ def most_in_flight(window: int, rate: float, rtt: float, min_rtt: float, max_que
     """Bytes: the congestion window, or what fills the path and `max_queue` seconds more where more than that queues."""
     if not max_queue or not rate or rtt <= min_rtt + max_queue:
         return window
-    return min(window, int(rate * (min_rtt + max_queue)))
+    return min(window, max(LEAST, int(rate * (min_rtt + max_queue))))

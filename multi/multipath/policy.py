@@ -6,8 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from multi.schedulers import create_scheduler
+from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
+
+
+def path_schedulers() -> list[str]:
+    """Names of those that choose paths. A channel leaves copies to the session, so `redundant` is none of them."""
+    return [name for name in scheduler_names(aliases=True) if name != "redundant"]
+
+
+def path_scheduler(name: str) -> Callable[[], Scheduler]:
+    """Makes the scheduler `name`, for a connection each."""
+    return lambda: create_scheduler(name, {})
 
 
 class AckPath(Enum):

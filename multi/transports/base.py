@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 from asyncio.trsock import TransportSocket
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Protocol, TypeVar
 
 from multi.errors import ConfigError, DependencyError, TransportError
 from multi.transports.settings import TransportSection
-from multi.types import LISTEN_BACKLOG, Candidate, ConnectionFacts, TransportSample
+from multi.types import LISTEN_BACKLOG, Candidate, ConnectionFacts, Source, TransportSample
 
 S = TypeVar("S", bound=TransportSection)
 
@@ -143,7 +143,8 @@ class ChannelInfo(ConnectionFacts):
     subflows: int = 0
     """Established now; 0 = this transport has none, or MPTCP has lost all."""
     fell_back: bool = False
-    """MPTCP was asked for and it is plain TCP: known when a dial returns, in rare cases only later."""
+    """MPTCP was asked for and it is plain TCP, or multipath QUIC and it is plain QUIC: known when a dial returns, in
+    rare cases only later."""
 
 
 class Channel(Protocol):
@@ -185,6 +186,26 @@ class Channel(Protocol):
 
     def abort(self) -> None:
         """Release the socket at once. No callback follows."""
+
+
+class SpanningChannel:
+    """A channel over several networks that has to be told of their changes."""
+
+    def use(self, sources: Iterable[Source]) -> None:
+        """These networks are there and wanted, and no others."""
+        raise NotImplementedError
+
+    def network_lost(self, interface: str, address: str) -> None:
+        """The system is certain: an interface has no carrier, or with `address` has lost that one."""
+        raise NotImplementedError
+
+    def signal_changed(self, interface: str, fading: bool) -> None:
+        """A network grows weak while it still works, or is well again."""
+        raise NotImplementedError
+
+    def prefer(self, interface: str) -> bool:
+        """Let this network alone carry everything while it works; False where the channel does not use it."""
+        raise NotImplementedError
 
 
 class Listener(Protocol):
@@ -253,6 +274,8 @@ class TransportType:
     """It always encrypts, so a server needs a certificate for it."""
     also_accepts: tuple[str, ...] = ()
     """Other transports whose connections its listener takes as well."""
+    by_name_only: bool = False
+    """A server accepts it only where `listen.transports` names it."""
     shipped: bool = False
     """It comes with `multi`."""
 
@@ -272,6 +295,7 @@ def register_transport(
     spans_interfaces: bool = False,
     needs_certificate: bool = False,
     also_accepts: tuple[str, ...] = (),
+    by_name_only: bool = False,
 ) -> Callable[[Factory], Factory]:
     """Decorator: make a transport available as `name` in entries and in `listen.transports`.
 
@@ -286,7 +310,7 @@ def register_transport(
         shipped = factory.__module__.startswith("multi.transports.")
         if name in _types and _types[name].shipped and not shipped:
             raise ConfigError(f"transport name {name!r} is taken by multi; choose another")
-        facts = over_udp, connection_memory, spans_interfaces, needs_certificate, also_accepts
+        facts = over_udp, connection_memory, spans_interfaces, needs_certificate, also_accepts, by_name_only
         _loaded.discard(name)
         _types[name] = TransportType(name, cache(factory), settings, *facts, shipped)
         return factory

@@ -27,7 +27,7 @@ T = TypeVar("T")
 TIMEOUT = 20.0  # seconds; far above what any of these needs
 LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 LOOPS = ["asyncio", "uvloop"]
-SECURE = ["quic", "quic+qh3", "quic+noq", "tcp+tls", "mptcp+tls"]
+SECURE = ["mpquic", "quic", "quic+qh3", "quic+noq", "tcp+tls", "mptcp+tls"]
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -286,7 +286,7 @@ def test_messages_arrive_whole_in_place_of_a_lane_where_there_are_any(case4: Cas
         for sender, receiver in ((channel, other_sink), (other, sink)):
             most = sender.info.message_size
             if not most:
-                assert case4.name != "quic", "QUIC carries messages"
+                assert not transport_type(case4.name).over_udp, "QUIC carries messages"
                 continue
             messages = [bytes([65 + n]) * (most - n) for n in range(5)]
             sender.write(messages, MESSAGES)
@@ -572,7 +572,7 @@ def test_cancelled_dial_leaves_no_socket(case4: Case) -> None:
         silent.bind(("127.0.0.1", 0))
         candidate = case4.candidate(silent.getsockname()[1])
         full = None
-        if case4.name != "quic":
+        if not transport_type(case4.name).over_udp:
             full = full_listener()
             candidate = case4.candidate(full[0].getsockname()[1])
         gc.collect()
@@ -705,7 +705,7 @@ def test_running_out_of_descriptors_is_an_error_and_the_server_survives(case4: C
         server = await case4.listen()
         with descriptor_limit(spare=0), pytest.raises(TransportError, match="too many open files"):
             await transport(case4.name).dial(case4.candidate(server.listener.address[1]), case4.settings)
-        if case4.name != "quic":
+        if not transport_type(case4.name).over_udp:
             # One descriptor: the client gets it, the listener none.
             with descriptor_limit(spare=1):
                 dialling = asyncio.ensure_future(case4.dial(server))
@@ -725,7 +725,7 @@ def test_running_out_of_descriptors_is_an_error_and_the_server_survives(case4: C
 
 
 def test_unknown_congestion_control_is_an_error(case4: Case) -> None:
-    if case4.name == "quic":
+    if transport_type(case4.name).over_udp:
         pytest.skip("its settings take those of the engine only")
     given = case4.settings.sections.get(case4.name, transport_type(case4.name).settings())
     if "congestion" not in type(given).model_fields:

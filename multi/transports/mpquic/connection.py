@@ -162,7 +162,7 @@ class MultipathConnection(ConnectionPaths):
         finally:
             if not data:
                 self._streams_queue, self._datagrams_pending = queue, datagrams
-        path.pacing_at = self._pacing_at
+        path.pacing_at = self._pacing_at or path.pacing_at
         if path.challenged_at is None and network_path.local_challenge_sent:
             path.challenged_at = now
         if path.acks_due:  # no room: an address that is not validated yet gets no more until something comes from it

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode
@@ -158,6 +158,11 @@ class QuicChannel:
         """`credit` when nobody asks: the sender is told of credit only if it was told that there is none."""
         if self._state is not _State.OPEN:
             return 0
+        credit = self._room() + SLACK - self.engine.unsent() - self._queued
+        return credit if credit >= CREDIT_MIN else 0
+
+    def _room(self) -> int:
+        """Bytes that congestion control lets go soon, and that do not only queue."""
         engine, trips = self.engine, self.engine.round_trips
         room = max(0, engine.congestion_window - engine.bytes_in_flight)
         if trips.smoothed:
@@ -169,15 +174,14 @@ class QuicChannel:
                 enough = int(self._rate.rate * (trips.smallest + MAX_QUEUE))
                 self._held_back = True
                 room = min(room, max(0, enough - engine.bytes_in_flight))
-        credit = room + SLACK - engine.unsent() - self._queued
-        return credit if credit >= CREDIT_MIN else 0
+        return room
 
     def sample(self) -> TransportSample:
         if self._state is _State.CLOSED:
             return TransportSample(bytes_acked=self._acked)
         engine, trips = self.engine, self.engine.round_trips
         self._measure()
-        late = self._port.waited(time.monotonic())
+        late = self._waited(time.monotonic())
         if late < WAITED_USUAL:
             late = 0.0  # only an overloaded process reads later than it comes what it expects
         return TransportSample(
@@ -284,6 +288,11 @@ class QuicChannel:
                     self._routes.pop(event.connection_id, None)
                 case "StreamReset" | "StopSendingReceived":
                     self._lose(TransportError("the peer gave up a QUIC stream"), VIOLATION)
+                case "PathOpened" | "PathClosed" | "PathStatusChanged":
+                    self._path_event(event)
+
+    def _path_event(self, event: Any) -> None:
+        """Of a connection with several."""
 
     def _stream_data(self, stream_id: int, data: bytes, end: bool) -> None:
         if stream_id not in LANE_STREAMS:
@@ -378,7 +387,7 @@ class QuicChannel:
             self._call(self._sink.writable)
 
     def _transmit(self) -> None:
-        if self._port.blocked or self._is_closed():
+        if self._blocked() or self._is_closed():
             return  # `port_writable` resumes; a timer would only fire in vain
         try:
             for message in self._messages:
@@ -388,11 +397,20 @@ class QuicChannel:
                 self._write_queued()
             bursts = self.engine.bursts(time.monotonic())
             if bursts:
-                self._port.send(bursts, self._at_once(bursts[0].segment))
+                self._send(bursts)
         except OSError as error:
             self._loop.call_soon(self._lose, transport_error(error))
             return
         self._arm_timer()
+
+    def _blocked(self) -> bool:
+        return self._port.blocked
+
+    def _waited(self, now: float) -> float:
+        return self._port.waited(now)
+
+    def _send(self, bursts: Sequence[Burst]) -> None:
+        self._port.send(bursts, self._at_once(bursts[0].segment))
 
     def _write_queued(self) -> None:
         writable = [stream_id for stream_id in LANE_STREAMS if self.engine.has_stream(stream_id)]
@@ -497,7 +515,8 @@ class QuicChannel:
             try:
                 self.engine.close(code, reason)
                 goodbye = self.engine.bursts(time.monotonic())
-                self._port.send(goodbye)
+                if goodbye:
+                    self._send(goodbye)
             except OSError:
                 pass  # the peer will notice without
         for handle in (self._timer, self._deadline):

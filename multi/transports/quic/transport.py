@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from asyncio.trsock import TransportSocket
+from collections.abc import Callable, MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -27,7 +28,7 @@ from multi.transports.base import (
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
-from multi.transports.quic.channel import REFUSED, QuicChannel
+from multi.transports.quic.channel import REFUSED, Owner, QuicChannel
 from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation, loaded_implementation
 from multi.transports.quic.packets import (
     RetryTokens,
@@ -72,25 +73,21 @@ class Quic(Transport):
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
         tls = settings.tls or TlsSettings()  # there is no QUIC without
-        quic = settings.section("quic", QuicSettings)
         issuers = trusted_authorities(tls) if tls.verify else b""
         host = tls.server_name or candidate.remote_host or candidate.remote_address
-        engine_type = await loaded_implementation(quic.engine)
-        configuration = engine_type.configure(quic, tls, issuers, host)
+        engine_type = await self._loaded_engine(settings)
+        configuration = self._configure(engine_type, settings, tls, issuers, host)
+        size = settings.section("quic", QuicSettings).max_datagram_size
         with ExitStack() as undo:
-            sock = bound_socket(candidate, socket.SOCK_DGRAM)
+            sock = connected_socket(candidate)
             undo.callback(sock.close)
-            try:
-                sock.connect(socket_address(candidate.remote_address, candidate.remote_port, candidate.interface))
-            except OSError as error:
-                raise transport_error(error) from error
-            peer = PeerAddress(sock.getpeername())
-            engine = engine_type(configuration, largest_datagram(sock, quic.max_datagram_size))
+            peer = self._peer(sock)
+            engine = engine_type(configuration, largest_datagram(sock, size))
             engine.connect(peer, time.monotonic())
             undo.pop_all()
         port = UdpPort(sock, peer)
         info = ChannelInfo(
-            transport="quic",
+            transport=self.name,
             family=candidate.family,
             local=format_address(sock.getsockname()),
             remote=str(peer),
@@ -99,7 +96,7 @@ class Quic(Transport):
             secure=True,
         )
         client = _Client(port, tls, host)
-        channel = QuicChannel(engine, port, client, info, {}, HANDSHAKE_TIMEOUT, server=host)
+        channel = self._channel(engine, port, client, info, {}, HANDSHAKE_TIMEOUT, host)
         port.start(channel)
         channel.start_handshake()
         try:
@@ -107,23 +104,54 @@ class Quic(Transport):
         except BaseException:
             channel.abort()
             raise
+        self._dialled(channel, candidate, settings)
         return channel
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
-        quic = settings.section("quic", QuicSettings)
         issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
-        engine_type = await loaded_implementation(quic.engine)
-        configuration = engine_type.configure(quic, settings.tls, issuers)
+        engine_type = await self._loaded_engine(settings)
+        configuration = self._configure(engine_type, settings, settings.tls, issuers, None)
         certificate = first_certificate(settings.tls.cert)
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
-        return QuicListener(sock, engine_type, configuration, certificate, settings, accept)
+        return QuicListener(sock, engine_type, configuration, certificate, settings, accept, self._channel)
+
+    # What another transport over QUIC does otherwise
+
+    def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
+        return implementation(settings.section("quic", QuicSettings).engine)
+
+    async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
+        return await loaded_implementation(settings.section("quic", QuicSettings).engine)
+
+    def _configure(
+        self, engine: type[QuicEngine], settings: TransportSettings, tls: TlsSettings, issuers: bytes, name: str | None
+    ) -> Any:
+        return engine.configure(settings.section("quic", QuicSettings), tls, issuers, name)
+
+    def _peer(self, sock: socket.socket) -> PeerAddress:
+        return PeerAddress(sock.getpeername())
+
+    def _channel(
+        self,
+        engine: QuicEngine,
+        port: UdpPort,
+        owner: Owner,
+        info: ChannelInfo,
+        routes: MutableMapping[bytes, object],
+        handshake_timeout: float,
+        server: str = "",
+    ) -> QuicChannel:
+        return QuicChannel(engine, port, owner, info, routes, handshake_timeout, server)
+
+    def _dialled(self, channel: QuicChannel, candidate: Candidate, settings: TransportSettings) -> None:
+        """The handshake is done."""
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
-        quic, tls = settings.section("quic", QuicSettings), settings.tls or TlsSettings()
+        tls = settings.tls or TlsSettings()
         try:
-            implementation(quic.engine)
+            self._engine(settings)
             if listening:
                 server_context(tls)
             else:
@@ -133,6 +161,17 @@ class Quic(Transport):
         except TransportError as error:
             return str(error)
         return ""
+
+
+def connected_socket(candidate: Candidate) -> socket.socket:
+    """A UDP socket from and to where the candidate says. Raises TransportError."""
+    sock = bound_socket(candidate, socket.SOCK_DGRAM)
+    try:
+        sock.connect(socket_address(candidate.remote_address, candidate.remote_port, candidate.interface))
+    except OSError as error:
+        sock.close()
+        raise transport_error(error) from error
+    return sock
 
 
 def trusted_authorities(tls: TlsSettings) -> bytes:
@@ -185,7 +224,9 @@ class QuicListener:
         certificate: bytes,
         settings: TransportSettings,
         accept: AcceptCallback,
+        make_channel: Callable[..., QuicChannel],
     ) -> None:
+        self._make_channel = make_channel
         self._loop = asyncio.get_running_loop()
         self._engine_type = engine_type
         self._configuration = configuration
@@ -322,7 +363,7 @@ class QuicListener:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        channel = QuicChannel(engine, self._port, self, info, self._routes, self._admission.handshake_timeout)
+        channel = self._make_channel(engine, self._port, self, info, self._routes, self._admission.handshake_timeout)
         channel.add_id(header.destination_cid)
         self._channels.add(channel)
         self._handshakes.add(channel)

@@ -39,5 +39,5 @@ def test_a_registered_transport_has_the_idle_timeout_of_its_section(monkeypatch:
     entry = ["pigeon", "any", "any"]
     config = load_config({"connection_priority": [entry], "remote_host": "a", "pigeon_config": {"idle_timeout": 7}})
     settings = session_settings(config)
-    assert dict(settings.idle_timeouts) == {"tcp": 60.0, "mptcp": 60.0, "quic": 60.0, "pigeon": 7.0}
+    assert dict(settings.idle_timeouts) == {"tcp": 60.0, "mptcp": 60.0, "quic": 60.0, "mpquic": 60.0, "pigeon": 7.0}
     assert settings.warnings == ("the wind is strong",)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from multi.multipath.cap import RateMeter, most_in_flight
+from multi.multipath.cap import LEAST, RateMeter, most_in_flight
 
 
 def test_a_queue_is_capped_at_what_the_path_carries_and_a_little_more() -> None:
     assert most_in_flight(900_000, 1e6, rtt=0.2, min_rtt=0.04, max_queue=0.015) == 55_000
+    assert most_in_flight(900_000, 1e3, rtt=0.2, min_rtt=0.04, max_queue=0.015) == LEAST
     assert most_in_flight(30_000, 1e6, rtt=0.2, min_rtt=0.04, max_queue=0.015) == 30_000
 
 

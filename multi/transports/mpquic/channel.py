@@ -1,0 +1,238 @@
+"""A channel over one QUIC connection with several paths: a socket for each on a client, one for all on a server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any, cast
+
+from multi.errors import TransportError
+from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.keeper import AbandonPath, OpenPath, PathKeeper, SetBackup, SuspectPath
+from multi.multipath.scheduling import usable
+from multi.transports.base import SpanningChannel
+from multi.transports.quic.channel import BURST_MAX, BURST_MIN, BURST_TIME, QuicChannel
+from multi.transports.quic.engine import EngineError, PathClosed, PathEngine, PathOpened
+from multi.transports.quic.udp_port import Burst, PeerAddress, UdpPort
+from multi.types import Source
+
+logger = logging.getLogger("multi.transports")
+
+FELL_BACK = "the peer does not speak multipath QUIC"
+
+OpenSocket = Callable[[Source], tuple[UdpPort, PeerAddress]]
+"""From there to the server. Raises TransportError."""
+
+
+class MpquicChannel(QuicChannel, SpanningChannel):
+    """See `QuicChannel`. `info` follows the paths as they come and go."""
+
+    _keeper: PathKeeper | None = None
+    _open_socket: OpenSocket
+    _keeper_timer: asyncio.TimerHandle | None = None
+    _acting = False
+
+    @property
+    def _paths(self) -> PathEngine:
+        return cast(PathEngine, self.engine)
+
+    def keep(self, sources: Sequence[Source], trial: float, open_socket: OpenSocket) -> None:
+        """Open paths over all networks but the first, which it came by, and have one over each from now on."""
+        self._ports: dict[PeerAddress, UdpPort] = {}
+        self._path_from: dict[PeerAddress, int] = {}
+        self._open_socket = open_socket
+        self._keeper = PathKeeper(sources[0], trial, time.monotonic())
+        self.use(sources)
+
+    def secured(self, verified: bool, server_certificate: bytes) -> None:
+        super().secured(verified, server_certificate)
+        self._describe()
+
+    # --- networks  ---
+
+    def use(self, sources: Iterable[Source]) -> None:
+        """These networks are there and wanted, and no others."""
+        if self._keeper is not None:
+            self._keeper.use(sources, time.monotonic())
+            self._act()
+
+    def network_lost(self, interface: str, address: str) -> None:
+        """For certain: its carrier, or with `address` that one."""
+        if self._keeper is not None:
+            self._keeper.network_lost(interface, address, time.monotonic())
+            self._act()
+
+    def signal_changed(self, interface: str, fading: bool) -> None:
+        """A network grows weak, or is well again."""
+        if self._keeper is not None:
+            self._keeper.signal_changed(interface, fading, time.monotonic())
+            self._act()
+
+    def prefer(self, interface: str) -> bool:
+        """Let the paths over this interface carry everything; False: there is none."""
+        if self._keeper is None or not self._keeper.prefer(interface, time.monotonic()):
+            return False
+        self._act()
+        return True
+
+    def _act(self) -> None:
+        """Do what the keeper says, which may lead to more."""
+        keeper = self._keeper
+        if keeper is None or self._acting or self._is_closed():
+            return
+        self._acting = True
+        try:
+            while effects := keeper.effects():
+                for effect in effects:
+                    self._do(effect, time.monotonic())
+        except EngineError as error:
+            self._lose(error)
+            return
+        finally:
+            self._acting = False
+        if self._keeper_timer is not None:
+            self._keeper_timer.cancel()
+        at = keeper.next_timer()
+        self._keeper_timer = (
+            self._loop.call_later(max(0.0, at - time.monotonic()), self._keeper_due) if at is not None else None
+        )
+        self.burst_finished()
+
+    def _keeper_due(self) -> None:
+        self._keeper_timer = None
+        if self._keeper is not None:
+            self._keeper.handle_timer(time.monotonic())
+            self._act()
+
+    def _do(self, effect: Any, now: float) -> None:
+        assert self._keeper is not None
+        match effect:
+            case OpenPath(source, backup):
+                self._open_path(source, backup, now)
+            case AbandonPath(source, path, code):
+                logger.info("%s: path %d over %s is given up", self._info.remote, path, source.interface)
+                self._paths.abandon_path(path, code, now)
+            case SuspectPath(path):
+                self._paths.suspect_path(path, now)
+            case SetBackup(path, backup):
+                self._paths.set_backup(path, backup)
+
+    def _open_path(self, source: Source, backup: bool, now: float) -> None:
+        assert self._keeper is not None
+        try:
+            port, address = self._open_socket(source)
+        except TransportError as error:
+            logger.info("%s: no path over %s: %s", self._info.remote, source.interface or source.address, error)
+            self._keeper.not_opened(source, now)
+            return
+        path = self._paths.open_path(address, now, backup)
+        if path is None:
+            port.close()
+            self._keeper.not_opened(source, now)
+            return
+        self._ports[address] = port
+        self._path_from[address] = path
+        port.start(_PathPort(self, port, path))
+        self._keeper.opened(source, path, now)
+
+    def path_failed(self, path: int) -> None:
+        """Its socket has heard that nothing leaves there."""
+        try:
+            self._paths.suspect_path(path, time.monotonic())
+        except EngineError as error:
+            self._lose(error)
+            return
+        self.burst_finished()
+
+    def _path_event(self, event: Any) -> None:
+        now = time.monotonic()
+        keeper = self._keeper
+        if keeper is not None and isinstance(event, PathOpened):
+            keeper.validated(event.path, now)
+        elif keeper is not None and isinstance(event, PathClosed):
+            keeper.closed(event.path, now)
+            for address in [address for address, path in self._path_from.items() if path == event.path]:
+                del self._path_from[address]
+                self._ports.pop(address).close()
+        self._describe()
+        self._loop.call_soon(self._act)
+
+    def _describe(self) -> None:
+        if not self._paths.multipath:
+            self._info = replace(self._info, transport="quic")
+            if self._server:
+                self._info = replace(self._info, fell_back=True, detail=FELL_BACK)
+            return
+        count = sum(path.state is not PathState.VALIDATING for path in self._paths.paths())
+        detail = f"{count} path{'' if count == 1 else 's'}"
+        if (detail, count) != (self._info.detail, self._info.subflows):
+            self._info = replace(self._info, transport="mpquic", detail=detail, subflows=count)
+
+    # --- what QuicChannel asks  ---
+
+    def _facts(self) -> Sequence[PathFacts]:
+        return self._paths.paths()
+
+    def _room(self) -> int:
+        """What the paths that carry data take soon; each has its bound of queueing in the engine."""
+        if not self._paths.multipath:
+            return super()._room()
+        room = 0
+        for path in usable(self._facts()):
+            own = max(0, path.congestion_window - path.bytes_in_flight)
+            if path.rtt:
+                paced = int(path.congestion_window / path.rtt * BURST_TIME)
+                own = min(own, max(BURST_MIN, min(paced, BURST_MAX)))
+            room += own
+        return room
+
+    def _blocked(self) -> bool:
+        return self._port.blocked and all(port.blocked for port in self._further())
+
+    def _further(self) -> Iterable[UdpPort]:
+        return self._ports.values() if self._keeper is not None else ()
+
+    def _waited(self, now: float) -> float:
+        return max([self._port.waited(now), *(port.waited(now) for port in self._further())])
+
+    def _send(self, bursts: Sequence[Burst]) -> None:
+        if self._keeper is None:
+            super()._send(bursts)
+            return
+        for address, those in groupby(bursts, key=lambda burst: burst.address):
+            of_path = list(those)
+            try:
+                self._ports.get(address, self._port).send(of_path, self._at_once(of_path[0].segment))
+            except OSError:  # one network is gone, the others are not
+                self._loop.call_soon(self.path_failed, of_path[0].path)
+
+    def port_failed(self, error: OSError) -> None:
+        if self._keeper is None or not self._ports:
+            super().port_failed(error)
+        else:
+            self.path_failed(0)
+
+    def _release(self, code: int | None, reason: str = "") -> None:
+        super()._release(code, reason)
+        if self._keeper_timer is not None:
+            self._keeper_timer.cancel()
+        for port in self._further():
+            port.close()
+
+
+class _PathPort:
+    """The user of a further socket."""
+
+    def __init__(self, channel: MpquicChannel, port: UdpPort, path: int) -> None:
+        self._channel, self._port, self._path = channel, port, path
+        self.datagrams_received = channel.datagrams_received
+        self.burst_finished = channel.burst_finished
+        self.port_writable = channel.port_writable
+
+    def port_failed(self, error: OSError) -> None:
+        """Like silence: the network may be back, and the socket then works again."""
+        self._channel.path_failed(self._path)

@@ -1,0 +1,86 @@
+"""The `mpquic` transport: one QUIC connection with a path over each interface (RFC 10069).
+
+Where the peer does not speak it the connection is plain QUIC on its first path: the channel is kept and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import MutableMapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any, cast
+
+from multi.transports.base import ChannelInfo, TlsSettings, TransportSettings
+from multi.transports.mpquic.channel import MpquicChannel
+from multi.transports.mpquic.settings import MpquicSettings
+from multi.transports.quic.channel import Owner, QuicChannel
+from multi.transports.quic.engine import PathEngine, QuicEngine
+from multi.transports.quic.settings import QuicSettings
+from multi.transports.quic.transport import Quic, connected_socket
+from multi.transports.quic.udp_port import PeerAddress, UdpPort
+from multi.types import Candidate, Source
+
+ENGINES = {"aioquic": "multi.transports.mpquic.aioquic_engine"}
+"""Modules whose `Engine` is a `PathEngine`."""
+
+
+class Mpquic(Quic):
+    """QUIC with several paths. Its listener takes plain QUIC too; `info.transport` says which it is."""
+
+    name = "mpquic"
+
+    def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
+        module = import_module(ENGINES[settings.section("mpquic", MpquicSettings).engine])
+        module.check()
+        return cast(type[PathEngine], module.Engine)
+
+    async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
+        return await asyncio.to_thread(self._engine, settings)
+
+    def _configure(
+        self, engine: type[QuicEngine], settings: TransportSettings, tls: TlsSettings, issuers: bytes, name: str | None
+    ) -> Any:
+        mpquic = settings.section("mpquic", MpquicSettings)
+        quic = settings.section("quic", QuicSettings).model_copy(update={"idle_timeout": mpquic.idle_timeout})
+        return cast(type[PathEngine], engine).configure(quic, tls, issuers, name, mpquic.policy())
+
+    def _peer(self, sock: socket.socket) -> PeerAddress:
+        return _ends(sock, 0)
+
+    def _channel(
+        self,
+        engine: QuicEngine,
+        port: UdpPort,
+        owner: Owner,
+        info: ChannelInfo,
+        routes: MutableMapping[bytes, object],
+        handshake_timeout: float,
+        server: str = "",
+    ) -> QuicChannel:
+        return MpquicChannel(engine, port, owner, info, routes, handshake_timeout, server)
+
+    def _dialled(self, channel: QuicChannel, candidate: Candidate, settings: TransportSettings) -> None:
+        assert isinstance(channel, MpquicChannel)
+        if channel.info.fell_back:
+            return
+        made = 0
+
+        def open_socket(source: Source) -> tuple[UdpPort, PeerAddress]:
+            nonlocal made
+            made += 1
+            sock = connected_socket(
+                replace(candidate, interface=source.interface, local_address=source.address, more_sources=())
+            )
+            ends = _ends(sock, made)
+            return UdpPort(sock, ends), ends
+
+        trial = settings.section("mpquic", MpquicSettings).trial_ms / 1000
+        channel.keep(candidate.sources, trial, open_socket)
+
+
+def _ends(sock: socket.socket, number: int) -> PeerAddress:
+    """What tells the paths of a client apart: two networks may have given it the same address."""
+    packed = socket.inet_pton(sock.family, sock.getsockname()[0].partition("%")[0])
+    return PeerAddress(sock.getpeername(), packed, number)
