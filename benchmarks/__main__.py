@@ -12,7 +12,7 @@ import sys
 from benchmarks.basics import counted, hardening, loopback, memory, opening, quic, scale
 from benchmarks.everyday.__main__ import run as everyday
 from benchmarks.grid.__main__ import run as grid
-from benchmarks.hostile import crowd
+from benchmarks.hostile import crowd, floods
 from benchmarks.links.__main__ import run as links
 
 
@@ -28,6 +28,7 @@ def main() -> int:
         "counted": counted.run,
         "scale": scale.run,
         "crowd": crowd.run,
+        "floods": floods.run,
         "links": links,
         "quic": quic.run,
         "grid": grid,

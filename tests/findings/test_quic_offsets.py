@@ -118,6 +118,10 @@ class Attacker(asyncio.DatagramProtocol):
                 if number % 32 == 31:
                     time.sleep(0.001)  # or most would not fit the server's buffer
 
+    def send(self, data: bytes) -> None:
+        """Say a datagram, whatever becomes of it."""
+        self._transport.sendto(data)
+
     async def say(self, datagrams: list[bytes]) -> None:
         """Say them, and wait until the server has taken them or has ended the connection."""
         for data in datagrams:

@@ -162,10 +162,15 @@ class OverChannels:
         channel.write((data,), channel.info.lanes - 1)
         channel.flush()
 
+    @property
+    def clogged(self) -> bool:
+        """The network does not take what was said."""
+        return any(channel.sample().not_sent for channel in self._channels)
+
     async def drained(self) -> None:
         """Wait until the network has taken what was said."""
         self.flush()
-        await until(lambda: not any(channel.sample().not_sent for channel in self._channels), timeout=PATIENCE)
+        await until(lambda: not self.clogged, timeout=PATIENCE)
 
     def be_deaf(self) -> None:
         """Take nothing more from the network."""
@@ -248,6 +253,12 @@ def greeting(protect: Protect = Protect.AUTO) -> SessionCore:
     core.connection_opened(FIRST, facts, now=0.0)
     core.set_credit(FIRST, 1 << 20, now=0.0)
     return core
+
+
+def hello_payload() -> bytes:
+    """The payload of a HELLO that fits any Session ID."""
+    whole = said(greeting())
+    return whole[int.from_bytes(whole[2:4], "big") : int.from_bytes(whole[4:8], "big")]
 
 
 def said(core: SessionCore) -> bytes:

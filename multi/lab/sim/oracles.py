@@ -41,12 +41,30 @@ EXPECTED_CAUSES = frozenset(
 )
 """Why a connection may end in a healthy pair. Anything else is a protocol error."""
 
+HOSTILE_CAUSES = frozenset(
+    {
+        Cause.BAD_PROOF,
+        Cause.CONNECTION_LIMIT,
+        Cause.FLOW_CONTROL,
+        Cause.NOT_MULTI,
+        Cause.PROTOCOL,
+        Cause.REFUSED_BUSY,
+        Cause.REFUSED_ELSEWHERE,
+        Cause.REFUSED_PROTECTION,
+        Cause.SEGMENT_SIZE,
+        Cause.STREAM_LIMIT,
+    }
+)
+"""And where somebody hostile takes part."""
+
 
 class Oracles:
     """Watches one end."""
 
     def __init__(self, end: Terminal) -> None:
         self._end = end
+        self.expected_causes = EXPECTED_CAUSES
+        """Why a connection may end."""
         self._granted: dict[ConnectionId, int] = {}
         self._decoders: dict[tuple[ConnectionId, int], SegmentDecoder] = {}
         self._carried: dict[tuple[ConnectionId, StreamId], bytearray] = {}
@@ -119,7 +137,7 @@ class Oracles:
 
     def connection_changed(self, event: ConnectionChanged) -> None:
         """A healthy pair never breaks the protocol."""
-        if event.state is ConnectionState.LOST and event.reason.cause not in EXPECTED_CAUSES:
+        if event.state is ConnectionState.LOST and event.reason.cause not in self.expected_causes:
             self._fail(f"connection {event.connection} was lost: {event.reason}")
 
     # --- what time does  ---

@@ -8,19 +8,59 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from multi.events import SessionClosed
 from multi.lab.sim.clock import Clock
 from multi.lab.sim.end import End
 from multi.lab.sim.link import Direction, LinkSpec
+from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
-from multi.protocol.acceptor import Refused, SessionTable
+from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
+from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.payloads import Policy
+from multi.protocol.segment import SegmentType
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
+from multi.reasons import Cause
 from multi.schedulers import create_scheduler
-from multi.types import Candidate, ConnectionFacts, ConnectionId, Family, Role, SessionId, Side
+from multi.types import Candidate, ConnectionFacts, ConnectionId, Family, Role, SessionId, Side, StreamId
+
+FIRST_STRANGER = 1_000_000  # connections of strangers have numbers from here on
+
+
+class Stranger:
+    """Somebody who is not the client at his end of a wire: he hears everything and answers nothing."""
+
+    name = "stranger"
+
+    def __init__(self, pair: Pair) -> None:
+        self.world = pair
+        self.session = pair.client.session
+        self.sent: dict[StreamId, bytearray] = {}
+        self.closed: SessionClosed | None = None
+        self.other: Terminal | None = None
+
+    @property
+    def now(self) -> float:
+        return self.world.clock.now
+
+    def got(self, stream: StreamId) -> int:
+        return 0
+
+    def attempt_failed(self, connection: ConnectionId, reason: str) -> None:
+        """He does not come again."""
+
+    def connected(self, wire: Wire, facts: ConnectionFacts) -> None:
+        """He has said his words."""
+
+    def take(self, wire: Wire, data: bytes, lane: int) -> None:
+        """He listens."""
+
+    def lose(self, wire: Wire, reason: str) -> None:
+        wire.release(self, abort=False)
+
 
 CLEAR = SessionSettings(protect=Protect.NEVER)  # segments can be looked into
 
@@ -43,7 +83,9 @@ class Pair:
         max_rates: Sequence[float] = (),
         open_timeout: float = 10.0,
         watched: bool = True,
+        expected: frozenset[Cause] = EXPECTED_CAUSES,
     ) -> None:
+        self._expected = expected
         self.clock = Clock(seed)
         self.watched = watched
         """The oracles look on; without them long transfers are several times as fast."""
@@ -53,6 +95,11 @@ class Pair:
         self.stalled: set[int] = set()
         self.refused: set[int] = set()
         """Routes on which dials fail at once now."""
+        self.refusing: dict[int, tuple[float, Refuse]] = {}
+        """Routes that lead to somebody who refuses now, so many seconds after he was asked."""
+        self.heard: list[bytes] = []
+        """What the client has said first on its connections: anybody in the air may say it again."""
+        self._strangers_came = 0
         self.cancelled: set[ConnectionId] = set()
         self.dials: list[tuple[float, int]] = []
         """(time, route) of every dial."""
@@ -134,6 +181,12 @@ class Pair:
         if route.error or index in self.refused:
             end.attempt_failed(connection, route.error or "connection refused")
             return
+        wire = self._wire(connection, candidate, end)
+        end.connected(wire, self._facts(wire, self.clock.now))
+        self.client.pump()
+
+    def _wire(self, connection: ConnectionId, candidate: Candidate, end: Terminal) -> Wire:
+        route = self.routes[candidate.entry]
         wire = Wire(connection, candidate, route, end)
 
         def direction(up: bool) -> Direction | PathDirection:
@@ -148,8 +201,7 @@ class Pair:
 
         wire.up, wire.down = direction(True), direction(False)
         self.wires.append(wire)
-        end.connected(wire, self._facts(wire, self.clock.now))
-        self.client.pump()
+        return wire
 
     def _facts(self, wire: Wire, now: float) -> ConnectionFacts:
         candidate, route = wire.candidate, wire.route
@@ -188,15 +240,24 @@ class Pair:
             wire.early.append((data, lane))
             return
         wire.waiting += data
+        if wire.candidate.entry in self.refusing and wire.client is self.client:
+            wire.refused = True
+            delay, refuse = self.refusing[wire.candidate.entry]
+            reply = refusal(self.session_id, refuse, "somebody refuses").reply
+            self.clock.at(self.clock.now + delay, lambda: self._refuse(wire, reply))
+            return
         table = self._strangers if wire.route.stranger else self.table
         routed = table.route(wire.waiting, wire.candidate.interface)
         if routed is None:
             return
+        if isinstance(routed, End) and not self._may_try(routed, wire):
+            routed = refusal(self.session_id, Refuse(RefuseCode.REFUSED), "JOIN without the session's keys")
         if isinstance(routed, Refused):
             wire.refused = True
-            wire.down.write(routed.reply, 0)
-            wire.down.end()
+            self._refuse(wire, routed.reply)
             return
+        if wire.client is self.client:
+            self.heard.append(bytes(wire.waiting))
         wire.server = routed
         facts = replace(self._facts(wire, self.clock.now), role=Role.ACTIVE, weight=1.0, max_rate=0.0)
         routed.connected(wire, facts)
@@ -205,6 +266,26 @@ class Pair:
         for piece, of_lane in wire.early:
             routed.take(wire, piece, of_lane)
         wire.early.clear()
+
+    def _may_try(self, end: End, wire: Wire) -> bool:
+        """As the server's reception asks: a JOIN needs a proof before anything is kept for it."""
+        if wire.waiting[1] != SegmentType.JOIN:
+            return True
+        payload = first_payload(wire.waiting)
+        assert payload is not None
+        binding = self._facts(wire, self.clock.now).channel_binding
+        return end.session.may_join(Join.decode(payload), binding)
+
+    def _refuse(self, wire: Wire, reply: bytes) -> None:
+        wire.down.write(reply, 0)
+        wire.down.end()
+
+    def stranger(self, index: int, words: bytes) -> None:
+        """Somebody else connects over route `index`, says this, and listens."""
+        self._strangers_came += 1
+        connection = ConnectionId(FIRST_STRANGER + self._strangers_came)
+        wire = self._wire(connection, self.candidate(index), Stranger(self))
+        wire.up.write(words, 0)
 
     def _to_client(self, wire: Wire, data: bytes, lane: int) -> None:
         if data:
@@ -219,12 +300,15 @@ class Pair:
         session = SessionCore(
             side, session_id, settings, entropy=clock.entropy, make_scheduler=create_scheduler, now=clock.now
         )
-        return End(self, session, side.name.lower(), watched=self.watched)
+        end = End(self, session, side.name.lower(), watched=self.watched)
+        end.oracles.expected_causes = self._expected
+        return end
 
     def _accept(self, session_id: SessionId, source: str) -> End:
-        self.server = self._end(Side.SERVER, session_id, self._server_settings)
-        self.server.other, self.client.other = self.client, self.server
-        return self.server
+        end = self._end(Side.SERVER, session_id, self._server_settings)
+        if self.server is None or not self.server.session.confirmed:
+            self.server, end.other, self.client.other = end, self.client, end
+        return end  # else somebody says again how a session began that is over
 
     def ended(self, end: Terminal) -> None:
         if end is self.server:

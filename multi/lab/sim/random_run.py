@@ -7,11 +7,14 @@ in a few characters what happened in it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 from multi.errors import LocalProtocolError, SessionLost
 from multi.lab.sim.end import End
 from multi.lab.sim.link import LinkSpec
+from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.pair import Pair
 from multi.lab.sim.trace import digest
 from multi.lab.sim.wire import Route
@@ -44,7 +47,11 @@ def _link(dice: Random) -> LinkSpec:
 class RandomRun:
     """One seed, from the first dial to the last close."""
 
-    def __init__(self, seed: int) -> None:
+    EXPECTED = EXPECTED_CAUSES
+    """Why connections may end."""
+
+    def __init__(self, seed: int, **settings: Any) -> None:
+        """`settings` take the place of those that are drawn."""
         self._random = dice = Random(seed)
         protect = dice.choice((Protect.NEVER, Protect.NEVER, Protect.AUTO, Protect.AUTO, Protect.ALWAYS))
         routes = [self._random_route() for _ in range(dice.choice((1, 2, 2, 2, 3, 4)))]
@@ -54,6 +61,7 @@ class RandomRun:
             max_streams=dice.choice((2, 8, 128)),
             max_session_window=dice.choice((128 * 1024, 16 * 1024 * 1024)),
         )
+        self.settings = replace(self.settings, **settings)
         roles = [Role.ACTIVE if index == 0 or dice.random() < 0.7 else Role.BACKUP for index in range(len(routes))]
         self._count = dice.randint(5, 45)
         self._busy_from_start = dice.random() < 0.3
@@ -68,6 +76,7 @@ class RandomRun:
             mode=Mode.SWITCH if dice.random() < 0.15 else Mode.AGGREGATE,
             roles=roles,
             open_timeout=30.0,
+            expected=self.EXPECTED,
         )
         self.given_up: set[StreamId] = set()
         """Streams of which somebody said that not everything need arrive."""

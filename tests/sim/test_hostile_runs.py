@@ -1,0 +1,59 @@
+"""Random runs with somebody hostile: strangers, floods, late refusals, lies about sizes, too many connections."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.lab.sim.hostile_run import FLOOD, HostileRun
+from multi.protocol.session import SessionCore
+
+pytestmark = pytest.mark.simulation
+
+SEEDS = range(60)
+CHUNK = 20
+
+
+@pytest.mark.parametrize("start", range(SEEDS.start, SEEDS.stop, CHUNK))
+def test_nothing_that_somebody_hostile_does_ends_a_session_gets_in_or_costs_a_byte(start: int) -> None:
+    for seed in range(start, start + CHUNK):
+        try:
+            HostileRun(seed).run()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_the_hostile_runs_are_not_trivial() -> None:
+    runs = [HostileRun(seed) for seed in range(15)]
+    traces = [run.run() for run in runs]
+    assert sum(trace.count("stranger repeats") for trace in traces) > 5 * FLOOD
+    assert sum("stranger joins" in trace for trace in traces) > 5
+    assert sum("refused on" in trace for trace in traces) > 5
+    assert sum(" lie " in trace for trace in traces) > 5
+    assert sum(" resumed" in trace for trace in traces) > 1
+    assert sum(end.got() for run in runs for end in run.pair.ends) > 500_000
+
+
+def fails(seeds: range) -> bool:
+    try:
+        for seed in seeds:
+            HostileRun(seed).run()
+    except AssertionError:
+        return True
+    return False
+
+
+def test_a_session_that_takes_more_connections_than_allowed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SessionCore, "_bound_connections", lambda self, newest: None)
+    assert fails(SEEDS)
+
+
+def test_a_client_that_believes_every_refusal_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = SessionCore.refused
+
+    def believes(self: SessionCore, connection: object, refuse: object) -> None:
+        refused(self, connection, refuse)  # type: ignore[arg-type]
+        if self.confirmed and not self.connections.authenticated():
+            self._end_alone(refuse.reason)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(SessionCore, "refused", believes)
+    assert fails(SEEDS)
