@@ -30,12 +30,13 @@ from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import Channel, Listener, loaded_transport, transport_type
-from multi.transports.certificates import first_certificate, pin_of
+from multi.transports.base import CertifiedListener, Channel, Listener, loaded_transport, transport_type
+from multi.transports.certificates import first_certificate, pin_of, stamp
 from multi.types import ConnectionId, SessionId, Side, host_of
 
 logger = logging.getLogger("multi.server")
 
+CERTIFICATES_LOOKED_AT = 2.0  # seconds between looks at whether their files have changed
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
@@ -146,6 +147,9 @@ class Server:
         self._empty = asyncio.Event()
         self._leaving: WeakSet[SessionDriver] = WeakSet()
         """Ended sessions; those whose sockets are still open live on in them."""
+        self._watch: asyncio.TimerHandle | None = None
+        self._files_in_use = self._certificate_files()
+        self._certificate_trouble = ""
         self._serving: asyncio.Future[None] | None = None
         self._lifeline = LoopShutdownHook(self._cut)
 
@@ -209,6 +213,8 @@ class Server:
                 listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
                 self._listeners.append(listener)
                 port = port or listener.address[1]
+            if self._config.ssl_config is not None:
+                self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)
         except BaseException:
             self._closing = True
             self._stop()
@@ -253,6 +259,34 @@ class Server:
         if not self._listeners:
             await self._listen()
 
+    def renew_certificates(self) -> None:
+        """Read the files of `ssl_config` again, for connections to come; sessions and connections that live go on.
+
+        It happens by itself when they change. Raises TransportError when they cannot be used: the old ones stay.
+        """
+        renewed = [listener.renew() for listener in self._listeners if isinstance(listener, CertifiedListener)]
+        for use in renewed:
+            use()
+
+    def _watch_certificates(self) -> None:
+        """Look whether the files have changed. What cannot be used is tried again: files are replaced one by one."""
+        files = self._certificate_files()
+        if files != self._files_in_use and not self._closing:
+            try:
+                self.renew_certificates()
+                self._files_in_use = files
+                self._certificate_trouble = ""
+                logger.info("certificates were renewed")
+            except TransportError as error:
+                if str(error) != self._certificate_trouble:
+                    logger.warning("changed certificates cannot be used, the old ones stay: %s", error)
+                self._certificate_trouble = str(error)
+        self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)
+
+    def _certificate_files(self) -> tuple[object, ...]:
+        tls = self._config.transport_settings().tls
+        return () if tls is None else tuple(map(stamp, (tls.cert, tls.key, tls.client_ca)))
+
     def close_clients(self) -> None:
         """End the living sessions in order: what was written is delivered, what is written later is dropped."""
         for session in self.sessions:
@@ -296,6 +330,8 @@ class Server:
             listener.close()
         for arrival in list(self.arrivals):
             arrival.drop("the server stops")
+        if self._watch is not None:
+            self._watch.cancel()
         self.admission.stop()
         self._lifeline.release()
 

@@ -14,7 +14,7 @@ from multi.asyncio.server import ClientCallback, Server
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, load_config
-from multi.errors import ConfigError, MultiError, printable
+from multi.errors import ConfigError, MultiError, TransportError, printable
 from multi.forward.protocol import HELLO_KEY
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
@@ -81,6 +81,7 @@ async def _serve(
     server = await start_server(on_client, config, limit=LINE_LIMIT)
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, signals.put_nowait, number)
+    loop.add_signal_handler(signal.SIGHUP, _renew, server)
     listen = config.listen
     assert listen is not None
     transports = ", ".join(listen.transports)
@@ -88,6 +89,15 @@ async def _serve(
     first = await signals.get()
     await _stop(server, services, signals)
     return first
+
+
+def _renew(server: Server) -> None:
+    """What an administrator's SIGHUP asks for; a change of the files is noticed without it."""
+    try:
+        server.renew_certificates()
+        _print("certificates read again")
+    except TransportError as error:
+        _print(f"certificates cannot be used, the old ones stay: {error}")
 
 
 async def _stop(

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 from multi.errors import ConfigError, DependencyError, TransportError
 from multi.transports.settings import TransportSection
@@ -221,6 +221,17 @@ class Listener(Protocol):
 
     def close(self) -> None:
         """Stop accepting. Channels already accepted live on."""
+
+
+@runtime_checkable
+class CertifiedListener(Listener, Protocol):
+    """One that shows a certificate."""
+
+    def renew(self) -> Callable[[], None]:
+        """Read the files of `ssl_config` again; return what makes them hold for connections to come.
+
+        Raises TransportError, and changes nothing, when they cannot be used.
+        """
 
 
 AcceptCallback = Callable[[Channel], None]

@@ -58,6 +58,9 @@ from multi.transports.sockets import (
 from multi.transports.tls import client_context, server_context
 from multi.types import Candidate, host_of
 
+Identity = tuple[Any, bytes]
+"""What an engine has been configured with, and the certificate (DER) that this shows."""
+
 logger = logging.getLogger("multi.transports")
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives up earlier
@@ -110,12 +113,16 @@ class Quic(Transport):
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
-        issuers = read_certificates(settings.tls.client_ca) if settings.tls.client_ca else b""
         engine_type = await self._loaded_engine(settings)
-        configuration = self._configure(engine_type, settings, settings.tls, issuers, None)
-        certificate = first_certificate(settings.tls.cert)
+        tls, cert = settings.tls, settings.tls.cert
+
+        def read() -> Identity:
+            issuers = read_certificates(tls.client_ca) if tls.client_ca else b""
+            return self._configure(engine_type, settings, tls, issuers, None), first_certificate(cert)
+
+        identity = read()
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
-        return QuicListener(sock, engine_type, configuration, certificate, settings, accept, self._channel)
+        return QuicListener(sock, engine_type, identity, read, settings, accept, self._channel)
 
     # What another transport over QUIC does otherwise
 
@@ -220,8 +227,8 @@ class QuicListener:
         self,
         sock: socket.socket,
         engine_type: type[QuicEngine],
-        configuration: Any,
-        certificate: bytes,
+        identity: Identity,
+        read: Callable[[], Identity],
         settings: TransportSettings,
         accept: AcceptCallback,
         make_channel: Callable[..., QuicChannel],
@@ -229,8 +236,8 @@ class QuicListener:
         self._make_channel = make_channel
         self._loop = asyncio.get_running_loop()
         self._engine_type = engine_type
-        self._configuration = configuration
-        self._certificate = certificate
+        self._configuration, self._certificate = identity
+        self._read = read
         self._tls = settings.tls or TlsSettings()
         self._quic = settings.section("quic", QuicSettings)
         self._admission = settings.admission
@@ -239,8 +246,8 @@ class QuicListener:
         self._routes: dict[bytes, object] = {}
         """Where the packets for a connection id go: a channel, or the goodbyes that are left of one."""
         self._channels: set[QuicChannel] = set()
-        self._handshakes: set[QuicChannel] = set()
-        """Those not finished."""
+        self._handshakes: dict[QuicChannel, bytes] = {}
+        """Those not finished, with the certificate that the client is shown."""
         self._touched: dict[QuicChannel, None] = {}
         self._closed = False
         self._port = UdpPort(sock)
@@ -253,6 +260,14 @@ class QuicListener:
     @property
     def sock(self) -> TransportSocket:
         return self._port.sock
+
+    def renew(self) -> Callable[[], None]:
+        identity = self._read()
+
+        def use() -> None:
+            self._configuration, self._certificate = identity
+
+        return use
 
     def close(self) -> None:
         self._closed = True
@@ -304,6 +319,7 @@ class QuicListener:
     # Owner
 
     def opened(self, channel: QuicChannel) -> None:
+        shown = self._handshakes[channel]
         self._handshake_over(channel)
         asked = self._tls.client_ca is not None
         if asked:
@@ -314,7 +330,7 @@ class QuicListener:
                 logger.info("quic connection from %s refused: %s", channel.info.remote, error)
                 channel.abort(REFUSED, "the server did not accept the client's certificate, or there was none")
                 return
-        channel.secured(asked, self._certificate)
+        channel.secured(asked, shown)
         self._accept(channel)
 
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
@@ -366,7 +382,7 @@ class QuicListener:
         channel = self._make_channel(engine, self._port, self, info, self._routes, self._admission.handshake_timeout)
         channel.add_id(header.destination_cid)
         self._channels.add(channel)
-        self._handshakes.add(channel)
+        self._handshakes[channel] = self._certificate
         self._port.connections = len(self._channels)
         self._admission.admit(channel, host, lambda reason: self._evict(channel, reason), has_descriptor=False)
         return channel
@@ -380,7 +396,7 @@ class QuicListener:
         channel.abort()
 
     def _handshake_over(self, channel: QuicChannel) -> None:
-        self._handshakes.discard(channel)
+        self._handshakes.pop(channel, None)
         self._admission.settled(channel)
 
     def _reply(self, data: bytes, address: PeerAddress) -> None:

@@ -69,10 +69,7 @@ class StreamListener:
         with ExitStack() as undo:
             undo.callback(sock.close)
             undo.callback(self._spare.give)
-            if self._tls is not None:
-                self._context = server_context(self._tls)
-                assert self._tls.cert is not None
-                self._certificate = first_certificate(self._tls.cert)
+            self.renew()()
             if is_loopback(self._address[0]):
                 send_unpaced(sock)  # accepted sockets inherit it; what has been paced once keeps its timer
             try:
@@ -81,6 +78,18 @@ class StreamListener:
                 raise transport_error(error, f"cannot listen on {format_address(self._address)}") from error
             undo.pop_all()
         self._resume()
+
+    def renew(self) -> Callable[[], None]:
+        if self._tls is None:
+            return lambda: None
+        context = server_context(self._tls)
+        assert self._tls.cert is not None
+        certificate = first_certificate(self._tls.cert)
+
+        def use() -> None:
+            self._context, self._certificate = context, certificate
+
+        return use
 
     @property
     def address(self) -> tuple[str, int]:
@@ -170,6 +179,7 @@ class StreamListener:
     ) -> StreamChannel | None:
         """None: the peer left without a word."""
         assert self._tls is not None
+        context, certificate = self._context, self._certificate  # they belong together, though others come meanwhile
         async with asyncio.timeout(self._admission.handshake_timeout):
             await ready(sock)
             first = sock.recv(1, socket.MSG_PEEK)
@@ -178,9 +188,9 @@ class StreamListener:
             if first[0] != FIRST_BYTE:
                 return make(sock, info, None)
             with ExitStack() as undo:
-                secure = undo.enter_context(wrap(sock, self._context, None))
+                secure = undo.enter_context(wrap(sock, context, None))
                 await handshake(secure, "the client", partial(self._in_turn, host))
-                info = secured_info(info, secure, self._tls, "the client", self._certificate)
+                info = secured_info(info, secure, self._tls, "the client", certificate)
                 undo.pop_all()
             return make(secure, info, TlsStream(secure))
 
