@@ -104,6 +104,21 @@ def test_sealed_quic_carries_them_among_the_other_segments(development_certifica
     run(scenario())
 
 
+def test_where_the_peer_takes_none_the_caller_hears_so(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multi.protocol.authenticator._extensions", lambda _settings: ())
+
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            await pair.session.confirmed()
+            for session in (pair.session, pair.server_session):
+                with pytest.raises(multi.LocalProtocolError, match="the peer takes no datagrams"):
+                    session.datagrams()
+
+    run(scenario())
+
+
 def test_who_waits_hears_the_end_of_the_session(development_certificates: Path) -> None:
     async def scenario() -> None:
         async with multi_pair(Way(development_certificates)) as pair:
