@@ -34,6 +34,8 @@ class PathView(NamedTuple):
     weight: float = 1.0
     cost: float = 0.0
     loss: float = 0.0
+    accelerates: bool = False
+    """Not known of a path."""
 
 
 def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:

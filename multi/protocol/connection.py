@@ -41,6 +41,8 @@ JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
+SLOWDOWN = 0.5  # of a rate is left at least by one sample: a kernel that repeats what was lost tells far too little
+ACCELERATION = 1.5  # times its rate a round trip before, at least, of a path whose congestion control has just begun
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 SAMPLE_INTERVAL = 0.010  # seconds between looks at a transport while much is on its way
 SAMPLE_REFRESH = 0.5  # seconds between looks at one that carries little: round trips change slowly
@@ -136,6 +138,8 @@ class Connection:
     credit: int = 0
 
     has_samples: bool = False
+    _carried_datagrams: bool = False
+    """Since the last sample."""
     unsampled_at: float | None = None
     """When something was first written since the transport was last asked."""
     sampled_at: float = -inf
@@ -153,6 +157,10 @@ class Connection:
     rtt_variation: float = field(init=False)
     min_rtt: float = field(init=False)
     rate: float = 0.0
+    accelerates: bool = True
+    _rate_before: float = 0.0
+    """At the last look whether it still grows, and when that was."""
+    _rate_looked_at: float = -inf
     _not_sent_at: float = field(init=False)
     _rate_bytes: int = 0
     _rate_since: float = field(init=False)
@@ -233,6 +241,7 @@ class Connection:
     def send_datagram(self, number: int, data: bytes, now: float) -> None:
         """Write a DATAGRAM segment; it counts against credit as data does."""
         self._spend(len(data), now)
+        self._carried_datagrams = True
         if self.carries_datagrams:
             self.messages.append(encode_header(DATAGRAM, self.session_id, number, STREAM_ZERO, len(data)) + data)
         else:
@@ -329,7 +338,10 @@ class Connection:
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
             self.min_rtt = sample.min_rtt
         if sample.rate and not (sample.app_limited and sample.rate < self.rate):
-            self.rate = self._capped(sample.rate)
+            self.rate = self._capped(max(sample.rate, self.rate * SLOWDOWN))
+        if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:
+            self.accelerates = self.rate >= ACCELERATION * self._rate_before
+            self._rate_before, self._rate_looked_at = self.rate, now
         self.congestion_window = sample.congestion_window
         self.not_sent, self._not_sent_at = sample.not_sent, now
         progressed = sample.bytes_acked > self.sampled_acked
@@ -340,7 +352,7 @@ class Connection:
             self.progress_at = max(self.progress_at, now - sample.silent_for)
         elif not self.unacked:
             self.progress_at = max(self.progress_at, self._clock_starts(now))
-        self.unacked, self.unsampled_at = sample.unacked, None
+        self.unacked, self.unsampled_at, self._carried_datagrams = sample.unacked, None, False
         self._take_loss(sample)
         return progressed
 
@@ -371,6 +383,8 @@ class Connection:
             return False
         if not self.has_samples or self.state is not ConnectionState.ACTIVE:
             return True
+        if self._carried_datagrams:
+            return True  # nothing else tells soon enough that they do not get through
         return since >= SAMPLE_REFRESH or self.bytes_sent + self.bytes_received - self._sampled_bytes > LITTLE
 
     def _take_loss(self, sample: TransportSample) -> None:
@@ -407,6 +421,7 @@ class Connection:
             measured = self._rate_bytes / elapsed
             if not self.has_samples or not self.rate:
                 self.rate = self._capped(measured if not self.rate else self.rate + (measured - self.rate) / 2)
+                self.accelerates = False  # it is an average already
             self._rate_bytes, self._rate_since = 0, now
 
     def carries_control(self, number: int, now: float) -> None:

@@ -77,6 +77,10 @@ class ConnectionView(Protocol):
     def loss(self) -> float:
         """Share of what its transport has sent lately that it had to send again; 0.0 also when unknown."""
 
+    @property
+    def accelerates(self) -> bool:
+        """Its congestion control has begun lately and still doubles what it sends with every round trip."""
+
 
 class SendRequest(NamedTuple):
     """What is to be sent: `size` bytes of `stream` now, `backlog` bytes of all streams wait behind and including it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import inf
+from math import ceil, inf, log2
 from typing import TypeVar
 
 from multi.schedulers.base import WAIT, ConnectionView
@@ -27,23 +27,29 @@ def arrival(connection: ConnectionView, size: int) -> float:
 
     (queue + size) / rate + half the smallest round trip. The queue is what is in flight beyond one
     bandwidth-delay product, and at least what has not left the transport; the session counts those bytes in
-    `in_flight` as well, so the two are not added. A connection of unknown rate is taken for infinitely fast
-    until `PROBE` bytes are in flight, or it would never be measured.
+    `in_flight` as well, so the two are not added. A connection that has just begun sends its congestion window, and
+    twice as much with every round trip. One of which nothing is known is taken for infinitely fast until `PROBE` bytes
+    are in flight, or it would never be measured.
     """
     rate = connection.rate
     in_flight = connection.in_flight
     min_rtt = connection.min_rtt or connection.rtt
     if rate <= 0.0:
-        rate = rate_of(connection)
-        if rate <= 0.0:
+        window = connection.congestion_window
+        if not window:
             if in_flight < PROBE:
                 return min_rtt / 2
-            rate = INITIAL_WINDOW / (min_rtt or ASSUMED_RTT)
+            window = INITIAL_WINDOW
+        flights = max(1, ceil(log2(1.0 + (in_flight + size) / window)))
+        return (min_rtt or ASSUMED_RTT) * (flights - 0.5)
     queue = in_flight - rate * min_rtt
     not_sent = connection.not_sent
     if queue < not_sent:
         queue = not_sent
-    return (queue + size) / rate + min_rtt / 2
+    sending = (queue + size) / rate
+    if connection.accelerates and min_rtt > 0.0:
+        sending = min_rtt * log2(1.0 + sending / min_rtt)
+    return sending + min_rtt / 2
 
 
 def tells(connection: ConnectionView) -> bool:

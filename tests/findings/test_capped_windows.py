@@ -36,3 +36,16 @@ def seconds(*paths: PathSpec, cap: int) -> float:
 @pytest.mark.parametrize("paths", [(FAST, SLOW), (NEAR, FAR)])
 def test_a_second_path_costs_nothing_where_windows_are_capped(paths: tuple[PathSpec, PathSpec], cap: int) -> None:
     assert seconds(paths[0], cap=cap) / seconds(*paths, cap=cap) >= 0.97
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize(
+    ("fast", "slow", "cap"),
+    [  # At the start the slow path was given what stopped the window, and the fast one lost what it sent then at once.
+        (PathSpec(10e6, 0.010), PathSpec(1e6, 0.050), 256 * KIB),
+        (PathSpec(10e6, 0.010), PathSpec(2e6, 0.100), 256 * KIB),
+        (PathSpec(10e6, 0.010), PathSpec(10e6, 0.050), 256 * KIB),
+    ],
+)
+def test_a_fast_path_that_begins_is_not_given_up_for_a_slow_one(fast: PathSpec, slow: PathSpec, cap: int) -> None:
+    assert seconds(fast, cap=cap) / seconds(fast, slow, cap=cap) >= 0.97

@@ -145,7 +145,18 @@ def test_a_lower_rate_counts_only_if_there_was_enough_to_send() -> None:
     made.take_sample(sample(rate=20 * MBYTE, limited=True), 0.2)
     assert made.rate == 20 * MBYTE
     made.take_sample(sample(rate=MBYTE), 0.3)
+    assert made.rate == 10 * MBYTE, "one sample halves it at most: a kernel that repeats what was lost tells too little"
+    for step in range(4):
+        made.take_sample(sample(rate=MBYTE), 0.4 + 0.1 * step)
     assert made.rate == MBYTE
+
+
+def test_a_path_accelerates_until_a_round_trip_has_not_made_it_half_as_fast_again() -> None:
+    made = connection()
+    made.send_data([b"x"], 1, 0, StreamId(0), 0.0)
+    for step, (rate, accelerates) in enumerate([(1, True), (2, True), (4, True), (5, False), (50, False)]):
+        made.take_sample(sample(rate=rate * MBYTE), 1.0 + step)
+        assert made.accelerates == accelerates
 
 
 def test_the_smallest_round_trip_is_remembered() -> None:

@@ -74,6 +74,7 @@ class Bench:
         self.connections[made.id] = made
         made.step(Step.PROVED if proved else Step.MAY_SEND, AS_IT_COMES)
         made.take_sample(TransportSample(rtt=rtt, rtt_variation=rtt / 10, min_rtt=rtt, rate=rate), self.now)
+        made.accelerates = False  # it has done so before
         self.credit(made.id, PLENTY)
         return made
 

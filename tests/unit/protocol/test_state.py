@@ -22,7 +22,7 @@ from multi.types import ConnectionState
 
 from .wiring import Ends
 
-SEEDS = (12, 24, 33, 111, 448, 496, 825, 917, 1269, 1416, 1553)  # random runs that take every step together
+SEEDS = (26, 136, 148, 231, 436, 448, 687, 825, 917, 1972)  # random runs that take every step together
 ROWS = [(phase, step) for phase, steps in CONNECTION_STEPS.items() for step in steps]
 
 

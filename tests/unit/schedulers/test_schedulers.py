@@ -43,6 +43,7 @@ class FakeView:
     weight: float = 1.0
     cost: float = 0.0
     loss: float = 0.0
+    accelerates: bool = False
 
 
 def view(number: int, **facts: Any) -> FakeView:

@@ -22,6 +22,7 @@ class View:
     cost: float = 0.0
     credit: int = 100_000
     loss: float = 0.0
+    accelerates: bool = False
     in_flight: int = 0
     not_sent: int = 0
     transport: str = "tcp"

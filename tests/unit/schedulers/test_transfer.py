@@ -32,6 +32,7 @@ class Link:
     in_flight: int = 0
     not_sent: int = 0
     rate: float = 0.0
+    accelerates: bool = False
     congestion_window: int = 0
     interface: str = ""
     transport: str = "tcp"
