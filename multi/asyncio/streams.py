@@ -158,11 +158,13 @@ class SessionReader(asyncio.StreamReader):
 
     async def _wait_for_data(self, func_name: str) -> bool:
         """Wait until there is more; False at the end. Raises what ended the stream early."""
-        error = self.exception()
-        if error is not None:
-            raise error
-        if self._eof:
-            return False
+        source = self._source
+        if source is None or not source.waits or self._error is not None or self._eof_fed or self._driver.over:
+            error = self.exception()
+            if error is not None:
+                raise error
+            if self._eof:
+                return False
         if self._waiter is not None:
             raise RuntimeError(f"{func_name}() called while another coroutine is already waiting for incoming data")
         if self._paused:  # what was fed was too much at once
@@ -230,6 +232,12 @@ class SessionReader(asyncio.StreamReader):
 
     async def readline(self) -> bytes:
         """Return a line with its newline; what is left without one at the end. Raises ValueError when too long."""
+        while (source := self._source) is not None and not self._taken and self._error is None:
+            # The common case, written out: a line comes alone, or has yet to come.
+            if 0 < (size := source.lone_line) <= self._limit:
+                return self._pull(size)
+            if not source.waits or not await self._wait_for_data("readuntil"):
+                break
         try:
             return await self.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:

@@ -186,6 +186,20 @@ class ReceiveStream:
         return self.next_offset - self.consumed
 
     @property
+    def waits(self) -> bool:
+        """There is nothing to read, and nothing is known that would keep more from coming."""
+        return self.next_offset == self.consumed and self.final is None and self.error is None and not self.discarding
+
+    @property
+    def lone_line(self) -> int:
+        """Bytes of what comes next where that is one line and nothing else, as small messages are; else 0."""
+        piece = self._ready[0] if self._ready else b""
+        if isinstance(piece, memoryview):
+            return 0
+        end = piece.find(b"\n") + 1
+        return end if end == len(piece) else 0
+
+    @property
     def at_end(self) -> bool:
         """All bytes up to the end were read."""
         return self.final is not None and self.consumed >= self.final
