@@ -199,6 +199,8 @@ class SessionDriver:
         self._watched = False
         self._look_at = 0.0
         """When the watch has to see to more than samples."""
+        self._datagrams = 0
+        """Sent as of the last pump."""
         self._moved = 0
         """Bytes of streams in both directions as of the last look."""
         self.soon: asyncio.Handle | None = None
@@ -293,6 +295,9 @@ class SessionDriver:
             self._watched = True
             self._look_at = now + LOOK
             self._watch.join(self)
+        if core.datagrams.counts.sent != self._datagrams:
+            self._datagrams = core.datagrams.counts.sent
+            self._look_at = min(self._look_at, now + SAMPLE_INTERVAL)
         for due in (core.receiver.ack_due, sender.reinject_at):
             if due is not None and due < self._look_at:
                 self._look_at = due
