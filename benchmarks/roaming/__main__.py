@@ -34,6 +34,7 @@ EACH: tuple[Variant, ...] = (
     replace(BASE, transport="mptcp"),
     replace(BASE, transport="mixed"),
     replace(BASE, transport="one-mptcp"),
+    replace(BASE, transport="mpquic"),
     replace(BASE, version=6),
     replace(BASE, way="up"),
     replace(BASE, loop="uvloop"),
@@ -59,7 +60,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter, once: a look, not a measurement")
     parser.add_argument("--rounds", type=int, default=None, help=f"runs of each row; default {ROUNDS}, quick: 1")
     parser.add_argument("--only", action="append", choices=[row.key for row in ROWS], metavar="ROW", help="repeatable")
-    parser.add_argument("--transport", choices=["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp"])
+    parser.add_argument("--transport", choices=["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp", "mpquic"])
     parser.add_argument(
         "--variants", choices=["base", "each", "all"], help="base; what differs in one thing (default); the product"
     )

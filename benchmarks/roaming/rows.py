@@ -83,8 +83,8 @@ class Row:
     known: str = ""
     """What others do, for the report; says where it is from."""
     only_tcp: bool = False
-    one_mptcp: bool = False
-    """Reported for one MPTCP connection over both networks too."""
+    one_connection: bool = False
+    """Measured with one connection over both networks too, MPTCP's or multipath QUIC's."""
     quick: bool = True
     """Measured by quick runs too."""
     real_addresses: bool = False
@@ -92,8 +92,8 @@ class Row:
 
     def takes(self, variant: Variant) -> bool:
         """Whether this row is about such sessions."""
-        if variant.transport == "one-mptcp":
-            return self.one_mptcp
+        if variant.one_connection:
+            return self.one_connection
         return variant.transport == "tcp" or not self.only_tcp
 
 
@@ -336,7 +336,7 @@ ROWS: tuple[Row, ...] = (
         partial(_wifi_lost, how="blackhole"),
         _judge_silent_death,
         MPTCP_DEATH,
-        one_mptcp=True,
+        one_connection=True,
     ),
     Row("carrier-lost", "WiFi loses its carrier", _KNOWN_LOSS, partial(_wifi_lost, how="carrier"), _judge_known_loss),
     Row("address-gone", "WiFi loses its address", _KNOWN_LOSS, partial(_wifi_lost, how="address"), _judge_known_loss),

@@ -46,7 +46,7 @@ PROBE_INTERVAL = 0.004  # seconds between two datagrams that ask whether a link 
 class Variant:
     """What else a row may be measured with."""
 
-    transport: Literal["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp"] = "tcp"
+    transport: Literal["tcp", "quic", "quic-qh3", "mptcp", "mixed", "one-mptcp", "mpquic"] = "tcp"
     version: Literal[4, 6] = 4
     way: Literal["down", "up"] = "down"
     loop: Literal["asyncio", "uvloop"] = "asyncio"
@@ -72,7 +72,12 @@ class Variant:
 
     @property
     def needs_certificate(self) -> bool:
-        return self.transport in ("quic", "quic-qh3", "mixed")
+        return self.transport in ("quic", "quic-qh3", "mixed", "mpquic")
+
+    @property
+    def one_connection(self) -> bool:
+        """Over both networks."""
+        return self.transport in ("one-mptcp", "mpquic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +334,7 @@ class Stage:
         """Open the session, let it run undisturbed, and return at a random moment."""
         baseline = baseline and self.timing.baseline > 0
         entries = [self.entry(link) for link in links]
-        if self.variant.transport == "one-mptcp":
+        if self.variant.one_connection:
             entries = [{**entries[0], "interface": [LINKS[link] for link in links]}]
         config = self.config(entries, multi_config)
         session = self._pair(config, traffic, "session", PORT)

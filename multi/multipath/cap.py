@@ -7,8 +7,10 @@ delays of six times the path's).
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
+STANDING_TIME = 0.1  # seconds, or a round trip, twice which what queues has to last
 PEAK_TIME = 1.0  # seconds for which the largest rate counts
 LEAST = 32 * 1024  # bytes; a rate that was measured while little was sent must not stop what could be sent now
 RATE_GAIN = 0.3  # weight of a new rate sample
@@ -51,8 +53,31 @@ class RateMeter:
         self._since, self._acked, self._idled = now, acked, idle
 
 
-def most_in_flight(window: int, rate: float, rtt: float, min_rtt: float, max_queue: float) -> int:
-    """Bytes: the congestion window, or what fills the path and `max_queue` seconds more where more than that queues."""
-    if not max_queue or not rate or rtt <= min_rtt + max_queue:
+class LeastLately:
+    """The smallest of the round trips of late: what stands in a queue is in all of them, a busy process in some."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._now = self._before = inf
+
+    @property
+    def rtt(self) -> float:
+        """Seconds; inf without any."""
+        return min(self._now, self._before)
+
+    def update(self, now: float, latest: float, smoothed: float) -> None:
+        """Another round trip."""
+        if now >= self._since + max(STANDING_TIME, smoothed):
+            self._since, self._before, self._now = now, self._now, inf
+        self._now = min(self._now, latest)
+
+
+def most_in_flight(window: int, rate: float, least: float, min_rtt: float, max_queue: float) -> int:
+    """Bytes: the congestion window, or what fills the path and `max_queue` seconds more where more than that queues.
+
+    `least` is the smallest round trip of late (`LeastLately`). With a mean, a busy process would look like a queue;
+    less in flight would make it no faster, and be taken for a smaller rate.
+    """
+    if not max_queue or not rate or least <= min_rtt + max_queue:
         return window
     return min(window, max(LEAST, int(rate * (min_rtt + max_queue))))

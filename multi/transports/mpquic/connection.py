@@ -311,7 +311,8 @@ class MultipathConnection(ConnectionPaths):
                 self._validation_failed(path, now)
 
     def _loss_timeout(self, path: Path, now: float) -> None:
-        loss, others = path.loss, len(self._open()) > 1
+        loss = path.loss
+        others = any(other.state is PathState.ACTIVE for other in self._open() if other is not path)
         if loss._get_loss_space() is not None or path.state is PathState.VALIDATING or not others:
             loss.on_loss_detection_timeout(now=now)
             return

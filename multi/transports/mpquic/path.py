@@ -17,7 +17,7 @@ from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_num
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
-from multi.multipath.cap import RateMeter
+from multi.multipath.cap import LeastLately, RateMeter
 from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
@@ -158,6 +158,7 @@ class Path:
         """Packets that were sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0
         self.rate = RateMeter()
+        self.least_lately = LeastLately()
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""
         self.challenged_at: float | None = None

@@ -318,14 +318,19 @@ class ConnectionPaths(BoundedConnection):
             marker = QuicSentPacket(Epoch.ONE_RTT, True, True, False, 0, QuicPacketType.ONE_RTT, path.given_up_at)
             path.loss._cc.on_packets_lost(now=now, packets=[marker])
         path.given_up_at = 0.0
+        for other in self._open():  # it was the only one that was left to send on, and has not answered either
+            if other is not path and other.state is PathState.ACTIVE and other.loss._pto_count:
+                with self._on(other):
+                    self._give_up(other, now)
 
     def _most(self, path: Path) -> int:
         """Bytes that may be in flight there."""
-        loss, policy = path.loss, self._policy
+        loss = path.loss
         if not loss._rtt_initialized:
             return loss.congestion_window
         min_rtt = min(path.min_rtts.values(), default=loss._rtt_min)
-        return most_in_flight(loss.congestion_window, path.rate.peak, loss._rtt_smoothed, min_rtt, policy.max_queue)
+        least = min(path.least_lately.rtt, loss._rtt_smoothed)
+        return most_in_flight(loss.congestion_window, path.rate.peak, least, min_rtt, self._policy.max_queue)
 
     def _replenish_connection_ids(self) -> None:
         path = self._current
@@ -456,6 +461,7 @@ class ConnectionPaths(BoundedConnection):
             # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
             loss._rtt_min, before = path.min_rtts.get(carrier, inf), loss.acked
             late = [number for number in path.given_up if number in acknowledged]
+            sampled = loss._rtt_latest
             loss.on_ack_received(
                 ack_rangeset=acknowledged,
                 ack_delay=(delay << self._remote_ack_delay_exponent) / 1e6,
@@ -464,6 +470,8 @@ class ConnectionPaths(BoundedConnection):
             )
             if loss._rtt_min < inf:
                 path.min_rtts[carrier] = loss._rtt_min
+            if loss._rtt_latest != sampled:
+                path.least_lately.update(context.time, loss._rtt_latest, loss._rtt_smoothed)
             if loss.acked > before or late:
                 self._answers(path, acknowledged, context.time)
             idle = loss.bytes_in_flight * 2 < self._most(path)

@@ -30,8 +30,9 @@ class MpquicSettings(TransportSection):
     """Where acknowledgements travel: on the path that delivers them first, on the path of what they acknowledge, or on
     every path. Default `best`: the sender hears of everything as early as it can."""
     queue_most_ms: Annotated[int, Range(0, 1000)] = 15
-    """Milliseconds of queueing that each path is filled with at most; 0 = no bound but congestion control. Default 15:
-    what queues cannot be taken back when the network dies, and what is urgent waits behind it."""
+    """Milliseconds that may stand in the queue of a path; 0 = no bound but congestion control. Where more stands for a
+    tenth of a second, no more is in flight than the path carries in its round trip and this. Default 15: what queues
+    cannot be taken back when the network dies, and what is urgent waits behind it."""
     trial_ms: Annotated[int, Range(0, 10_000)] = 200
     """Milliseconds for which a path over a network that came back is a backup; up to 600 after losses that follow
     closely. Default 200: a network that has just appeared often goes again."""
