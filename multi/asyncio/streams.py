@@ -305,10 +305,10 @@ class SessionWriter(asyncio.StreamWriter):
 
     async def drain(self) -> None:
         """Wait while the peer or the networks are slow; see `SessionTransport.drain`."""
-        if self._transport is self._bare:
-            await self._bare.drain()
-        else:
+        if self._transport is not self._bare:
             await super().drain()
+        elif not self._bare.flows:
+            await self._bare.drain()
 
     def reset(self, code: int = 0) -> None:
         """Give the stream up at once: the peer's reader raises `StreamReset` with `code`, 0 to 2^32 - 1."""

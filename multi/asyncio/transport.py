@@ -167,18 +167,26 @@ class SessionTransport(asyncio.Transport):
         has not acknowledged, over all streams, while this one has more than an equal share of them. Raises what ended
         the stream or the session.
         """
-        sending, driver = self._sending, self.driver
-        if sending is not None and not sending.final and not driver.over:
-            unacked = sending.end_offset - sending.acked
-            if sending.end_offset - sending.next_offset <= self._high and unacked <= driver.share:
-                return
-        else:
-            self._raise_error()
-        if self.get_write_buffer_size() <= self._high and not driver.holds_too_much(sending):
+        if self.flows:
+            return
+        self._raise_error()
+        if not self._holds_more_than(self._high):
             return
         while self._holds_more_than(self._low):
-            await driver.wait_writable(self.stream)
+            await self.driver.wait_writable(self.stream)
             self._raise_error()
+
+    @property
+    def flows(self) -> bool:
+        """`drain` has nothing to wait for or to raise: a short answer for the common case."""
+        sending, driver = self._sending, self.driver
+        return (
+            sending is not None
+            and not sending.final
+            and not driver.over
+            and sending.end_offset - sending.next_offset <= self._high
+            and sending.end_offset - sending.acked <= driver.share
+        )
 
     def _holds_more_than(self, mark: int) -> bool:
         return self.get_write_buffer_size() > mark or self.driver.holds_too_much(self._sending)
