@@ -65,6 +65,21 @@ async def test_a_system_that_cannot_be_asked_is_no_system_without_networks(monke
     assert resolver.last is None
 
 
+async def test_multipath_quic_that_fell_back_gets_plain_quic_over_the_further_networks() -> None:
+    config = multi.load_config({"connection_priority": [["mpquic", "ipv4", "any"]], "remote_host": "198.51.100.1"})
+    said: list[str] = []
+    resolver = module.Resolver(config, lambda: None, said.append)
+    (one,) = (await resolver.find()).candidates
+    assert (one.interface, one.more_interfaces) == ("eth0", ("eth1",))
+    resolver.fell_back(0)
+    found = (await resolver.find()).candidates
+    assert [(c.transport, c.interface, c.more_interfaces) for c in found] == [
+        ("mpquic", "eth0", ()),
+        ("quic", "eth1", ()),
+    ]
+    assert said == ["MPQUIC over eth0, eth1: it fell back to QUIC; one connection per interface is opened instead"]
+
+
 async def test_mptcp_without_subflows_becomes_a_connection_for_each_interface_and_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
