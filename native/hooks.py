@@ -178,6 +178,12 @@ CHANGES = (
         "        path_data.pto_count = path_data.pto_count.saturating_add(1);\n",
         "        self.repeat_elsewhere(path_id);\n",
     ),
+    instead(
+        CONNECTION,
+        "if self.peer_completed_handshake_address_validation() {\n            self.path_data_mut(path)",
+        "if self.peer_completed_handshake_address_validation() && self.is_answer(path, ack.largest) {\n"
+        "            self.path_data_mut(path)",
+    ),
     before(
         CONNECTION,
         "                    self.spaces[space_id].queue_tail_loss_probe(\n",
@@ -189,6 +195,31 @@ CHANGES = (
         "        // Pacing check.\n",
         "        if can_send.close {\n            return PathBlocked::No;\n        }\n\n",
     ),
+    # Which paths carry data, and how much of it.
+    instead(
+        CONNECTION,
+        "path.in_flight.bytes + bytes_to_send > path.congestion.window() {",
+        "path.in_flight.bytes + bytes_to_send > self.most_in_flight(path_id) {",
+    ),
+    instead(
+        CONNECTION,
+        "            self.streams.can_send_stream_data() || self.datagrams",
+        "            (self.is_carrier(path_id) && self.streams.can_send_stream_data()) || self.datagrams",
+    ),
+    after(
+        CONNECTION,
+        "        // STREAM\n        if !scheduling_info.is_abandoned\n",
+        "            && carries\n",
+    ),
+    instead(
+        CONNECTION,
+        "        let path = self.path_data_mut(path_id);\n\n"
+        "        path.app_limited = last_packet_number.is_none() && !send_blocked;\n",
+        "        let carries = self.is_carrier(path_id);\n"
+        "        let path = self.path_data_mut(path_id);\n\n"
+        "        if carries {\n"
+        "            path.app_limited = last_packet_number.is_none() && !send_blocked;\n        }\n",
+    ),
     # The path of acknowledgements.
     before(
         CONNECTION,
@@ -198,7 +229,7 @@ CHANGES = (
     before(
         CONNECTION,
         "        let is_0rtt = space_id == SpaceId::Data && !space_has_keys;\n        let stats",
-        "        let acks = self.acks_on(path_id);\n",
+        "        let acks = self.acks_on(path_id);\n        let carries = self.is_carrier(path_id);\n",
     ),
     instead(
         CONNECTION,

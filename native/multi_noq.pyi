@@ -54,7 +54,8 @@ class Config:
         """`new_id` makes the ids of connections, all of one length.
 
         `streams` are those the peer may open, `first_window` what it may send ahead of what is missing, which grows
-        with what has been taken to `window`. `congestion` is `cubic`, `reno` or `bbr`.
+        with what has been taken to `window`. `congestion` is `cubic`, `reno`,
+        `bbr`, `lia` or `olia`.
         More than one of `paths` offers multipath. `chain` and `key` are our certificates (DER) and the key of the
         first (PKCS #8, DER); a server with `ask` asks clients for theirs. `judge` gets those of a server, its own
         first, and returns a TLS alert and why, or None. `seed` of 32 bytes makes runs repeatable.
@@ -85,6 +86,10 @@ class Connection:
     def suspect_path(self, path: int, now: float) -> bool: ...
     def set_backup(self, path: int, backup: bool) -> bool: ...
     def set_path_order(self, order: Sequence[int]) -> None: ...
+    def set_carriers(self, carriers: Sequence[int] | None) -> None:
+        """Which paths carry data of streams; None: all."""
+    def set_enough_in_flight(self, path: int, size: int) -> None:
+        """Bytes in flight on a path that are enough; 0: as many as congestion control allows."""
     def set_ack_path(self, name: str) -> None: ...
     def events(self) -> list[Event]: ...
     def bursts(self, now: float, most: int = 0) -> list[tuple[bytes, int, Address, int]]:

@@ -46,7 +46,13 @@ pub(super) struct Hooks {
     /// The path of what is being sent, or was last.
     pub(super) sending: PathId,
     order: Vec<PathId>,
+    /// Those that carry data of streams; `None` = all.
+    carriers: Option<Vec<PathId>>,
+    /// Bytes in flight that are enough, whatever congestion control allows.
+    enough: FxHashMap<PathId, u64>,
     ack_path: AckPath,
+    /// The first packet that was sent after a path became suspect.
+    suspected_at: FxHashMap<PathId, u64>,
     /// Authenticated packets there were when a path that only acknowledges last asked for an answer.
     asked_at: FxHashMap<PathId, u64>,
 }
@@ -76,6 +82,20 @@ impl Connection {
     pub fn set_path_order(&mut self, order: &[PathId]) {
         self.hooks.order.clear();
         self.hooks.order.extend_from_slice(order);
+    }
+
+    /// The paths that carry data of streams, `None` for all; everything else goes on any.
+    pub fn set_carriers(&mut self, carriers: Option<&[PathId]>) {
+        self.hooks.carriers = carriers.map(<[PathId]>::to_vec);
+    }
+
+    /// How many bytes in flight on a path are enough, `u64::MAX` for what congestion control allows.
+    pub fn set_enough_in_flight(&mut self, path: PathId, bytes: u64) {
+        if bytes == u64::MAX {
+            self.hooks.enough.remove(&path);
+        } else if self.paths.contains_key(&path) {
+            self.hooks.enough.insert(path, bytes);
+        }
     }
 
     /// Which path carries acknowledgements.
@@ -136,6 +156,17 @@ impl Connection {
         all.next().copied()
     }
 
+    /// Whether data of streams goes on it.
+    pub(super) fn is_carrier(&self, path: PathId) -> bool {
+        self.hooks.carriers.as_ref().is_none_or(|carriers| carriers.contains(&path))
+    }
+
+    /// Bytes that may be in flight there.
+    pub(super) fn most_in_flight(&self, path: PathId) -> u64 {
+        let window = self.path_data(path).congestion.window();
+        self.hooks.enough.get(&path).map_or(window, |enough| window.min(*enough))
+    }
+
     /// Whether probe timeouts say that nobody hears it.
     pub(super) fn is_silent(&self, path: &PathId) -> bool {
         self.paths.get(path).is_some_and(|found| found.data.pto_count > 0)
@@ -161,11 +192,23 @@ impl Connection {
         let Some(pns) = space.number_spaces.get_mut(&path) else {
             return;
         };
+        self.hooks.suspected_at.entry(path).or_insert(pns.next_packet_number);
         for packet in pns.sent_packets.values_mut() {
             for frame in mem::take(&mut packet.stream_frames) {
                 self.streams.retransmit(frame);
             }
             space.pending |= mem::take(&mut packet.retransmits);
+        }
+    }
+
+    /// Whether an acknowledgement on this path ends the suspicion: of what was sent before, it tells nothing new.
+    pub(super) fn is_answer(&mut self, path: PathId, largest: u64) -> bool {
+        match self.hooks.suspected_at.get(&path) {
+            Some(first) if largest < *first && self.is_suspect(path) => false,
+            _ => {
+                self.hooks.suspected_at.remove(&path);
+                true
+            }
         }
     }
 

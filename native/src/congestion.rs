@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use noq_proto::congestion::{Bbr3Config, ControllerFactory, CubicConfig, NewRenoConfig};
 
+use crate::coupling::{Coupled, Coupling};
+
 /// By its name in the configuration, for datagrams of this size; `None` if there is none of this name.
 pub fn factory(name: &str, datagram_size: u16) -> Option<Arc<dyn ControllerFactory + Send + Sync>> {
     let size = u64::from(datagram_size);
@@ -24,6 +26,8 @@ pub fn factory(name: &str, datagram_size: u16) -> Option<Arc<dyn ControllerFacto
             config.initial_window(window);
             config
         }),
+        "lia" => Arc::new(Coupled::new(Coupling::Lia, window)),
+        "olia" => Arc::new(Coupled::new(Coupling::Olia, window)),
         _ => return None,
     })
 }

@@ -219,6 +219,20 @@ impl Connection {
         Ok(())
     }
 
+    /// The paths that carry data of streams, `None` for all.
+    #[pyo3(signature = (carriers))]
+    fn set_carriers(&mut self, carriers: Option<Vec<u32>>) -> PyResult<()> {
+        let carriers = carriers.map(|ids| ids.into_iter().map(PathId::from).collect::<Vec<_>>());
+        self.connection()?.set_carriers(carriers.as_deref());
+        Ok(())
+    }
+
+    /// Bytes in flight on a path that are enough, 0 for what congestion control allows.
+    fn set_enough_in_flight(&mut self, path: u32, size: u64) -> PyResult<()> {
+        self.connection()?.set_enough_in_flight(path.into(), if size == 0 { u64::MAX } else { size });
+        Ok(())
+    }
+
     /// `same` or `best`: which path carries acknowledgements.
     fn set_ack_path(&mut self, name: &str) -> PyResult<()> {
         let ack_path = match name {
@@ -405,10 +419,11 @@ impl Connection {
         transmit: &noq::Transmit,
         path: u32,
     ) -> PyResult<()> {
+        // A client's first path does not know its own address until something has come there: it is the oldest.
         let same = |known: &FourTuple| {
             known.remote() == transmit.destination && (transmit.src_ip.is_none() || known.local_ip() == transmit.src_ip)
         };
-        let Some((_, address)) = self.addresses.iter().find(|(known, _)| same(known)) else {
+        let Some((_, address)) = self.addresses.iter().rev().find(|(known, _)| same(known)) else {
             return Ok(()); // forgotten since, which is like a loss
         };
         let segment = transmit.segment_size.unwrap_or(transmit.size);

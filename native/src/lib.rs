@@ -4,8 +4,9 @@
 //! caller has, so that the same code runs in virtual time. What Python sees is described in `multi_noq.pyi`.
 
 mod config;
-mod connection;
 mod congestion;
+mod connection;
+mod coupling;
 mod ids;
 mod tls;
 

@@ -33,8 +33,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from multi.errors import TransportError
+from multi.multipath.cap import RateMeter, most_in_flight
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
+from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
 from multi.transports.quic.connection_ids import new_connection_id
@@ -62,6 +64,9 @@ INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repea
 FIRST_WINDOW = 64 * 1024
 """Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
 `multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
+
+LEAST_IN_FLIGHT = 16 * 1024  # bytes, about the first window: of less, a path that was slow once would never be faster
+MOST_AT_ONCE = 44 * 1350  # bytes that a scheduler is asked about: a burst
 
 if multi_noq.VERSION != VERSION:
     raise TransportError(f"the QUIC engine 'noq' is of version {multi_noq.VERSION}, not {VERSION}: make native")
@@ -107,6 +112,7 @@ class Engine(PathEngine):
         self._closing: ConnectionTerminated | None = None
         self._known: _Known | None = None
         self._written = 0
+        self._sharing: _Sharing | None = None
 
     @classmethod
     def configure(
@@ -117,6 +123,8 @@ class Engine(PathEngine):
         server_name: str | None = None,
         policy: PathPolicy | None = None,
     ) -> Any:
+        if policy is not None and policy.ack_path is AckPath.ALL:
+            raise TransportError("the QUIC engine 'noq' sends no copies of acknowledgements (ack_path)")
         own: dict[str, Any] = {}
         if tls.cert is not None and tls.key is not None:
             check_own(tls.cert, tls.key)
@@ -166,6 +174,8 @@ class Engine(PathEngine):
 
     def handle_timer(self, now: float) -> None:
         self._happened()
+        if self._sharing is not None:
+            self._sharing.retry_at = None
         with third_party():
             self._connection.handle_timer(now)
 
@@ -192,10 +202,14 @@ class Engine(PathEngine):
     def bursts(self, now: float) -> list[Burst]:
         self._happened()
         with third_party():
-            return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now))]
+            if self._sharing is None:
+                return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now))]
+            return self._sharing.bursts(now)
 
     def next_timer(self) -> float | None:
-        return self._connection.next_timer()
+        due = self._connection.next_timer()
+        retry = self._sharing.retry_at if self._sharing is not None else None
+        return due if retry is None else min(retry, due if due is not None else retry)
 
     # What is known
 
@@ -321,9 +335,10 @@ class Engine(PathEngine):
 
     def _begin_paths(self) -> None:
         policy = self._configuration.policy
-        if policy is not None:
-            same = policy.ack_path is AckPath.SAME
-            self._connection.set_ack_path("same" if same else "best")
+        if policy is not None and self._connection.multipath:
+            self._sharing = _Sharing(self._connection, policy)
+            # Also for `best`: where one path carries all acknowledgements, all fall silent for the peer when it dies.
+            self._connection.set_ack_path("same")
 
     def _now_known(self) -> _Known:
         if self._known is None:
@@ -338,6 +353,60 @@ class Engine(PathEngine):
                     in_flight += path_in_flight
             self._known = _Known(unacknowledged, unsent, window, in_flight, trips)
         return self._known
+
+
+class _Sharing:
+    """Which path gets what: asks the policy's scheduler for each burst, and bounds what queues on a path."""
+
+    def __init__(self, connection: multi_noq.Connection, policy: PathPolicy) -> None:
+        self._connection = connection
+        self._scheduler = policy.scheduler()
+        self._max_queue = policy.max_queue
+        self._meters: dict[int, RateMeter] = {}
+        self.retry_at: float | None = None
+        """When a scheduler that wanted to wait is asked again."""
+
+    def bursts(self, now: float) -> list[Burst]:
+        paths = [_facts(path) for path in self._connection.paths()]
+        _, backlog = self._connection.outstanding()
+        views = [self._view(path, now, backlog) for path in usable(paths)]
+        self._connection.set_path_order([view.id for view in sorted(views, key=lambda view: (not view.rtt, view.rtt))])
+        if len(views) < 2:
+            self._connection.set_carriers(None)
+            return self._made(now)
+        made: list[Burst] = []
+        while backlog > 0 and any(view.credit > 0 for view in views):
+            chosen = choose(self._scheduler, views, min(backlog, MOST_AT_ONCE), backlog, backlog, now)
+            if not chosen:
+                self.retry_at = now + RETRY
+                break
+            self._connection.set_carriers(chosen[:1])
+            burst = self._made(now, 1)
+            sent = sum(len(one.data) for one in burst if one.path == chosen[0])
+            made += burst
+            backlog -= sent
+            views = [_after(view, sent) if view.id == chosen[0] else view for view in views]
+        # Whatever is no data of streams may leave anywhere. What has nothing more to say is not held up by a window.
+        self._connection.set_carriers([] if backlog > 0 else None)
+        return made + self._made(now)
+
+    def _made(self, now: float, most: int = 0) -> list[Burst]:
+        return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now, most))]
+
+    def _view(self, path: PathFacts, now: float, backlog: int) -> PathView:
+        meter = self._meters.setdefault(path.id, RateMeter())
+        idle = path.bytes_in_flight * 2 < path.congestion_window and not backlog
+        meter.update(now, path.acked, path.rtt, idle)
+        enough = most_in_flight(path.congestion_window, meter.rate, path.rtt, path.min_rtt, self._max_queue)
+        enough = max(enough, min(path.congestion_window, LEAST_IN_FLIGHT))
+        held = enough < path.congestion_window
+        self._connection.set_enough_in_flight(path.id, max(1, enough) if held else 0)
+        return view_of(path, meter.rate, max(0, enough - path.bytes_in_flight))
+
+
+def _after(view: PathView, sent: int) -> PathView:
+    """What is left of a path's credit; nothing if it took nothing, for then its pacer waits."""
+    return view._replace(credit=max(0, view.credit - sent) if sent else 0, in_flight=view.in_flight + sent)
 
 
 def _facts(path: multi_noq.Path) -> PathFacts:
