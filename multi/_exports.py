@@ -12,6 +12,9 @@ from multi.asyncio.datagrams import DatagramSocket as DatagramSocket
 from multi.asyncio.info import ConnectionInfo as ConnectionInfo
 from multi.asyncio.server import Server as Server
 from multi.asyncio.session import Session as Session
+from multi.asyncio.stats import ServerStats as ServerStats
+from multi.asyncio.stats import SessionStats as SessionStats
+from multi.asyncio.stats import TransportStats as TransportStats
 from multi.asyncio.streams import SessionReader as SessionReader
 from multi.asyncio.streams import SessionWriter as SessionWriter
 from multi.asyncio.transport import SessionTransport as SessionTransport

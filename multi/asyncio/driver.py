@@ -21,6 +21,7 @@ from weakref import WeakSet
 from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
 from multi.asyncio.lifeline import LoopShutdownHook
+from multi.asyncio.stats import Tallies
 from multi.asyncio.subscription import Subscription
 from multi.asyncio.watch import watch_of
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
@@ -187,6 +188,8 @@ class SessionDriver:
         self.on_event: Callable[[Event], None] = _ignore
         self.on_dialled: Callable[[Candidate, ChannelInfo], None] = _ignore
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
+        self.past = Tallies()
+        """The connections that have ended and that the core has forgotten."""
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
         self._unfinished: set[asyncio.Future[None]] = set()
         """Dials, the cancelled ones included, and what is done in threads at the end."""
@@ -732,9 +735,15 @@ class SessionDriver:
         if ended is None:
             return
         self._ended[connection] = self._info(ended)
+        self.past.count([ended])
         while len(self._ended) > ENDED_KEPT:
             del self._ended[next(iter(self._ended))]
         self.core.forget_connection(connection)
+
+    def tally(self, tallies: Tallies) -> None:
+        """Count every connection there ever was."""
+        tallies.merge(self.past)
+        tallies.count(self.core.connections.values())
 
     def _info(self, connection: Connection) -> ConnectionInfo:
         link = self.links.get(connection.id)

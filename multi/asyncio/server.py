@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 from asyncio.trsock import TransportSocket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
+from multi.asyncio.stats import ServerStats, Tallies
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.config.keys import load_keys, load_reset_key
@@ -141,6 +143,12 @@ class Server:
         self.arrivals: dict[_PendingConnection, None] = {}
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
+        self._started = self._loop.time()
+        self._opened = 0
+        self._ended: Counter[str] = Counter()
+        """Sessions the application was given, and how many of them have ended, by the cause."""
+        self._past = Tallies()
+        """The connections of ended sessions."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_connection = 0
         self._closing = False
@@ -164,6 +172,27 @@ class Server:
     def statistics(self) -> dict[str, int]:
         """How often each limit was hit since the start, by the names in `multi.asyncio.admission.LIMITS`."""
         return self.admission.counts
+
+    def stats(self) -> ServerStats:
+        """What it has done and does now: a walk over its connections, milliseconds for a thousand sessions."""
+        tallies, states, streams = Tallies(), Counter[str](), 0
+        tallies.merge(self._past)
+        for driver in self._table.values():
+            driver.tally(tallies)
+            states[driver.core.state.value] += 1
+            streams += len(driver.core.receiver.streams)
+        return ServerStats(
+            uptime=self._loop.time() - self._started,
+            accepting=self.is_serving(),
+            sessions=dict(sorted(states.items())),
+            sessions_opened=self._opened,
+            sessions_ended=dict(sorted(self._ended.items())),
+            arrivals=len(self.arrivals),
+            streams=streams,
+            memory=self.admission.taken(),
+            limits_hit=self.statistics,
+            transports=tallies.stats(),
+        )
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -425,6 +454,7 @@ class Server:
             driver.core.announce([(address, self.port) for address in listen.announce], now=driver.now())
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
+        self._opened += 1
         try:
             result = self._on_client(session.reader, session.writer)
         except Exception as error:
@@ -460,6 +490,8 @@ class Server:
     def _session_closed(self, driver: SessionDriver) -> None:
         self.admission.session_closed(driver)
         self._table.remove(driver)
-        self._sessions.pop(driver, None)
+        if self._sessions.pop(driver, None) is not None and driver.core.reason is not None:
+            self._ended[driver.core.reason.cause.value] += 1
+        driver.tally(self._past)
         self._leaving.add(driver)
         self._maybe_stop()

@@ -1,0 +1,216 @@
+"""What a server and a session have done and do: one snapshot, from which metrics and live views are made.
+
+Taking a server's walks its connections once and makes no object for each. Counters only grow: what ended is counted on.
+Snapshots of several servers add up with `+`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from math import isfinite
+
+from multi.asyncio.info import ConnectionInfo
+from multi.protocol.connection import Connection
+from multi.protocol.state import SessionState
+
+Counts = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TransportStats:
+    """The connections of one transport. Bytes."""
+
+    connections: Counts = field(default_factory=dict)
+    """Living ones, by state."""
+    ended: Counts = field(default_factory=dict)
+    """Counter: how many have ended, by the cause (`multi.Cause`)."""
+    bytes_sent: int = 0
+    """Counter: payload sent, repeats included."""
+    bytes_received: int = 0
+    """Counter: bytes received, headers included."""
+    payload_received: int = 0
+    """Counter: payload received, duplicates included."""
+    reinjected: int = 0
+    """Counter: bytes this side sent again."""
+    in_flight: int = 0
+    """Sent and not acknowledged by the session."""
+
+    def __add__(self, other: TransportStats) -> TransportStats:
+        return TransportStats(
+            connections=_sum(self.connections, other.connections),
+            ended=_sum(self.ended, other.ended),
+            bytes_sent=self.bytes_sent + other.bytes_sent,
+            bytes_received=self.bytes_received + other.bytes_received,
+            payload_received=self.payload_received + other.payload_received,
+            reinjected=self.reinjected + other.reinjected,
+            in_flight=self.in_flight + other.in_flight,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStats:
+    """A server at the moment of asking. Seconds, bytes."""
+
+    uptime: float = 0.0
+    accepting: bool = False
+    """New sessions are taken."""
+    sessions: Counts = field(default_factory=dict)
+    """Living sessions, by state; those that nobody has confirmed too."""
+    sessions_opened: int = 0
+    """Counter: sessions that the application was given."""
+    sessions_ended: Counts = field(default_factory=dict)
+    """Counter: how many of those have ended, by the cause (`multi.Cause`)."""
+    arrivals: int = 0
+    """Connections that have not said which session they want."""
+    streams: int = 0
+    """Streams that the peers may still send on."""
+    memory: int = 0
+    """What `limits.max_memory` bounds; as of the last tenth of a second."""
+    limits_hit: Counts = field(default_factory=dict)
+    """Counter: how often each limit was hit, by its name in `limits`."""
+    transports: Mapping[str, TransportStats] = field(default_factory=dict)
+    """By the name of the transport."""
+
+    def __add__(self, other: ServerStats) -> ServerStats:
+        """Both together: of several workers of one server, or of several servers."""
+        names = sorted({*self.transports, *other.transports})
+        none = TransportStats()
+        return ServerStats(
+            uptime=max(self.uptime, other.uptime),
+            accepting=self.accepting or other.accepting,
+            sessions=_sum(self.sessions, other.sessions),
+            sessions_opened=self.sessions_opened + other.sessions_opened,
+            sessions_ended=_sum(self.sessions_ended, other.sessions_ended),
+            arrivals=self.arrivals + other.arrivals,
+            streams=self.streams + other.streams,
+            memory=self.memory + other.memory,
+            limits_hit=_sum(self.limits_hit, other.limits_hit),
+            transports={name: self.transports.get(name, none) + other.transports.get(name, none) for name in names},
+        )
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return _of_dataclass(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStats:
+    """A session at the moment of asking. Bytes."""
+
+    id: str
+    """The Session ID, in hexadecimal digits."""
+    state: SessionState
+    scheduler: str
+    """What this side sends with."""
+    peer: str
+    """The key of `auth` that the peer has proved itself with; empty without one."""
+    streams: int
+    """Streams that the peer may still send on."""
+    memory: int
+    """Kept to be sent and to be read, overhead included."""
+    bytes_sent: int
+    """Counter: payload sent on all connections it ever had, repeats included."""
+    bytes_received: int
+    """Counter: bytes received, headers included."""
+    payload_received: int
+    """Counter: payload received, duplicates included."""
+    reinjected: int
+    """Counter: bytes this side sent again."""
+    in_flight: int
+    """Sent and not acknowledged."""
+    connections: tuple[ConnectionInfo, ...]
+    """Living ones, and the last that ended."""
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return _of_dataclass(self)
+
+
+class Tally:
+    """Adds up connections of one transport."""
+
+    __slots__ = ("_ended", "_states", "bytes_received", "bytes_sent", "in_flight", "payload_received", "reinjected")
+
+    def __init__(self) -> None:
+        self._states: Counter[str] = Counter()
+        self._ended: Counter[str] = Counter()
+        self.bytes_sent = self.bytes_received = self.payload_received = self.reinjected = self.in_flight = 0
+
+    def count(self, connection: Connection) -> None:
+        if connection.alive:
+            self._states[connection.state.value] += 1
+            self.in_flight += connection.in_flight
+        else:
+            self._ended[connection.reason.cause.value] += 1
+        self.bytes_sent += connection.bytes_sent
+        self.bytes_received += connection.bytes_received
+        self.payload_received += connection.payload_received
+        self.reinjected += connection.reinjected
+
+    def merge(self, other: Tally) -> None:
+        """Count what another has counted too."""
+        self._states.update(other._states)
+        self._ended.update(other._ended)
+        self.bytes_sent += other.bytes_sent
+        self.bytes_received += other.bytes_received
+        self.payload_received += other.payload_received
+        self.reinjected += other.reinjected
+        self.in_flight += other.in_flight
+
+    def stats(self) -> TransportStats:
+        return TransportStats(
+            connections=dict(sorted(self._states.items())),
+            ended=dict(sorted(self._ended.items())),
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            payload_received=self.payload_received,
+            reinjected=self.reinjected,
+            in_flight=self.in_flight,
+        )
+
+
+class Tallies(dict[str, Tally]):
+    """A tally for each transport that occurs."""
+
+    def __missing__(self, transport: str) -> Tally:
+        tally = self[transport] = Tally()
+        return tally
+
+    def count(self, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            self[connection.transport].count(connection)
+
+    def merge(self, other: Tallies) -> None:
+        for transport, tally in other.items():
+            self[transport].merge(tally)
+
+    def stats(self) -> dict[str, TransportStats]:
+        return {transport: self[transport].stats() for transport in sorted(self)}
+
+
+def _sum(one: Counts, other: Counts) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in sorted({*one, *other})}
+
+
+def _of_dataclass(value: object) -> dict[str, object]:
+    assert is_dataclass(value)
+    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+
+
+def _plain(value: object) -> object:
+    """What JSON has: a number that is not known yet is null."""
+    match value:
+        case Enum():
+            return value.value
+        case Mapping():
+            return {str(key): _plain(item) for key, item in value.items()}
+        case tuple():
+            return [_plain(item) for item in value]
+        case float():
+            return value if isfinite(value) else None
+        case str():
+            return str(value)
+    return _of_dataclass(value) if is_dataclass(value) else value
