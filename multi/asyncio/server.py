@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from heapq import nlargest
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
 from multi.asyncio.admission import Admission, source_of
+from multi.asyncio.control import ControlSockets
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
@@ -151,6 +153,7 @@ class Server:
         """The connections of ended sessions."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_connection = 0
+        self.control = ControlSockets(self)
         self._closing = False
         self._empty = asyncio.Event()
         self._leaving: WeakSet[SessionDriver] = WeakSet()
@@ -193,6 +196,11 @@ class Server:
             limits_hit=self.statistics,
             transports=tallies.stats(),
         )
+
+    def recent_sessions(self, limit: int) -> list[Session]:
+        """At most `limit` of the living sessions, those first that have moved bytes last."""
+        drivers = nlargest(limit, self._sessions, key=lambda driver: driver.core.moved_at)
+        return [self._sessions[driver] for driver in drivers]
 
     @property
     def addresses(self) -> tuple[tuple[str, int], ...]:
@@ -242,6 +250,8 @@ class Server:
                 listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
                 self._listeners.append(listener)
                 port = port or listener.address[1]
+            if (control := self._config.control) is not None:
+                await self.control.open(self._config.control_path, control.metrics_port, port)
             if self._config.ssl_config is not None:
                 self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)
         except BaseException:
@@ -357,6 +367,7 @@ class Server:
         """Let go of every socket that belongs to no session."""
         for listener in self._listeners:
             listener.close()
+        self.control.close()
         for arrival in list(self.arrivals):
             arrival.drop("the server stops")
         if self._watch is not None:

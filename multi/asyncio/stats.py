@@ -204,7 +204,7 @@ def _plain(value: object) -> object:
     """What JSON has: a number that is not known yet is null."""
     match value:
         case Enum():
-            return value.value
+            return value.value if isinstance(value.value, str) else value.name.lower()
         case Mapping():
             return {str(key): _plain(item) for key, item in value.items()}
         case tuple():

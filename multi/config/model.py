@@ -445,6 +445,17 @@ class Listen(Section):
     connections end as if clients had died, so `multi_config.abandon_timeout` does not count there. Default none."""
 
 
+class Control(Section):
+    """How the people who run a server see into it and steer it (docs/operations.md)."""
+
+    socket: FileName | None = None
+    """Unix socket for `multi top` and for metrics, which only the server's own user may open; `auto` = in
+    `$XDG_RUNTIME_DIR/multi`, where `multi top` finds it. Default null: none."""
+    metrics_port: Annotated[int, Range(0, 65_535)] | None = None
+    """Port of 127.0.0.1 that answers `GET /metrics` in Prometheus' text format, to every user of this machine; 0 = a
+    free one. Default null: none."""
+
+
 class Limits(Section):
     """Bounds on what peers can make grow."""
 
@@ -534,6 +545,8 @@ class ConfigModel(Section):
     """Client: whether rules and routes by source address may be installed for interfaces whose packets would
     leave through another one; they go with the last session. Linux; needs CAP_NET_ADMIN, otherwise there is a
     warning. Default false: the network of the machine is not changed."""
+    control: Annotated[Control | None, Side.SERVER] = None
+    """Server: sockets of this machine to see into it and to steer it. Default null: none."""
     limits: Limits = Limits.model_construct()
     """Bounds on what peers can make grow. Default: see its fields."""
 
@@ -552,6 +565,14 @@ class ConfigModel(Section):
     def resolve(self, name: str) -> Path:
         """Path of a file named in this configuration, whose own directory (or the current one) it starts at."""
         return self._base_directory / name
+
+    @property
+    def control_path(self) -> Path | None:
+        """The control socket; without a directory the name `auto` stands for one that is chosen."""
+        name = self.control.socket if self.control is not None else None
+        if name is None:
+            return None
+        return Path(name) if name == "auto" else self.resolve(name)
 
     @property
     def psk_path(self) -> Path | None:

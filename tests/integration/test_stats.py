@@ -29,7 +29,7 @@ def test_what_a_session_counts_is_what_its_peer_counts() -> None:
             assert mine.scheduler == "adaptive"
             assert mine.reinjected == 0
             assert [c.transport for c in theirs.connections] == ["tcp"]
-            assert json.loads(json.dumps(mine.as_dict(), allow_nan=False))["connections"][0]["state"] == "active"
+            assert json.loads(json.dumps(mine.as_dict(), allow_nan=False))["connections"][0]["role"] == "active"
 
     run(scenario())
 

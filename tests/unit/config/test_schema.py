@@ -30,6 +30,7 @@ SECTIONS = {
     "`interfaces`": SCHEMA["$defs"]["InterfaceKinds"],
     "`auth`": SCHEMA["$defs"]["Auth"],
     "`listen`": SCHEMA["$defs"]["Listen"],
+    "`control`": SCHEMA["$defs"]["Control"],
     "`limits`": SCHEMA["$defs"]["Limits"],
 }
 SCHEDULERS = scheduler_names(aliases=True)  # read before a test registers one of its own

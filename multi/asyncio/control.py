@@ -1,0 +1,316 @@
+"""How the people who run a server see into it and steer it: HTTP on a socket of this machine.
+
+The control socket is a Unix socket with mode 0600, so whoever may open it is the server's own user or root. Who
+connects to the port for metrics is unknown, and gets nothing else. Each connection carries one request.
+
+    GET /metrics              the snapshot in Prometheus' text format
+    GET /stats                the snapshot as JSON
+    GET /sessions?limit=100   those that moved bytes last, with their connections, as JSON
+    POST /command             {"command": NAME, ...}: see `COMMANDS`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import socket
+import stat
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from multi.asyncio.metrics import CONTENT_TYPE, exposition
+from multi.asyncio.session import Session
+from multi.asyncio.stats import ServerStats
+from multi.errors import MultiError, TransportError
+
+logger = logging.getLogger("multi.server")
+
+AUTOMATIC = "auto"
+REQUEST_LIMIT = 16 * 1024  # bytes of a request
+REQUEST_TIMEOUT = 5.0  # seconds for a request and its answer
+MOST_CONNECTIONS = 32  # at the same time on each socket; more are closed at once
+SESSIONS_SHOWN = 100  # a server may have ten thousand, and telling of one takes a twentieth of a millisecond
+LOOPBACK = "127.0.0.1"
+JSON_TYPE = "application/json"
+
+
+class Controlled(Protocol):
+    """What a control socket leads to: a server."""
+
+    @property
+    def sessions(self) -> tuple[Session, ...]: ...
+
+    def stats(self) -> ServerStats: ...
+
+    def recent_sessions(self, limit: int) -> list[Session]: ...
+
+
+class CommandError(MultiError):
+    """A request that cannot be done; the text says why."""
+
+
+class _Answer(Exception):
+    def __init__(self, status: str, body: bytes, content_type: str = JSON_TYPE) -> None:
+        self.status, self.body, self.content_type = status, body, content_type
+
+
+# --- where ---
+
+
+def runtime_directory() -> Path:
+    """Where control sockets are that have no name of their own: `multi` in $XDG_RUNTIME_DIR; root's is /run/multi.
+
+    Raises TransportError where there is none.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR", "")
+    if base:
+        return Path(base) / "multi"
+    if os.geteuid() == 0:
+        return Path("/run/multi")
+    raise TransportError("XDG_RUNTIME_DIR is not set: give control.socket a path")
+
+
+def control_sockets() -> list[Path]:
+    """The sockets in the runtime directory that somebody answers on."""
+    return [path for path in sorted(runtime_directory().glob("*.sock")) if _answers(path)]
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.settimeout(1.0)
+        try:
+            sock.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _bind(path: Path) -> socket.socket:
+    """A Unix socket that only its owner may open, from its first moment. Raises TransportError."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise TransportError(f"control socket {path}: there is a file of this name that is no socket")
+        if _answers(path):
+            raise TransportError(errno.EADDRINUSE, f"control socket {path}: another process answers on it")
+        path.unlink()  # of a process that was killed
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the socket's mode; a chmod afterwards would be late
+        sock.bind(str(path))
+        os.chmod(path, 0o600)
+    except OSError as error:
+        sock.close()
+        raise TransportError(error.errno, f"control socket {path}: {(error.strerror or str(error)).lower()}") from error
+    return sock
+
+
+def _automatic(port: int) -> Path:
+    directory = runtime_directory()
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = directory.stat().st_uid
+    except OSError as error:
+        raise TransportError(error.errno, f"{directory}: {(error.strerror or str(error)).lower()}") from error
+    if owner != os.geteuid():
+        raise TransportError(f"{directory} belongs to somebody else: give control.socket a path")
+    return directory / f"{os.getpid()}-{port}.sock"
+
+
+# --- sockets ---
+
+
+class ControlSockets:
+    """The control socket and the port for metrics of one server."""
+
+    def __init__(self, controlled: Controlled) -> None:
+        self._controlled = controlled
+        self._servers: list[asyncio.Server] = []
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._file: tuple[Path, int] | None = None
+        self.path: Path | None = None
+        """Of the control socket."""
+        self.metrics_port = 0
+
+    async def open(self, path: Path | None, metrics: int | None, port: int) -> None:
+        """Listen on the socket `path`, whose name `auto` is chosen, and on the loopback port `metrics`, 0 = a free one.
+
+        `port` is the server's. Raises TransportError.
+        """
+        if path is not None:
+            self.path = _automatic(port) if path.name == AUTOMATIC and path.parent == Path() else path
+            sock = _bind(self.path)
+            self._file = (self.path, self.path.stat().st_ino)
+            serve = partial(self._serve, self._everything)
+            self._servers.append(await asyncio.start_unix_server(serve, sock=sock, limit=REQUEST_LIMIT))
+            logger.info("control socket %s", self.path)
+        if metrics is not None:
+            serve = partial(self._serve, self._metrics)
+            try:
+                server = await asyncio.start_server(serve, LOOPBACK, metrics, limit=REQUEST_LIMIT)
+            except OSError as error:
+                text = f"metrics on {LOOPBACK} port {metrics}: {os.strerror(error.errno or 0).lower()}"
+                raise TransportError(error.errno, text) from error
+            self._servers.append(server)
+            self.metrics_port = server.sockets[0].getsockname()[1]
+            logger.info("metrics on http://%s:%d/metrics", LOOPBACK, self.metrics_port)
+
+    def close(self) -> None:
+        """Let go of the sockets, and remove the file if it is still this one's."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for writer in self._clients:
+            writer.transport.abort()
+        if self._file is not None:
+            path, inode = self._file
+            self._file = None
+            with suppress(OSError):
+                if path.lstat().st_ino == inode:
+                    path.unlink()
+
+    async def _serve(
+        self,
+        answer: Callable[[str, str, bytes], _Answer],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        if len(self._clients) >= MOST_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._clients.add(writer)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT):
+                try:
+                    found = answer(*await _request(reader))
+                except _Answer as refusal:
+                    found = refusal
+                except Exception as error:  # the people who look must not end what they look at
+                    logger.exception("control socket")
+                    found = _failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
+                head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
+                writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            writer.transport.abort()
+        finally:
+            self._clients.discard(writer)
+
+    # --- what is answered ---
+
+    def _metrics(self, method: str, target: str, _body: bytes) -> _Answer:
+        if method != "GET" or urlsplit(target).path != "/metrics":
+            return _failure("404 Not Found", "only GET /metrics is answered here")
+        return _Answer("200 OK", exposition(self._controlled.stats()).encode(), CONTENT_TYPE)
+
+    def _everything(self, method: str, target: str, body: bytes) -> _Answer:
+        url = urlsplit(target)
+        match method, url.path:
+            case "GET", "/stats":
+                return _json(self._controlled.stats().as_dict())
+            case "GET", "/sessions":
+                wanted = parse_qs(url.query).get("limit", [str(SESSIONS_SHOWN)])[0]
+                if not wanted.isascii() or not wanted.isdigit() or len(wanted) > 6:
+                    return _failure("400 Bad Request", "limit: a number of sessions")
+                return _json([session.stats().as_dict() for session in self._controlled.recent_sessions(int(wanted))])
+            case "POST", "/command":
+                try:
+                    return _json({"done": self._command(body)})
+                except (MultiError, ValueError, TypeError) as error:
+                    return _failure("400 Bad Request", str(error))
+        return self._metrics(method, target, body)
+
+    def _command(self, body: bytes) -> str:
+        """Do what a request asks for; return what was done, in words. Raises CommandError and what sessions raise."""
+        try:
+            wanted = json.loads(body)
+        except ValueError as error:
+            raise CommandError(f"no JSON: {error}") from error
+        if not isinstance(wanted, dict):
+            raise CommandError("found no object with `command`")
+        name = wanted.pop("command", None)
+        if not isinstance(name, str) or name not in COMMANDS:
+            raise CommandError(f"command: found {name!r}; allowed: {', '.join(COMMANDS)}")
+        parameters, perform = COMMANDS[name]
+        if set(wanted) != {"session", *parameters}:
+            raise CommandError(f"{name} takes {', '.join(('session', *parameters))}")
+        sessions = self._meant(wanted.pop("session"))
+        for session in sessions:
+            perform(session, **wanted)
+        return f"{name} for {len(sessions)} session{'s' * (len(sessions) != 1)}"
+
+    def _meant(self, name: object) -> Sequence[Session]:
+        """Those whose Session ID begins with `name`: one, or with `all` every one."""
+        if not isinstance(name, str) or not name:
+            raise CommandError("session: the first digits of a Session ID, or `all`")
+        if name == "all":
+            return self._controlled.sessions
+        found = [session for session in self._controlled.sessions if session.id.hex().startswith(name.lower())]
+        if len(found) != 1:
+            raise CommandError(f"{len(found) or 'no'} sessions begin with {name!r}")
+        return found
+
+
+def _role(session: Session, connection: object, role: object) -> None:
+    living = [info.id for info in session.connections if info.state.value not in ("closed", "lost")]
+    if connection not in living:
+        raise CommandError(f"connection: found {connection!r}; living: {', '.join(map(str, living)) or 'none'}")
+    session.set_role(next(each for each in living if each == connection), str(role))
+
+
+def _scheduler(session: Session, scheduler: Any) -> None:
+    if not isinstance(scheduler, str | dict):
+        raise CommandError(f"scheduler: found {scheduler!r}; allowed: a name, or an object with `name` and parameters")
+    session.set_scheduler(scheduler)
+
+
+def _steering(session: Session, mode: Any) -> None:
+    session.set_steering(mode)
+
+
+def _abort(session: Session) -> None:
+    session.abort("ended by who runs the server")
+
+
+COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
+    "role": (("connection", "role"), _role),
+    "scheduler": (("scheduler",), _scheduler),
+    "steering": (("mode",), _steering),
+    "abort": ((), _abort),
+}
+"""What can be asked for of a session: parameters beside `session`, and who does it."""
+
+
+# --- HTTP ---
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
+    """(method, target, body); raises _Answer for what is none."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    except asyncio.LimitOverrunError:
+        raise _failure("431 Request Header Fields Too Large", "the request is too long") from None
+    words = head[0].split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        raise _failure("400 Bad Request", "this is no HTTP request")
+    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+    length = headers.get("content-length", "0")
+    if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > REQUEST_LIMIT:
+        raise _failure("413 Content Too Large", f"at most {REQUEST_LIMIT} bytes")
+    return words[0], words[1], await reader.readexactly(int(length))
+
+
+def _json(value: object) -> _Answer:
+    return _Answer("200 OK", json.dumps(value).encode())
+
+
+def _failure(status: str, text: str) -> _Answer:
+    return _Answer(status, json.dumps({"error": text}).encode())
