@@ -75,6 +75,10 @@ def make_parser() -> argparse.ArgumentParser:
 
     show.add_argument("--json", dest="as_json", action="store_true", help="print them as JSON")
 
+    show = _add(commands, "ls", "multi.cli.ls:run_ls", "list the files that a server offers", CLIENT)
+    show.add_argument("name", metavar="DIR", nargs="?", default="", help="only those in this directory (default: all)")
+    show.add_argument("--json", dest="as_json", action="store_true", help="print them as JSON")
+
     what = "open, measure and close every connection of a configuration, and say what a session would do"
     _add(commands, "ping", "multi.cli.ping:run_ping", what, CLIENT)
 

@@ -25,8 +25,11 @@ from multi.lab.files.protocol import (
     LINE_LIMIT,
     Begin,
     End,
+    Entry,
     FileRefused,
     Get,
+    List,
+    Listed,
     Message,
     Put,
     Receiving,
@@ -139,6 +142,9 @@ def _messages() -> list[bytes]:
         Begin(1),
         End(EMPTY),
         Stored(5, EMPTY.upper()),
+        List("a/b"),
+        Entry("\x1b", 1 << 40, 1_700_000_000),
+        Listed(False),
         Refusal("not_found", "\x1b no"),
     ]
     return [*map(encode, messages), b'{"multi_files": ' + b"[" * 900 + b"]" * 900 + b"}", b'{"multi_files": 2}']

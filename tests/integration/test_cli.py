@@ -49,7 +49,7 @@ def unused_port() -> int:
 def test_help_and_version_exit_with_0() -> None:
     shown = run("--help")
     assert shown.returncode == 0
-    for name in ("serve", "get", "put", "check", "interfaces", "schema", "cert", "demo"):
+    for name in ("serve", "get", "put", "ls", "check", "interfaces", "schema", "cert", "demo"):
         assert re.search(rf"^ +{name} ", shown.stdout, re.M)
         assert run(name, "--help").returncode == 0
     version = run("--version")

@@ -1,9 +1,11 @@
-"""`multi get` and `multi put` against `multi serve`, in processes of their own, over real connections."""
+"""`multi get`, `multi put` and `multi ls` against `multi serve`, in processes of their own, over real connections."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -14,6 +16,9 @@ from pathlib import Path
 
 import pytest
 
+import multi
+from multi.lab.files import client
+from multi.lab.files.protocol import Begin, Entry, Refusal, encode
 from tests.integration.cli_runner import Files, command, interrupt, started, wait_for_line
 from tests.integration.cli_runner import run_forked as run
 
@@ -211,6 +216,68 @@ def test_nothing_but_regular_files_inside_is_served(files: Files, port: int, nam
     assert got.stderr.startswith("multi: ")
     assert reason in got.stderr
     assert list(files.here.iterdir()) == []
+
+
+def test_ls_prints_what_get_takes(files: Files, port: int) -> None:
+    config = files.client_config(port)
+    (files.served / "sub").mkdir()
+    for name, size in [("a", 1), ("größer", 12_345), ("sub/b", 7), ("sub/\x1b[2J", 3)]:
+        (files.served / name).write_bytes(content(size))
+        os.utime(files.served / name, (0, 1_700_000_000))
+    (files.served / "link").symlink_to("a")
+    (files.root / "secret").write_text("secret")
+    (files.served / "out").symlink_to("..")
+
+    listed = run("ls", config)
+    assert (listed.returncode, listed.stderr) == (0, "")
+    lines = [re.fullmatch(r" *(\d+)  (\d{4}-\d\d-\d\d \d\d:\d\d)  (.*)", line) for line in listed.stdout.splitlines()]
+    assert [(line[1], line[3]) for line in lines if line] == [
+        ("1", "a"),
+        ("12345", "größer"),
+        ("3", r"sub/\x1b[2J"),
+        ("7", "sub/b"),
+    ]
+    below = json.loads(run("ls", config, "sub/", "--json").stdout)
+    assert below == {
+        "files": [
+            {"name": "sub/\x1b[2J", "size": 3, "modified": "2023-11-14T22:13:20+00:00"},
+            {"name": "sub/b", "size": 7, "modified": "2023-11-14T22:13:20+00:00"},
+        ],
+        "complete": True,
+    }
+    outside = run("ls", config, "out")
+    assert (outside.returncode, outside.stderr) == (1, "multi: out: out is a symbolic link\n")
+    absent = run("ls", config, "absent", "--json")
+    assert (absent.returncode, absent.stdout) == (1, "")
+
+
+async def test_listings_of_servers_that_are_too_old_or_make_no_sense_are_refused(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = encode(Entry("x", 1, 1))
+    answers = [
+        (encode(Refusal("bad_request", "unknown message 'list'")), "older than `multi ls`"),
+        (entry * 20, "more than 10 files"),
+        (entry.replace(b'"modified": 1', b'"modified": -1'), "no valid 'modified'"),
+        (encode(Begin(0)), "unexpected message 'begin'"),
+        (entry, "ended the session before everything"),
+    ]
+    given = iter(answers)
+
+    async def strange(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        await reader.readline()
+        writer.write(next(given)[0])
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(client, "ENTRIES_LIMIT", 10)
+    server = await multi.start_server(strange, files.server_config())
+    for _, reason in answers:
+        with pytest.raises(multi.MultiError, match=reason):
+            await client.list_files(files.client_config(server.port))
+    server.abort()
+    await server.wait_closed()
 
 
 def test_read_only_server_takes_no_files(files: Files) -> None:

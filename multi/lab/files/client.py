@@ -1,6 +1,6 @@
-"""`get_file` and `put_file`: copy a file to or from a file service over all connections of a session.
+"""`get_file`, `put_file` and `list_files`: what a file service has, to or from it over all connections of a session.
 
-Both verify the SHA-256 of the whole file end to end, and take up an earlier try where it stopped. What is shown to a
+Copies verify the SHA-256 of the whole file end to end, and take up an earlier try where it stopped. What is shown to a
 person is decided by others, who get a `Transfer` each time something has moved.
 """
 
@@ -22,10 +22,15 @@ from multi.config import ConfigLike
 from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
+    ENTRIES_LIMIT,
     LINE_LIMIT,
     Begin,
+    Entry,
     FileRefused,
     Get,
+    List,
+    Listed,
+    Message,
     Problem,
     Put,
     Receiving,
@@ -39,7 +44,10 @@ from multi.reasons import Cause, Reason
 from multi.types import host_of
 
 PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
+LIST_TIMEOUT = 60.0  # seconds for a listing; a server looks for two, after those who asked before
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
+
+UNKNOWN_LIST = "unknown message 'list'"  # what a server says that does not know the request
 
 T = TypeVar("T")
 OnProgress = Callable[["Transfer"], None]
@@ -210,6 +218,39 @@ async def _put(session: Session, file: SentFile, name: str, force: bool, progres
     return transfer.copied(file.sha256)
 
 
+async def list_files(session: Session | ConfigLike, directory: str = "") -> tuple[list[Entry], bool]:
+    """The files that the service offers in `directory` ("": all) and below, by name, and whether these are all.
+
+    A `session` is used up by it, and left to its owner to close. Raises as `get_file`.
+    """
+    async with _session(session) as opened:
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT):
+                entries, complete = await _list(opened, directory)
+        except TimeoutError:
+            raise RemoteProtocolError(f"the server has not listed its files within {LIST_TIMEOUT:g} s") from None
+    return sorted(entries, key=lambda entry: entry.name), complete
+
+
+async def _list(session: Session, directory: str) -> tuple[list[Entry], bool]:
+    session.writer.write(encode(List(directory)))
+    await session.confirmed()
+    entries: list[Entry] = []
+    try:
+        while isinstance(message := await _complete(read_message(session.reader, Message)), Entry):
+            entries.append(message)
+            if len(entries) > ENTRIES_LIMIT:
+                raise RemoteProtocolError(f"the server lists more than {ENTRIES_LIMIT} files")
+    except FileRefused as error:
+        if str(error) == UNKNOWN_LIST:
+            text = "the server cannot list its files: its version is older than `multi ls`"
+            raise FileRefused(Problem.BAD_REQUEST, text) from None
+        raise
+    if not isinstance(message, Listed):
+        raise RemoteProtocolError(f"unexpected message {message.type!r}")
+    return entries, message.complete
+
+
 @contextmanager
 def _location_of(path: Path) -> Iterator[FileLocation]:
     """The location of a local file, `path` or what it links to. Raises FileRefused."""
@@ -259,5 +300,5 @@ async def _complete(waiting: Coroutine[Any, Any, T]) -> T:
     try:
         return await waiting
     except EOFError as error:
-        text = f"the server has ended the session before everything was copied ({error})"
+        text = f"the server has ended the session before everything had come ({error})"
         raise SessionLost(Reason(Cause.PEER_CLOSED, text)) from None

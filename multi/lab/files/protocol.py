@@ -1,4 +1,4 @@
-"""The protocol of `multi serve`, `multi get` and `multi put`, version 1. It runs over stream 0 of a session.
+"""The protocol of `multi serve`, `get`, `put` and `ls`, version 1. It runs over stream 0 of a session.
 
 A *message* is one line of JSON, ASCII, at most 16 KiB, with the protocol version and a type:
 
@@ -15,6 +15,9 @@ message follows: `end`, or `refusal` when the rest will not come.
            client  begin {offset}                        that offset when the hash fits, otherwise 0
                    blocks from offset to size, end {sha256}
            server  stored {size, sha256}                 on disk, under its name
+    list   client  list {name}                           a directory, "" for all that is served
+           server  entry {name, size, modified}          for each file: its whole name, bytes, seconds since 1970
+           server  listed {complete}                     false when there are more
 
 `sha256` is the hash of the whole file. Either side may send `refusal {problem, message}` instead of any message; it is
 the last thing it says. Unknown keys are ignored, so that later versions may add some.
@@ -38,6 +41,8 @@ LINE_LIMIT = 16 * 1024  # bytes; a path has at most 4096, and JSON writes some o
 BLOCK_LIMIT = 1 << 20  # bytes; large enough that lengths cost nothing, small enough to hold two in memory
 MAX_SIZE = (1 << 63) - 1  # bytes; what a file system can address
 HASH_LENGTH = 64  # hexadecimal digits of SHA-256
+ENTRIES_LIMIT = 10_000  # files in one listing: some MB on the way
+LATEST = 253_402_214_400  # seconds since 1970: the last day of the year 9999, where calendars of programs end
 
 _LENGTH = struct.Struct("!I")
 
@@ -137,6 +142,28 @@ class Stored(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class List(Request):
+    """The client wants to know the files in a directory and all below it; "" is the one that is served."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Message):
+    """A file that can be asked for by this name."""
+
+    name: str
+    size: int
+    modified: int
+    """Seconds since 1970, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed(Message):
+    """That was the listing; if not `complete`, there is more than it could hold."""
+
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal(Message):
     """This side gives up."""
 
@@ -152,7 +179,8 @@ class Refusal(Message):
 M = TypeVar("M", bound=Message)
 
 _KINDS: dict[str, type[Message]] = {
-    kind.__name__.lower(): kind for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, Refusal)
+    kind.__name__.lower(): kind
+    for kind in (Get, Sending, Put, Receiving, Begin, End, Stored, List, Entry, Listed, Refusal)
 }
 
 
@@ -189,10 +217,12 @@ def decode(line: bytes) -> Message:
 def _checked(name: str, content: dict[str, object]) -> int | str | bool:
     value = content.get(name)
     match name:
-        case "force":
+        case "force" | "complete":
             valid = isinstance(value, bool)
         case "offset" | "size" | "mode":
             valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_SIZE
+        case "modified":
+            valid = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LATEST
         case "sha256" | "prefix_sha256":
             valid = isinstance(value, str) and len(value) == HASH_LENGTH and set(value) <= set(string.hexdigits)
         case _:

@@ -1,4 +1,4 @@
-"""The server of `multi serve`: files of one directory, to be fetched and, where allowed, to be stored.
+"""The server of `multi serve`: files of one directory, to be listed, fetched and, where allowed, stored.
 
 One request per session, see `protocol`. `tree` refuses what leaves the directory or is not a regular file.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from multi.asyncio.streams import SessionReader, SessionWriter
@@ -17,6 +18,8 @@ from multi.lab.files.protocol import (
     Begin,
     FileRefused,
     Get,
+    List,
+    Listed,
     Problem,
     Put,
     Receiving,
@@ -46,6 +49,8 @@ class FileService:
         self._allow_put = allow_put
         self._log = log
         self._prefixes = Prefixes()
+        self._listing = asyncio.Lock()
+        """A peer asks for seconds of looking with a line, so it is done for one at a time."""
         self._expired = float("-inf")
         """When unfinished files of long ago were removed."""
         self.running = 0
@@ -84,12 +89,33 @@ class FileService:
                 request = parse_message(first, Request) if first is not None else await read_message(reader, Request)
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
-        transfer.what = f"{request.type} {printable(request.name)}"
+        transfer.what = f"{request.type} {printable(request.name)}".rstrip()
+        if isinstance(request, List):
+            await self._list(request, writer, transfer)
+            return
         with self._tree.locate(request.name, _owner(writer)) as location:
             if isinstance(request, Get):
                 await self._send(request, location, writer, transfer)
             elif isinstance(request, Put):
                 await self._receive(request, location, reader, writer, transfer)
+
+    async def _list(self, request: List, writer: SessionWriter, transfer: _Transfer) -> None:
+        async with self._listing:
+            if writer.is_closing():
+                raise EOFError("the peer has ended the session")
+            lines, complete = await asyncio.to_thread(self._lines, request.name)
+        writer.writelines([*lines, encode(Listed(complete))])
+        await writer.drain()
+        transfer.count(sum(map(len, lines)))
+        self._log(transfer.line(f"{len(lines)} files" + ("" if complete else ", not all there are")))
+
+    def _lines(self, name: str) -> tuple[list[bytes], bool]:
+        entries, complete = self._tree.listing(name)
+        lines = []
+        for entry in entries:
+            with suppress(FileRefused):  # no request for it would fit into a line either
+                lines.append(encode(entry))
+        return lines, complete
 
     async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
         with SentFile(location.open_for_reading(), location.shown) as source:

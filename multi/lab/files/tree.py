@@ -13,18 +13,21 @@ import hashlib
 import os
 import stat
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from multi.errors import printable
-from multi.lab.files.protocol import FileRefused, Problem
+from multi.lab.files.protocol import ENTRIES_LIMIT, LATEST, Entry, FileRefused, Problem
 
 NAME_LIMIT = 255  # bytes of a component, NAME_MAX of Linux's file systems
 PATH_LIMIT = 4096  # bytes, PATH_MAX
 PARTIAL_PREFIX = ".multi-partial-"  # of files that are being received; peers cannot name them
 PRIVATE = 0o600  # an unfinished file is nobody else's business
 WRITABLE_BY_OTHERS = 0o022
+LOOKS_LIMIT = 100_000  # names that are looked at for one listing, files or not
+LISTING_TIME = 2.0  # seconds that one listing may take
 EXPIRY = 7 * 86_400.0  # seconds since somebody has gone on with an unfinished file; then it is removed
 
 
@@ -219,16 +222,81 @@ class FileTree:
         """
         shown = printable(name)
         *directories, last = _components(name, shown)
-        current = os.dup(self._root)
+        current = self._open_directory(directories, shown)
         try:
-            for component in directories:
-                deeper = _step(current, component, shown)
-                os.close(current)
-                current = deeper
             unfinished = hashlib.sha256(os.fsencode(f"{owner}\0{last}")).hexdigest()[:32]
             yield FileLocation(current, last, shown, PARTIAL_PREFIX + unfinished)
         finally:
             os.close(current)
+
+    def listing(self, name: str) -> tuple[list[Entry], bool]:
+        """The regular files in the directory `name` ("": the tree's own) and below, and whether these are all.
+
+        Files near the top come first, so that they are there when it is cut off: after ENTRIES_LIMIT files, LOOKS_LIMIT
+        names or LISTING_TIME. What `locate` would not lead to is left out: symbolic links, directories that cannot be
+        opened, unfinished files. Raises FileRefused when `name` is no directory inside.
+        """
+        ends = time.monotonic() + LISTING_TIME
+        found: list[Entry] = []
+        for looks, entry in enumerate(self._below(_components(name, printable(name)) if name else [])):
+            if len(found) == ENTRIES_LIMIT or looks == LOOKS_LIMIT or time.monotonic() > ends:
+                return found, False
+            if entry is not None:
+                found.append(entry)
+        return found, True
+
+    def _below(self, top: list[str]) -> Iterator[Entry | None]:
+        """What is in a directory and below it, level by level; None for what is no file of ours."""
+        waiting = deque([top])
+        while waiting:
+            path = waiting.popleft()
+            shown = printable("/".join(path)) or "the directory that is served"
+            try:
+                directory = self._open_directory(path, shown)
+            except FileRefused:
+                if path is top:
+                    raise
+                yield None  # it has gone, or may not be read
+                continue
+            try:
+                with os.scandir(directory) as children:
+                    for child in children:
+                        yield self._looked_at(child, path, waiting)
+            except OSError as error:
+                raise refused(error, shown) from error
+            finally:
+                os.close(directory)
+
+    @staticmethod
+    def _looked_at(child: os.DirEntry[str], path: list[str], waiting: deque[list[str]]) -> Entry | None:
+        """The entry of a regular file; a directory is put with those that wait."""
+        here = [*path, child.name]
+        if child.name.startswith(PARTIAL_PREFIX) or len(os.fsencode("/".join(here))) > PATH_LIMIT:
+            return None
+        try:
+            status = child.stat(follow_symlinks=False)
+        except OSError:
+            return None  # it has gone
+        if stat.S_ISDIR(status.st_mode):
+            waiting.append(here)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        return Entry("/".join(here), status.st_size, min(max(int(status.st_mtime), 0), LATEST))
+
+    def _open_directory(self, path: list[str], shown: str) -> int:
+        """A descriptor of a directory inside. Raises FileRefused; `shown` is what was asked for."""
+        try:
+            # Not a duplicate, which would share with others how far they have read the directory.
+            current = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._root)
+        except OSError as error:
+            raise refused(error, shown) from error
+        for component in path:
+            try:
+                deeper = _step(current, component, shown)
+            finally:
+                os.close(current)
+            current = deeper
+        return current
 
     def expire_partials(self) -> None:
         """Remove unfinished files that nobody has gone on with for `EXPIRY`, in all directories."""

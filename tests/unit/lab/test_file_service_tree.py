@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from multi.lab.files.protocol import FileRefused, Problem
-from multi.lab.files.tree import EXPIRY, FileTree, allowed_mode
+from multi.lab.files import tree as tree_module
+from multi.lab.files.protocol import LATEST, Entry, FileRefused, Problem
+from multi.lab.files.tree import EXPIRY, PARTIAL_PREFIX, FileTree, allowed_mode
 
 
 @pytest.fixture
@@ -273,3 +274,71 @@ def test_mode_of_received_files_grants_no_more_than_the_umask() -> None:
         assert allowed_mode(0) == 0o600
     finally:
         os.umask(before)
+
+
+# --- listings  ---
+
+
+def names(tree: FileTree, directory: str = "") -> list[str]:
+    entries, complete = tree.listing(directory)
+    assert complete
+    return sorted(entry.name for entry in entries)
+
+
+def test_a_listing_has_exactly_the_files_that_can_be_read_with_their_size_and_date(root: Path, tree: FileTree) -> None:
+    (root / f"{PARTIAL_PREFIX}x").write_text("unfinished")
+    os.utime(root / "plain", (0, 1_700_000_000))
+    os.utime(root / "sub" / "deep", (0, -5))
+    assert sorted(tree.listing("")[0], key=lambda entry: entry.name) == [
+        Entry("plain", 5, 1_700_000_000),
+        Entry("sub/deep", 4, 0),
+    ]
+    for name in names(tree):
+        assert read(tree, name)
+    assert names(tree, "sub") == ["sub/deep"]
+
+
+@pytest.mark.parametrize(("name", "problem"), [
+    ("absent", Problem.NOT_FOUND),
+    ("plain", Problem.NOT_FOUND),
+    ("away", Problem.FORBIDDEN),
+    ("..", Problem.FORBIDDEN),
+    ("sub/../..", Problem.FORBIDDEN),
+    ("/", Problem.FORBIDDEN),
+    (".", Problem.BAD_REQUEST),
+])  # fmt: skip
+def test_only_directories_inside_are_listed(tree: FileTree, name: str, problem: Problem) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileRefused) as refusal:
+        tree.listing(name)
+    assert refusal.value.problem is problem
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.parametrize("limit", ["ENTRIES_LIMIT", "LOOKS_LIMIT"])
+def test_a_listing_is_cut_off_at_its_limits_and_says_so(
+    root: Path, tree: FileTree, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    for number in range(20):
+        (root / "sub" / str(number)).touch()
+    monkeypatch.setattr(tree_module, limit, 10)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    entries, complete = tree.listing("")
+    assert not complete
+    assert len(entries) <= 10
+    assert "plain" in [entry.name for entry in entries], "the top comes first"
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_a_listing_ends_in_time(tree: FileTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree_module, "LISTING_TIME", -1.0)
+    assert tree.listing("") == ([], False)
+
+
+def test_dates_stay_within_the_calendar(root: Path, tree: FileTree) -> None:
+    try:
+        os.utime(root / "plain", (0, LATEST + 10**6))
+    except OverflowError:
+        pytest.skip("this system has no such dates")
+    (entry,) = (entry for entry in tree.listing("")[0] if entry.name == "plain")
+    assert 0 < entry.modified <= LATEST

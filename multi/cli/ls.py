@@ -1,0 +1,37 @@
+"""`multi ls`: the files that a file service offers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from datetime import UTC, datetime
+
+from multi.config import load_config
+from multi.errors import printable
+from multi.lab.files.client import list_files
+
+CUT_OFF = "multi: there are more files than one listing holds; name a directory to see all of it"
+
+
+def run_ls(config: str, name: str, *, as_json: bool) -> int:
+    """Print a line for each file: bytes, when it was changed (local time), and the name that `multi get` takes.
+
+    As JSON: `files` with `name`, `size` and `modified` (ISO 8601, UTC), and whether they are `complete`. Returns 0;
+    raises what keeps the files from being listed.
+    """
+    files, complete = asyncio.run(list_files(load_config(config), name.rstrip("/")))
+    if as_json:
+        described = [
+            {"name": file.name, "size": file.size, "modified": datetime.fromtimestamp(file.modified, UTC).isoformat()}
+            for file in files
+        ]
+        print(json.dumps({"files": described, "complete": complete}, indent=2))
+        return 0
+    width = max((len(str(file.size)) for file in files), default=0)
+    for file in files:
+        modified = datetime.fromtimestamp(file.modified).strftime("%Y-%m-%d %H:%M")
+        print(f"{file.size:>{width}}  {modified}  {printable(file.name)}")
+    if not complete:
+        print(CUT_OFF, file=sys.stderr)
+    return 0
