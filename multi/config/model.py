@@ -549,6 +549,8 @@ class ConfigModel(Section):
     """Server: sockets of this machine to see into it and to steer it. Default null: none."""
     limits: Limits = Limits.model_construct()
     """Bounds on what peers can make grow. Default: see its fields."""
+    comment: str | None = None
+    """For people who read the file: JSON has no comments. It has no effect. Default null: nothing to say."""
 
     _base_directory: Path = PrivateAttr(default_factory=_current_directory)
 

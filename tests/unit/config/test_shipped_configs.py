@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from multi.cli.parser import make_parser
 from multi.config import load_config
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.quic.settings import QuicSettings
@@ -26,6 +28,30 @@ def test_every_shipped_config_loads_without_a_warning(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_is_documented(path: Path) -> None:
     assert f"| `{path.name}` |" in DOCUMENTATION
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path.stem != "paper_figure2"], ids=lambda path: path.stem)
+def test_every_shipped_config_says_what_to_fill_in(path: Path) -> None:
+    config = load_config(path)
+    assert config.comment is not None
+    text = path.read_text()
+    if any(placeholder in text for placeholder in ("server.example", "2001:db8:", "192.0.2.")):
+        assert "remote_host" in config.comment
+    for file in re.findall(r"[\w-]+\.(?:pem|psk|json)", text.replace(config.comment, "")):
+        assert file in config.comment
+    for file in re.findall(r"[\w-]+\.json", config.comment):
+        assert (path.parent / file).exists()
+    for command in re.findall(r"`multi ([^`]*)`", config.comment):
+        arguments = command.partition(" >")[0].replace("DIR", ".").split()
+        if len(arguments) > 1:
+            make_parser().parse_args(arguments)
+
+
+def test_a_comment_is_any_text_and_changes_nothing() -> None:
+    client = {"connection_priority": [["tcp", "any", "any"]], "remote_host": "a"}
+    commented = load_config({**client, "comment": "two\nlines " * 100})
+    assert commented.model_copy(update={"comment": None}) == load_config(client)
+    assert commented.warnings() == ()
 
 
 def test_there_are_configs_for_both_sides() -> None:
