@@ -292,7 +292,7 @@ class SessionDriver:
             self._progress = progress
             for stream in list(writers):
                 _wake_all(writers, stream)
-        if exact or self._timer is None or sender.hold_until is not None or core.datagrams.waiting:
+        if exact or self._timer is None or core.waits_for_time:
             self._look_at_deadlines(now)
         if not self._watched and not self.over:
             self._watched = True
@@ -380,7 +380,7 @@ class SessionDriver:
         try:
             self._see_to(now, watched, deadlines=due)
             self._watched = core.under_way and not self.over
-            if not self._watched and core.owes_keepalive and not self.over:
+            if not self._watched and not self.over:
                 self._look_at_deadlines(now)
         except Exception as error:
             self.fail(error)

@@ -607,8 +607,10 @@ class SessionCore(SessionBase):
         if receiver.is_due(now) or receiver.rides(now):
             receiver.ack_now = True
             receiver.send_acks(self.connections, now)
-            for connection in self.connections.values():  # a backup may be what delivers them first
-                if connection is not alone:
+            for connection in self.connections.values():
+                if connection.control_backlog > MAX_CONTROL_BACKLOG:
+                    return False
+                if connection is not alone:  # a backup may be what delivers them first
                     self._collect(connection)
         alone.refresh_credit(now)
         if alone.credit > 0:
@@ -700,10 +702,12 @@ class SessionCore(SessionBase):
         return False
 
     @property
-    def owes_keepalive(self) -> bool:
-        """A connection that has brought bytes is to say something soon, though nothing is under way."""
-        for connection in self.connections.values():  # noqa: SIM110
-            if connection.ack_keepalive_due:
+    def waits_for_time(self) -> bool:
+        """What is to be sent waits for a moment that no input brings: a scheduler's, a datagram's or a rate cap's."""
+        if self.sender.hold_until is not None or self.datagrams.waiting:
+            return True
+        for connection in self.connections.values():  # noqa: SIM110 - asked for every pump
+            if connection.max_rate and self.sender.waiting:
                 return True
         return False
 

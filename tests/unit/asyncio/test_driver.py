@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable
+from types import SimpleNamespace
 
 import pytest
 
 import multi
-from multi.asyncio.driver import SessionDriver
+from multi.asyncio.driver import LOOK, SessionDriver
 from multi.asyncio.settings import local_scheduler
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
@@ -89,3 +90,41 @@ async def test_what_ends_in_a_thread_is_waited_for() -> None:
     work.set_result(None)
     async with asyncio.timeout(5):
         await settled
+
+
+def armed(driver: SessionDriver) -> float:
+    """When the timer of the session fires."""
+    assert driver._timer is not None
+    return driver._timer.when()
+
+
+async def test_deadlines_that_came_with_bytes_are_armed_when_nothing_is_under_way_any_more() -> None:
+    driver = new_driver()
+    driver.pump()
+    before = armed(driver)
+    driver.core.lingering_since = driver.now()  # as when the last acknowledgement has come: CLOSE is all that leaves
+    driver.pump()
+    assert not driver.look(driver.now() + LOOK, 1)
+    deadline = driver.core.next_timer()
+    assert deadline is not None
+    assert armed(driver) == pytest.approx(deadline, abs=1e-3)
+    assert deadline < before
+    driver.core.abort(now=driver.now())
+    driver.pump()
+
+
+async def test_bytes_that_wait_for_their_rate_are_sent_when_it_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = new_driver()
+    driver.pump()
+    soon = driver.now() + 0.005
+    monkeypatch.setattr(driver.core, "next_timer", lambda: soon)
+    driver.pump()
+    assert armed(driver) > soon, "bytes alone move no timer"
+    monkeypatch.setattr(driver.core, "connections", {0: SimpleNamespace(max_rate=1e6, control_backlog=0)})
+    monkeypatch.setattr(driver.core, "effects", lambda **_: [])
+    driver.core.write(STREAM_ZERO, b"waits", now=driver.now())
+    driver.pump()
+    assert armed(driver) == soon
+    monkeypatch.undo()
+    driver.core.abort(now=driver.now())
+    driver.pump()

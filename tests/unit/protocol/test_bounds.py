@@ -72,6 +72,22 @@ def test_a_peer_that_asks_and_does_not_read_loses_its_connection(what: str) -> N
     assert written < 2 * MAX_CONTROL_BACKLOG
 
 
+def test_so_does_one_whose_only_connection_it_is() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    bad = ends.connect()
+    ends.pump()
+    unplug(bad)
+    session = ends.server.session
+    session.write(STREAM_ZERO, b"bytes alone are under way from now on", now=0.0)
+    ends.pump()
+    session.set_credit(bad.id, 0, now=0.0)
+    for _ in range(40_000):
+        session.receive(bad.id, memoryview(ends.segment(*data(1)[:2])), now=0.0)
+        if any(isinstance(e, CloseConnection) for e in session.effects()):
+            break
+    assert "does not read" in session.connections[bad.id].reason
+
+
 def test_a_peer_that_answers_close_with_nothing_but_questions_does_not_keep_the_session() -> None:
     ends, bad, good = two_lines()
     unplug(bad, good)
