@@ -106,10 +106,12 @@ class Window:
     that does not read never makes it grow.
     """
 
-    __slots__ = ("_cap", "_mark", "_mark_at", "_used_at", "advertised", "may_grow", "size")
+    __slots__ = ("_cap", "_mark", "_mark_at", "_used_at", "advertised", "may_grow", "shrinks_to", "size")
 
     def __init__(self, size: int, cap: int, now: float) -> None:
         self.size = self.advertised = min(size, cap)
+        self.shrinks_to = 0
+        """The size it gets to as what was advertised is consumed; 0 = it keeps its own."""
         self.may_grow: Callable[[int], bool] | None = None
         """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
         self._cap = cap
@@ -121,7 +123,7 @@ class Window:
         recently = now - self._mark_at <= 2 * rtt + 0.020
         if total - self._mark >= self.size // 4:
             if recently:
-                self._used_at = now
+                self._used_at, self.shrinks_to = now, 0
                 self.grow(self.size * 2)
             self._mark, self._mark_at = total, now
         elif not recently:
@@ -136,15 +138,23 @@ class Window:
             self.size += more
         return grows
 
-    def shrink(self, size: int, now: float) -> int:
-        """Shrink to `size` unless so large a window was of use lately; return by how much it has shrunk.
+    def shrink(self, size: int, total: int, now: float) -> int:
+        """Shrink to `size` unless so large a window was of use lately; return by how much it has shrunk."""
+        if self.size > size and now >= self._used_at + UNUSED_AFTER:
+            self.shrinks_to = size
+        return self.follow(total)
 
-        What was advertised stands: the window follows reading again once all but `size` of it is consumed.
+    def follow(self, total: int) -> int:
+        """Shrink, if it is to, as `total` bytes have been consumed; return by how much it has shrunk.
+
+        What was advertised stands: the window follows reading again once all but `shrinks_to` of it is consumed.
         """
-        less = self.size - size
-        if less <= 0 or now < self._used_at + UNUSED_AFTER:
+        less = self.size - max(self.shrinks_to, self.advertised - total) if self.shrinks_to else 0
+        if less <= 0:
             return 0
-        self.size = size
+        self.size -= less
+        if self.size == self.shrinks_to:
+            self.shrinks_to = 0
         return less
 
     def advertise(self, total: int) -> int:

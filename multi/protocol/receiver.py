@@ -224,21 +224,30 @@ class Receiver:
             if stream.window.consumed(stream.consumed, now, rtt) and stream.final is None:
                 self._dirty[stream.id] = None
                 self.ack_now = True
-            self.give_back(len(data))
+            self.consumed += len(data)
+            if stream.window.shrinks_to:
+                self.window.shrink(stream.window.follow(stream.consumed), self.consumed)
+            self._gave_back()
         return data
 
     def give_back(self, size: int) -> None:
         """`size` bytes of session window were consumed or discarded."""
         self.consumed += size
+        self._gave_back()
+
+    def _gave_back(self) -> None:
         if self.window.held > self.window.size:
             self.window.follow(self.consumed)
         if self.window.news(self.consumed, self.charged):
             self.ack_now = True
 
     def shrink(self, now: float) -> None:
-        """Give up what windows have grown by where it was not of use lately, as far as it was not advertised."""
+        """Give up what windows have grown by where it was not of use lately, as what was advertised is consumed.
+
+        Not before: bytes that the peer may still send on one stream would take the room of the others.
+        """
         streams = self.streams.values()
-        self.window.shrink(sum([s.window.shrink(FIRST_SHARE, now) for s in streams]), self.consumed)
+        self.window.shrink(sum([s.window.shrink(FIRST_SHARE, s.consumed, now) for s in streams]), self.consumed)
 
     def discard(self, stream: ReceiveStream) -> None:
         self.give_back(stream.discard())

@@ -286,7 +286,6 @@ def test_a_window_that_is_not_used_shrinks_as_what_it_promised_is_consumed_and_g
     now += 5.0
     promised = end.receiver.window.advertised
     end.receiver.shrink(now)
-    assert end.receiver.window.size == end.stream.window.size == WINDOW
     assert end.receiver.window.held == promised - offset, "what was advertised is still counted"
     while end.receiver.window.held > WINDOW:
         now += 1.0
@@ -297,6 +296,30 @@ def test_a_window_that_is_not_used_shrinks_as_what_it_promised_is_consumed_and_g
     for _ in range(40):
         bring(WINDOW // 2)
     assert end.receiver.window.size == end.receiver.window.held >= grown
+
+
+def test_a_stream_that_nobody_reads_takes_no_room_of_others_when_its_window_is_to_shrink() -> None:
+    end = End()
+    offset = 0
+    while end.stream.window.size < 8 * WINDOW:
+        end.arrive(offset, offset + WINDOW // 2)
+        offset += WINDOW // 2
+        end.read()
+        end.ack()
+    end.arrive(offset, offset + WINDOW)  # from now on nobody reads it
+    other = end.receiver.add(StreamId(2), 0.0)
+    end.receiver.everything_dirty()
+    end.ack()
+    end.receiver.shrink(5.0)
+    end.arrive(offset + WINDOW, end.stream.window.advertised)
+    for start in range(0, 20 * WINDOW, WINDOW):
+        end.arrive(start, start + WINDOW, other, now=5.0)
+        end.receiver.read(other, -1, 5.0, RTT)
+        end.receiver.everything_dirty()
+        end.ack()
+    end.read()
+    end.receiver.shrink(10.0)
+    assert end.receiver.window.held <= end.stream.window.size + other.window.size
 
 
 def test_streams_that_have_ended_leave_no_room_behind_where_memory_is_short() -> None:
