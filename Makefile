@@ -9,12 +9,12 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-EXTRAS := dev,fast,plot
+EXTRAS := dev,docs,fast,plot
 # Installed beforehand, from the lock like the rest: an isolated build would fetch whatever is newest.
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native test test-fast coverage lint format demo bench bench-roaming bench-paper bench-grid fuzz lock clean
+.PHONY: help setup native test test-fast coverage lint format docs demo bench bench-roaming bench-paper bench-grid fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -48,6 +48,9 @@ lint: $(STAMP)  ## check style, formatting and types
 format: $(STAMP)  ## format the code and repair what ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: $(STAMP)  ## build the documents as a site, in build/site
+	$(BIN)/python -m docs.build
 
 demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)

@@ -77,3 +77,18 @@ def test_a_transport_from_outside_carries_a_session() -> None:
     found = re.fullmatch(r"(\d+) bytes sent, (\d+) received, at both ends together", count)
     assert found is not None
     assert int(found[1]) == int(found[2]) > 2 * len("world")
+
+
+def test_streams_of_one_session_are_answered_each_for_itself() -> None:
+    program = [sys.executable, "-W", "error", str(EXAMPLES / "streams.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == "b'A FEW WORDS, NOW\\n' b'A LOT OF DATA, LATER\\n'\n"
+
+
+def test_the_tour_uses_every_kind_of_call() -> None:
+    program = [sys.executable, "-W", "error", str(EXAMPLES / "tour.py")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=True)
+    for line in ("b'HELLO\\n'", "b'BY PROTOCOL'", "b'HELLO AGAIN\\n'", "b'A SECRET IN A SECRET\\n'"):
+        assert line in done.stdout.splitlines()
+    assert re.search(r"^DatagramCounts\(", done.stdout, re.MULTILINE)
+    assert "connection 0 is backup" in done.stdout

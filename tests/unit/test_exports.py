@@ -17,7 +17,7 @@ from multi import _exports
 from multi.reasons import Cause, Reason
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+DOCUMENTS = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]
 
 EXPORTS: list[str] = multi.__all__  # type: ignore[attr-defined] # made with the first name that is used
 

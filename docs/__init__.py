@@ -1,0 +1,1 @@
+"""The documents, and what makes a site of them (`make docs`)."""
