@@ -150,7 +150,12 @@ def _signature(name: str, value: Any) -> list[str]:
         fields = [f"    {field}: {_plain(kind)}" for field, kind in getattr(value, "__annotations__", {}).items()]
         return ["```python", f"{name}:", *(fields or ["    ..."]), "```"]
     prefix = "await " if inspect.iscoroutinefunction(value) else ""
-    return ["```python", f"{prefix}{name}{_parameters(value)}", "```"]
+    parameters = _parameters(value)
+    return [
+        "```python",
+        prefix + name + (parameters.removesuffix(" -> None") if inspect.isclass(value) else parameters),
+        "```",
+    ]
 
 
 def _parameters(value: Any) -> str:
@@ -171,6 +176,7 @@ def _plain(kind: object) -> str:
 
 def _docstring(value: Any) -> list[str]:
     text = inspect.getdoc(value) or ""
+    text = re.sub(r"`?docs/([\w-]+)\.md`?", r"[\1](../\1.md)", text)
     return ["", text] if value.__doc__ and not text.startswith(f"{getattr(value, '__name__', '')}(") else []
 
 

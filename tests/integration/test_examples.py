@@ -92,3 +92,19 @@ def test_the_tour_uses_every_kind_of_call() -> None:
         assert line in done.stdout.splitlines()
     assert re.search(r"^DatagramCounts\(", done.stdout, re.MULTILINE)
     assert "connection 0 is backup" in done.stdout
+
+
+def test_the_first_session_of_the_tutorial_has_two_connections() -> None:
+    program = [sys.executable, str(EXAMPLES / "first_server.py"), "0"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+        try:
+            port = wait_for_line(server, r"port (\d+)").group(1)
+            program = [sys.executable, str(EXAMPLES / "first_client.py"), port]
+            with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as client:
+                try:
+                    wait_for_line(client, r"^b'LINE 0")
+                    wait_for_line(client, r"1 127\.0\.0\.2:\d+ active")
+                finally:
+                    client.send_signal(signal.SIGINT)
+        finally:
+            server.send_signal(signal.SIGINT)
