@@ -11,7 +11,7 @@ from pathlib import Path
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, load_config
 from multi.errors import ConfigError
-from multi.forward.client import ForwardClient, close_session, open_session
+from multi.forward.client import ForwardClient, finish_session, open_session
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import forward
 from multi.forward.protocol import Address, Connect, parse_address
@@ -46,11 +46,11 @@ async def _connect(config: Config, target: Address, priority: int) -> None:
         session = await open_session(config)
         try:
             await forward(near, session, Connect(target), priority, Counters())
+            await finish_session(session)
         except BaseException as error:
             session.abort(str(error) or "interrupted")
             await session.settle()
             raise
-        await close_session(session)
 
 
 # --- multi forward ---

@@ -84,6 +84,17 @@ async def close_session(session: Session) -> None:
         await session.settle()
 
 
+async def finish_session(session: Session) -> None:
+    """End forwarding, and return when the server has handed what it was sent to the targets, however long they take.
+
+    Raises SessionLost: then some of it may never arrive.
+    """
+    session.writer.write_eof()
+    while await session.reader.read(BUFFERED):
+        pass
+    await close_session(session)
+
+
 class ForwardClient:
     """Forwards connections over one session at a time.
 

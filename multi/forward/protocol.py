@@ -1,7 +1,8 @@
 """The forwarding protocol, version 1: what the two ends of a session say before they carry other programs' bytes.
 
 Stream 0 tells that both ends forward. Each side says one line of JSON, ASCII, and leaves the stream open; its end is
-the end of forwarding. Unknown keys are ignored, so that later versions may add some:
+the end of forwarding: the server closes the session when its connections have ended. Unknown keys are ignored, so that
+later versions may add some:
 
     client  {"multi_forward": 1}
     server  {"multi_forward": 1}

@@ -124,6 +124,8 @@ class _Client:
         self._service = service
         self._who = who
         self._tasks: set[asyncio.Task[None]] = set()
+        self._relaying: set[asyncio.Task[Any]] = set()
+        """Those of them that carry a connection."""
         self._opening = asyncio.Semaphore(MAX_OPENING)
         self._listeners = 0
         self._flows: FlowTable | None = None
@@ -137,11 +139,22 @@ class _Client:
         try:
             while await reader.read(BUFFERED):
                 pass
+            await self._finish()
         finally:
             tasks = [accepting, *self._tasks]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _finish(self) -> None:
+        """What has come and is ended may still be on its way to its target: wait for that, as long as the session."""
+        over = asyncio.ensure_future(self._session.wait_closed())
+        try:
+            while self._relaying and not over.done():
+                await asyncio.wait({over, *self._relaying}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
+            await asyncio.gather(over, return_exceptions=True)
 
     async def _accept(self) -> None:
         async for reader, writer in self._session.streams():
@@ -187,14 +200,27 @@ class _Client:
                 raise
         logger.info("forwarding for %s: connected to %s", self._who, head.target)
         stream.writer.write(encode_answer(Code.OK, str(Address(*near.writer.get_extra_info("peername")[:2]))))
-        await relay(near, stream, self._service.counters)
+        task = asyncio.current_task()
+        assert task is not None
+        self._relaying.add(task)
+        try:
+            await relay(near, stream, self._service.counters)
+        finally:
+            self._relaying.discard(task)
 
     async def _listen(self, head: Listen, stream: Pair) -> None:
         """Listen until the client ends the stream."""
         address = self._granted(head.address)
+        self._listeners += 1  # before anything is awaited: others ask at the same time
+        try:
+            await self._listen_on(address, head.priority, stream)
+        finally:
+            self._listeners -= 1
+        stream.writer.close()
 
+    async def _listen_on(self, address: Address, priority: int, stream: Pair) -> None:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._start(self._accepted(Pair(reader, writer), bound, head.priority))
+            self._start(self._accepted(Pair(reader, writer), bound, priority))
 
         try:
             server = await asyncio.start_server(
@@ -203,16 +229,13 @@ class _Client:
         except OSError as error:
             raise refusal_of(error, f"cannot listen on {address}") from None
         bound = Address(*server.sockets[0].getsockname()[:2])
-        self._listeners += 1
         self._service.log(f"forwarding ({self._who}): listening on {bound}")
         try:
             stream.writer.write(encode_answer(Code.OK, str(bound)))
             while await stream.reader.read(BUFFERED):
                 pass
         finally:
-            self._listeners -= 1
             server.close()
-        stream.writer.close()
 
     async def _accepted(self, near: Pair, listener: Address, priority: int) -> None:
         """A connection to a port listened on for the client, who says where it leads."""
@@ -227,8 +250,6 @@ class _Client:
         table = self._flows
         if table is None or len(table) >= MAX_FLOWS:
             raise ForwardRefused(Code.BUSY, "no datagrams in this session" if table is None else "too many flows")
-        async with self._opening:
-            sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
         number, clock, counters = stream_id(stream), IdleClock(), self._service.counters
 
         def back(data: bytes, _: Address) -> None:
@@ -241,16 +262,22 @@ class _Client:
             counters.count_received(len(data))
             port.send(data)
 
-        bound = str(Address(*sock.getpeername()[:2]))
-        _, port = await asyncio.get_running_loop().create_datagram_endpoint(lambda: UdpPort(back), sock=sock)
-        table.add(number, out)
-        counters.opened += 1
-        counters.open += 1
+        port = UdpPort(back)
+        table.add(number, out)  # before anything is awaited: others ask at the same time
         try:
-            stream.writer.write(encode_answer(Code.OK, bound))
-            await until_end_or_idle(stream, clock)
+            async with self._opening:
+                sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
+            bound = str(Address(*sock.getpeername()[:2]))
+            await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
+            clock.heard()
+            counters.opened += 1
+            counters.open += 1
+            try:
+                stream.writer.write(encode_answer(Code.OK, bound))
+                await until_end_or_idle(stream, clock)
+            finally:
+                counters.open -= 1
         finally:
-            counters.open -= 1
             table.remove(number)
             port.close()
 

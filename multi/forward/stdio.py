@@ -37,7 +37,9 @@ async def _pair(source: IO[bytes], sink: IO[bytes]) -> Pair:
     if _same_socket(source, sink):
         sock = socket.socket(fileno=os.dup(source.fileno()))
         sock.setblocking(False)
-        return Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
+        pair = Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
+        pair.writer.transport.set_write_buffer_limits(high=0)
+        return pair
     loop = asyncio.get_running_loop()
     reader: Reader
     writer: Writer
@@ -48,6 +50,8 @@ async def _pair(source: IO[bytes], sink: IO[bytes]) -> Pair:
         reader = _FileReader(source)
     if _is_pollable(sink):
         transport, protocol = await loop.connect_write_pipe(FlowControlMixin, sink)
+        # The process may end right after the last `drain`: by then all has to have left it.
+        transport.set_write_buffer_limits(high=0)
         writer = asyncio.StreamWriter(transport, protocol, None, loop)
     else:
         writer = _FileWriter(sink)

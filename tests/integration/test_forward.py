@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,11 +20,13 @@ import multi
 from multi.config import load_config
 from multi.errors import ConfigError, RemoteProtocolError
 from multi.forward import client as near_end
-from multi.forward import proxy
+from multi.forward import proxy, stdio
+from multi.forward import service as far_end
 from multi.forward.client import ForwardClient
 from multi.forward.dial import dial
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
-from multi.forward.protocol import Address, Code, ForwardRefused
+from multi.forward.opening import answer_of, open_stream
+from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, Listen
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
 from multi.forward.specs import Forward, Listener
@@ -239,6 +242,76 @@ def test_a_port_of_the_server_leads_here() -> None:
             writer.write_eof()
             assert await reader.read() == b"hello"
             await closed(writer)
+
+    run(scenario())
+
+
+def test_what_was_sent_to_a_slow_target_arrives_though_both_sides_have_ended() -> None:
+    """The last connection of a session: the target has said all it will, and takes its time to read."""
+
+    async def scenario() -> None:
+        data = bytes(range(256)) * (48 << 10)
+        reads, got = asyncio.Event(), asyncio.get_running_loop().create_future()
+
+        async def reads_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write_eof()
+            await reads.wait()
+            try:
+                got.set_result(await reader.read())
+            except ConnectionError as error:
+                got.set_result(repr(error).encode())
+            writer.close()
+
+        async with target(reads_late) as at, world() as w:
+            session = await near_end.open_session(load_config(WAY.client(w.server.port)))
+            stream = await open_stream(session, Connect(Address(HOST, at)))
+            await answer_of(stream)
+            stream.writer.write(data)
+            stream.writer.write_eof()
+            assert await stream.reader.read() == b""
+            finishing = asyncio.create_task(near_end.finish_session(session))
+            await asyncio.sleep(0.3)
+            reads.set()
+            assert await got == data
+            await finishing
+
+    run(scenario())
+
+
+def test_what_is_written_to_a_pipe_has_left_before_the_end() -> None:
+    async def scenario() -> None:
+        (source, unused), (read, sink) = os.pipe(), os.pipe()
+        pair = await stdio._pair(os.fdopen(source, "rb", 0), os.fdopen(sink, "wb", 0))
+        pair.writer.write(bytes(100_000))  # more than a pipe holds
+        drained = asyncio.create_task(pair.writer.drain())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not drained.done()
+        with os.fdopen(read, "rb", 0) as reader:
+            got = len(await asyncio.to_thread(reader.read, 65536))
+            await drained
+            pair.writer.close()
+            got += len(await asyncio.to_thread(reader.read))
+        assert got == 100_000
+        os.close(unused)
+        await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_those_who_ask_together_get_no_more_ports_and_flows_than_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(far_end, "MAX_LISTENERS", 2)
+    monkeypatch.setattr(far_end, "MAX_FLOWS", 2)
+
+    async def scenario() -> None:
+        async with world() as w:
+            session = await w.client.session()
+            for head in (Listen(Address(HOST, 0), 3), Flow(Address(HOST, w.echo))):
+                streams = [await open_stream(session, head) for _ in range(5)]
+                answers = await asyncio.gather(*map(answer_of, streams), return_exceptions=True)
+                assert sorted(str(getattr(a, "code", "OK")) for a in answers) == ["6", "6", "6", "OK", "OK"]
 
     run(scenario())
 
@@ -676,7 +749,7 @@ def test_a_client_that_says_nonsense_ends_its_session_or_stream_only() -> None:
             writer.write_eof()
             with pytest.raises((multi.StreamReset, asyncio.IncompleteReadError)):
                 await reader.readexactly(3)
-            await near_end.close_session(session)
+            await near_end.finish_session(session)
             port = await w.forward(Address(HOST, w.echo))
             reader_, writer_ = await asyncio.open_connection(HOST, port)
             writer_.write(b"alive")
