@@ -412,6 +412,7 @@ class SessionTransport(asyncio.Transport):
             return
         self._lost_told = self.closing = True
         self.driver.on_readable.pop(self.stream, None)
+        self.driver.closed.remove_done_callback(self._session_over)  # else it lived as long as the session
         protocol, self._unread = self._protocol, b""
         if protocol is not None:
             try:

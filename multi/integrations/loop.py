@@ -57,9 +57,13 @@ class SessionLoop:
 def sessions(mapped: Mapped = lambda host, port: {}) -> Iterator[SessionLoop]:
     """Meanwhile the running loop's own two calls do so, for libraries that take no loop."""
     adapter = SessionLoop(mapped)
-    vars(adapter._loop).update(create_connection=adapter.create_connection, create_server=adapter.create_server)
+    of_loop = vars(adapter._loop)
+    ours = {"create_connection": adapter.create_connection, "create_server": adapter.create_server}
+    outer = {name: of_loop[name] for name in ours if name in of_loop}
+    of_loop.update(ours)
     try:
         yield adapter
     finally:
-        for name in ("create_connection", "create_server"):
-            del vars(adapter._loop)[name]
+        for name in ours:
+            del of_loop[name]
+        of_loop.update(outer)

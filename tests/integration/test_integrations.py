@@ -290,6 +290,11 @@ def test_a_loop_of_sessions_leaves_to_others_what_is_not_theirs() -> None:
                 writer.close()
             assert adapter.time() > 0
         assert loop.create_connection == before
+        with sessions() as outer:
+            with sessions(lambda host, port: None):
+                pass
+            assert vars(loop)["create_connection"] == outer.create_connection
+        assert loop.create_connection == before
         config = {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}}
         served = await SessionLoop(lambda host, port: config).create_server(asyncio.Protocol, "anything", 1)
         assert served.addresses[0][0] == HOST

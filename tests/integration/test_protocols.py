@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -261,6 +263,23 @@ def test_further_streams_have_protocols_too(loop: str) -> None:
             await streams.aclose()
 
     run(scenario(), loop)
+
+
+def test_a_stream_that_has_ended_is_not_kept_as_long_as_its_session() -> None:
+    async def a_stream(session: multi.Session) -> weakref.ref[multi.SessionTransport]:
+        transport, protocol = await session.create_stream(Plain)
+        transport.abort()
+        await until(lambda: bool(protocol.lost))
+        return weakref.ref(transport)
+
+    async def scenario() -> None:
+        async with multi_ends(Plain) as (client, _):
+            ended = await a_stream(client.transport.get_extra_info("session"))
+            await asyncio.sleep(0)
+            gc.collect()
+            assert ended() is None
+
+    run(scenario())
 
 
 def test_what_has_come_is_handed_out_though_the_session_is_lost_meanwhile() -> None:
