@@ -26,6 +26,7 @@ PROTOCOL = 1
 LINE_LIMIT = 4 * 1024 * 1024  # bytes; a report of MAX_SECONDS in intervals of 0.1 s
 INTERVAL = 0.1  # seconds
 WRITE = 64 * 1024  # bytes given to `write` at a time
+READ = 1024 * 1024  # bytes asked for at a time
 MAX_SECONDS = 3600  # seconds to be measured
 MAX_SIZE = (1 << 63) - 1  # bytes
 BLOCK = 1_048_583  # bytes, a prime: no segment or write size divides it
@@ -135,14 +136,16 @@ class Payload:
 
     def __init__(self) -> None:
         stretch = hashlib.shake_128(b"multi bench").digest(BLOCK)
-        self._block = stretch + stretch[:WRITE]
+        self._block = (stretch * (2 + READ // BLOCK))[: BLOCK + READ]
 
     def piece(self, offset: int, size: int) -> memoryview:
-        """The payload at [offset, offset + size); at most WRITE bytes."""
+        """The payload at [offset, offset + size); at most READ bytes."""
         start = offset % BLOCK
         return memoryview(self._block)[start : start + size]
 
     def matches(self, data: bytes, offset: int) -> bool:
-        """Whether `data` is the payload from `offset` on. As fast as memory: views would be compared byte by byte."""
-        cuts = range(0, len(data), WRITE)
-        return all(data.startswith(self.piece(offset + cut, min(WRITE, len(data) - cut)), cut) for cut in cuts)
+        """Whether `data`, at most READ bytes, is the payload from `offset` on.
+
+        One comparison of memory, at several times the speed of a session: `==` would take views byte by byte.
+        """
+        return data.startswith(self.piece(offset, len(data)))

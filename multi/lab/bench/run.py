@@ -23,6 +23,7 @@ from multi.lab.bench.protocol import (
     LINE_LIMIT,
     MAX_SECONDS,
     MAX_SIZE,
+    READ,
     WRITE,
     Answer,
     BenchError,
@@ -36,7 +37,6 @@ from multi.lab.bench.protocol import (
     read,
 )
 
-READ = 1024 * 1024  # bytes asked for at a time
 DEFAULT_SECONDS = 10.0
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
 LONGEST = MAX_SECONDS + 60.0  # seconds a client gets for a measurement, whatever it asked for
@@ -120,9 +120,9 @@ async def _receive(reader: SessionReader, session: Session, request: Request, pa
     clock = asyncio.get_running_loop().time
     damaged = False
     while recorder.bytes <= (request.bytes or MAX_SIZE) and (data := await reader.read(READ)):
-        if request.bytes:
-            damaged = damaged or not payload.matches(data, recorder.bytes)
         recorder.read(len(data), clock())
+        if request.bytes:
+            damaged = damaged or not payload.matches(data, recorder.bytes - len(data))
     if request.bytes:
         damaged = damaged or recorder.bytes != request.bytes
     return replace(recorder.report(), damaged=damaged)

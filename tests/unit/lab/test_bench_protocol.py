@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from multi.lab.bench.protocol import BLOCK, WRITE, Payload
+from multi.lab.bench.protocol import BLOCK, READ, WRITE, Payload
 
-LENGTH = 5 * WRITE
+LENGTH = READ
 
 
 def sent(offset: int) -> bytes:
