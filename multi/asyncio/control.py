@@ -138,6 +138,12 @@ class ControlSockets:
         """Of the control socket."""
         self.metrics_port = 0
 
+    @property
+    def addresses(self) -> list[str]:
+        """Where it listens, for people."""
+        found = [f"control socket {self.path}"] if self.path is not None else []
+        return found + ([f"metrics on http://{LOOPBACK}:{self.metrics_port}/metrics"] if self.metrics_port else [])
+
     async def open(self, path: Path | None, metrics: int | None, port: int) -> None:
         """Listen on the socket `path`, whose name `auto` is chosen, and on the loopback port `metrics`, 0 = a free one.
 
@@ -149,7 +155,6 @@ class ControlSockets:
             self._file = (self.path, self.path.stat().st_ino)
             serve = partial(self._serve, self._everything)
             self._servers.append(await asyncio.start_unix_server(serve, sock=sock, limit=REQUEST_LIMIT))
-            logger.info("control socket %s", self.path)
         if metrics is not None:
             serve = partial(self._serve, self._metrics)
             try:
@@ -159,7 +164,8 @@ class ControlSockets:
                 raise TransportError(error.errno, text) from error
             self._servers.append(server)
             self.metrics_port = server.sockets[0].getsockname()[1]
-            logger.info("metrics on http://%s:%d/metrics", LOOPBACK, self.metrics_port)
+        for line in self.addresses:
+            logger.info("%s", line)
 
     def close(self) -> None:
         """Let go of the sockets, and remove the file if it is still this one's."""
@@ -188,23 +194,29 @@ class ControlSockets:
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 try:
-                    found = answer(*await _request(reader))
+                    request = await _request(reader)
+                    found = self._answered(answer, *request)
                 except _Answer as refusal:
                     found = refusal
-                except Exception as error:  # the people who look must not end what they look at
-                    logger.exception("control socket")
-                    found = _failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
                 head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
                 writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            writer.transport.abort()
+            logger.debug("control socket: somebody left before the answer")
         finally:
             self._clients.discard(writer)
+            writer.transport.abort()  # also when this is cancelled
 
     # --- what is answered ---
+
+    def _answered(self, answer: Callable[[str, str, bytes], _Answer], method: str, target: str, body: bytes) -> _Answer:
+        try:
+            return answer(method, target, body)
+        except Exception as error:  # those who look must not end what they look at
+            logger.exception("control socket: %s %s", method, target)
+            return _failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
 
     def _metrics(self, method: str, target: str, _body: bytes) -> _Answer:
         if method != "GET" or urlsplit(target).path != "/metrics":

@@ -100,6 +100,8 @@ def make_parser() -> argparse.ArgumentParser:
     serve.add_argument("--forward-to", metavar="RULES", help=rules)
 
     _add_testbed(_add(commands, "testbed", "", "two hosts with emulated networks on this machine"))
+
+    _add_top(_add(commands, "top", "multi.cli.top:run_top", "see what a running server does, and give it orders"))
     return parser
 
 
@@ -130,6 +132,20 @@ def _add_forward(parser: _Parser) -> None:
     parser.add_argument("--udp", metavar="SPEC", dest="datagrams", action="append", default=[], help=udp)
     users = "a file with USER:PASSWORD lines that the proxy asks for"
     parser.add_argument("--socks-auth", metavar="FILE", dest="users", type=Path, help=users)
+
+
+def _add_top(parser: _Parser) -> None:
+    where = "the server's control.socket (default: the only one in the runtime directory)"
+    parser.add_argument("control", metavar="SOCKET", nargs="?", type=Path, help=where)
+    parser.add_argument("--once", action="store_true", help="look once, for a second")
+    parser.add_argument("--json", dest="as_json", action="store_true", help="print each look as a line of JSON")
+    shown = "how many sessions to show, those that moved bytes last (default 20)"
+    parser.add_argument("-n", metavar="N", dest="count", type=_session_count, default=20, help=shown)
+    order = (
+        "role SESSION ID active|backup, scheduler SESSION NAME, steering SESSION MODE, or abort SESSION; "
+        "SESSION: the first digits of one, or all"
+    )
+    parser.add_argument("--do", metavar="WORD", dest="order", nargs="+", help=order)
 
 
 def _add_testbed(parser: _Parser) -> None:
@@ -177,6 +193,12 @@ def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -
 def _priority(text: str) -> int:
     if text not in "01234567" or len(text) != 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a priority, 0 (first) to 7")
+    return int(text)
+
+
+def _session_count(text: str) -> int:
+    if not text.isdecimal() or not 0 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of sessions, 0 to 10000")
     return int(text)
 
 

@@ -86,6 +86,8 @@ async def _serve(
     assert listen is not None
     transports = ", ".join(listen.transports)
     _print(f"{what} on {listen.host} port {server.port} ({transports})")
+    for line in server.control.addresses:
+        _print(line)
     first = await signals.get()
     await _stop(server, services, signals)
     return first

@@ -1,0 +1,220 @@
+"""`multi top`: what a running server does, seen through its control socket, and commands to it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, control_sockets, runtime_directory
+from multi.errors import ConfigError, TransportError, printable
+from multi.types import host_of
+
+INTERVAL = 1.0  # seconds between two looks; rates are averages of it
+PIPED_WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the table
+TRANSPORT_HEADINGS = ("transport", "connections", "ended", "sent/s", "received/s", "reinjected", "in flight")
+SESSION_HEADINGS = (
+    *("session", "state", "scheduler", "memory", "id", "connection", "remote", "is", "role"),
+    *("rtt", "sent/s", "received/s", "reinjected", "in flight"),
+)
+RIGHT = {"memory", "rtt", "sent/s", "received/s", "reinjected", "in flight"}
+
+Json = Mapping[str, Any]
+
+
+def run_top(control: Path | None, *, once: bool, as_json: bool, count: int, order: Sequence[str] | None) -> int:
+    """Show a server every second until Ctrl-C, or `once`, as JSON a line each; or give it an order. Returns 0.
+
+    Raises ConfigError where it is not clear which server is meant or what is wanted, TransportError where nobody
+    answers or what was asked for cannot be done.
+    """
+    path = control if control is not None else _only_socket()
+    if order is not None:
+        print(_ask(path, "POST", "/command", _command(order))["done"])
+        return 0
+    look = _look(path, count)
+    if as_json:
+        while True:
+            print(json.dumps({"server": look.server, "sessions": look.sessions}), flush=True)
+            if once:
+                return 0
+            look = _next(path, count)
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else PIPED_WIDTH, markup=False, highlight=False)
+    if once or not terminal:
+        while True:
+            before, look = look, _next(path, count)
+            console.print(_shown(before, look))
+            if once:
+                return 0
+    with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            before, look = look, _next(path, count)
+            live.update(_shown(before, look), refresh=True)
+
+
+def _only_socket() -> Path:
+    found = control_sockets()
+    if not found:
+        raise TransportError(f"no server answers in {runtime_directory()}: does its configuration have control.socket?")
+    if len(found) > 1:
+        raise ConfigError("which one? " + " ".join(map(str, found)))
+    return found[0]
+
+
+def _command(words: Sequence[str]) -> Json:
+    """`role 5f1c 1 backup`, as the body of a request."""
+    name, *values = words
+    if name not in COMMANDS:
+        raise ConfigError(f"found {name!r}; allowed: {', '.join(COMMANDS)}")
+    parameters = ("session", *COMMANDS[name][0])
+    if len(values) != len(parameters):
+        raise ConfigError(f"{name} takes {' '.join(map(str.upper, parameters))}")
+    command: dict[str, Any] = {"command": name, **dict(zip(parameters, values, strict=True))}
+    if "connection" in command:
+        if not command["connection"].isdecimal():
+            raise ConfigError(f"CONNECTION: found {command['connection']!r}; allowed: the number shown under id")
+        command["connection"] = int(command["connection"])
+    return command
+
+
+# --- asking ---
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=2 * REQUEST_TIMEOUT)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _ask(path: Path, method: str, target: str, body: Json | None = None) -> Any:
+    connection = _Connection(path)
+    try:
+        connection.request(method, target, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+    except OSError as error:
+        raise TransportError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    except (HTTPException, ValueError) as error:
+        raise TransportError(f"{path}: what answers there is no server of multi") from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise TransportError(str(answer["error"]))
+    return answer
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What a server said at one moment."""
+
+    at: float
+    server: Json
+    sessions: Sequence[Json]
+
+    def sums(self) -> dict[object, Json]:
+        """Where the counters of each transport and connection are."""
+        found: dict[object, Json] = dict(self.server["transports"])
+        found |= {(s["id"], c["id"]): c for s in self.sessions for c in s["connections"]}
+        return found
+
+
+def _look(path: Path, count: int) -> _Look:
+    server = _ask(path, "GET", "/stats")
+    return _Look(time.monotonic(), server, _ask(path, "GET", f"/sessions?limit={count}"))
+
+
+def _next(path: Path, count: int) -> _Look:
+    time.sleep(INTERVAL)
+    return _look(path, count)
+
+
+# --- showing ---
+
+
+def _shown(before: _Look, now: _Look) -> RenderableType:
+    return Group(*_summary(now), _transports(before, now), _sessions(before, now))
+
+
+def _summary(now: _Look) -> list[Text]:
+    server = now.server
+    states = ", ".join(f"{count} {state}" for state, count in server["sessions"].items()) or "none"
+    up = timedelta(seconds=int(server["uptime"]))
+    hit = ", ".join(f"{name} {count}" for name, count in server["limits_hit"].items() if count) or "none"
+    return [
+        Text(f"up {up}, {'accepting' if server['accepting'] else 'accepting no new sessions'}"),
+        Text(f"sessions: {states}; {server['sessions_opened']} opened, {sum(server['sessions_ended'].values())} ended"),
+        Text(f"streams {server['streams']}, memory {decimal(server['memory'])}, arrivals {server['arrivals']}"),
+        Text(f"limits hit: {hit}"),
+    ]
+
+
+def _transports(before: _Look, now: _Look) -> Table:
+    table = _table(TRANSPORT_HEADINGS)
+    for name, stats in now.server["transports"].items():
+        states = ", ".join(f"{count} {state}" for state, count in stats["connections"].items()) or "none"
+        ended = sum(stats["ended"].values())
+        table.add_row(name, states, str(ended), *_flow(before, now, name))
+    return table
+
+
+def _sessions(before: _Look, now: _Look) -> Table:
+    table = _table(SESSION_HEADINGS)
+    for session in now.sessions:
+        first = (session["id"][:8], session["state"], printable(session["scheduler"]), decimal(session["memory"]))
+        living = [c for c in session["connections"] if c["state"] not in ("closed", "lost")]
+        for connection in living:
+            where = f"{connection['transport']} {connection['interface'] or host_of(connection['local'])}"
+            rtt = connection["rtt"]
+            table.add_row(
+                *first,
+                str(connection["id"]),
+                where,
+                connection["remote"],
+                connection["state"],
+                connection["role"],
+                f"{rtt * 1000:.1f} ms" if rtt else "",
+                *_flow(before, now, (session["id"], connection["id"])),
+            )
+            first = ("", "", "", "")
+        if not living:
+            table.add_row(*first)
+    return table
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in RIGHT else "left", overflow="fold")
+    return table
+
+
+def _flow(before: _Look, now: _Look, key: object) -> tuple[str, str, str, str]:
+    """Rates, what was sent again and what is in flight, of a transport or a connection."""
+    counters, earlier = now.sums()[key], before.sums().get(key, {})
+    elapsed = now.at - before.at
+    sent, received = (
+        f"{(counters[name] - earlier.get(name, 0)) * 8 / 1e6 / elapsed:.2f} Mbit" if earlier else ""
+        for name in ("bytes_sent", "payload_received")
+    )
+    share = counters["reinjected"] / counters["bytes_sent"] if counters["bytes_sent"] else 0.0
+    return sent, received, f"{share:.1%}", decimal(counters["in_flight"])

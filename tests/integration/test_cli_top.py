@@ -1,0 +1,130 @@
+"""`multi top` against a running server: what is shown, what orders do, what is said when nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import TypeVar
+
+import pytest
+
+import multi
+from multi.cli import top
+from multi.cli.main import main
+from tests.integration.cli_runner import run_forked
+from tests.integration.support import Pair, Way, event_of, multi_pair, run
+from tests.integration.test_control import ask
+
+SEALED = Way(Path())
+TWO = [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]]
+T = TypeVar("T")
+
+
+def beside(tmp_path: Path, look: Callable[[Path, Pair], T]) -> T:
+    """What `look` sees, in a thread, of a server with one session of two connections."""
+    path = tmp_path / "control.sock"
+
+    async def scenario() -> T:
+        async with multi_pair(SEALED, server={"control": {"socket": str(path)}}, connection_priority=TWO) as pair:
+            theirs = pair.server_session
+            await event_of(theirs, lambda _: sum(c.state.value == "active" for c in theirs.connections) == 2)
+            pair.writer.write(bytes(50_000))
+            await pair.server_reader.readexactly(50_000)
+            return await asyncio.to_thread(look, path, pair)
+
+    return run(scenario())
+
+
+def done(*arguments: object) -> CompletedProcess[str]:
+    return run_forked("top", *arguments)
+
+
+def test_it_shows_sessions_connections_and_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "INTERVAL", 0.02)
+
+    def look(path: Path, pair: Pair) -> None:
+        assert main(["top", str(path), "--once"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert re.fullmatch(r"up 0:00:0\d, accepting", lines[0])
+        assert "sessions: 1 open; 1 opened, 0 ended" in lines
+        assert "limits hit: none" in lines
+        assert any(
+            re.match(r"tcp +[12] (active|suspect).* 0 +0\.00 Mbit +\d+\.\d\d Mbit +0\.0% +0 bytes", line)
+            for line in lines
+        )
+        name = pair.session.id.hex()[:8]
+        (first,) = [number for number, line in enumerate(lines) if line.startswith(name)]
+        for line in lines[first : first + 2]:
+            assert re.search(
+                r"tcp (lo|[\d.:]+) +127\.0\.0\.[12]:\d+ +(active|suspect) +active .* Mbit +0\.0% +0 bytes", line
+            )
+
+    beside(tmp_path, look)
+
+
+def test_json_is_the_snapshot_on_a_line(tmp_path: Path) -> None:
+    def look(path: Path, pair: Pair) -> None:
+        shown = done(path, "--once", "--json")
+        assert (shown.returncode, shown.stderr) == (0, "")
+        (line,) = shown.stdout.splitlines()
+        found = json.loads(line)
+        assert found["server"]["transports"]["tcp"]["payload_received"] == 50_000
+        assert [s["id"] for s in found["sessions"]] == [pair.session.id.hex()]
+        assert json.loads(done(path, "--once", "--json", "-n", "0").stdout)["sessions"] == []
+
+    beside(tmp_path, look)
+
+
+def test_orders_are_carried_out_or_refused_in_words(tmp_path: Path) -> None:
+    def look(path: Path, pair: Pair) -> None:
+        name = pair.session.id.hex()[:6]
+        ordered = done(path, "--do", "role", name, "1", "backup")
+        assert (ordered.returncode, ordered.stdout) == (0, "role for 1 session\n")
+        assert pair.server_session.connections[1].role is multi.Role.BACKUP
+        assert done(path, "--do", "scheduler", "all", "RR").returncode == 0
+        assert pair.server_session.scheduler == "RR"
+        for order, code, text in (
+            (("role", name, "9", "backup"), 1, "connection: found 9; living: 0, 1"),
+            (("scheduler", "zz", "RR"), 1, "no sessions begin with 'zz'"),
+            (("role", name, "first", "backup"), 2, "CONNECTION: found 'first'"),
+            (("role", name), 2, "role takes SESSION CONNECTION ROLE"),
+            (("dance",), 2, "found 'dance'; allowed: role"),
+        ):
+            refused = done(path, "--do", *order)
+            assert (refused.returncode, refused.stdout) == (code, "")
+            assert text in refused.stderr
+
+    beside(tmp_path, look)
+
+
+def test_nobody_who_answers_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert main(["top", "--once"]) == 1
+    assert f"no server answers in {tmp_path}/multi" in capsys.readouterr().err
+    assert main(["top", str(tmp_path / "absent.sock"), "--once"]) == 1
+    assert "absent.sock: no such file or directory" in capsys.readouterr().err
+    (tmp_path / "multi").mkdir()
+
+    async def scenario() -> None:
+        config = SEALED.server(control={"socket": "auto"})
+        async with await multi.start_server(print, config) as one:
+            assert await asyncio.to_thread(main, ["top", "--once", "--json"]) == 0
+            async with await multi.start_server(print, config) as other:
+                capsys.readouterr()
+                assert await asyncio.to_thread(main, ["top", "--once"]) == 2
+                message = capsys.readouterr().err
+                assert str(one.control.path) in message
+                assert str(other.control.path) in message
+                for path in (one.control.path, other.control.path):  # after those who only looked who answers
+                    assert path is not None
+                    assert (await ask(path, "GET /stats"))[0] == 200
+
+    run(scenario())
