@@ -694,10 +694,9 @@ class SessionCore(SessionBase):
     @property
     def under_way(self) -> bool:
         """Something is on its way, or waits to be acknowledged: `sample_due` may become true, and deadlines move."""
-        if self.receiver.ack_due is not None:
-            return True
-        for connection in self.connections.values():  # noqa: SIM110 - a generator costs more than all the rest
-            if connection.under_way:
+        owed = self.receiver.ack_due is not None
+        for connection in self.connections.values():
+            if connection.under_way or (owed and connection.authenticated):
                 return True
         return False
 

@@ -147,12 +147,12 @@ class StreamListener:
             sock, address = self._sock.accept()
             sock.setblocking(False)
             host = unmapped(address[0])
-            if self._admission.free_descriptor(host):
+            if self._admission.free_descriptor(host) and not self.closed:
                 pause = FREED_PAUSE
                 self._accepted(ours(sock), host)
             else:
                 sock.close()
-        if not self._spare.take():
+        if not self.closed and not self._spare.take():  # a server that is closed stops with its last session
             self._wait(pause)
 
     def _wait(self, pause: float) -> None:

@@ -515,3 +515,16 @@ def test_what_small_writes_put_on_one_connection_waits_for_nothing_else() -> Non
     assert ends.server.got() == b"x" * sum(number * 700 for number in range(50))
     ends.advance(1.0)
     assert ends.client.session.sender.unacked == 0
+
+
+def test_nothing_is_under_way_without_a_connection_that_takes_the_acknowledgement() -> None:
+    ends, line = joined()
+    ends.client.session.write(STREAM_ZERO, b"hello", now=ends.now)
+    ends.pump()
+    server = ends.server.session
+    assert server.receiver.ack_due is not None
+    assert server.under_way
+    server.connection_lost(line.id, GONE, now=ends.now)
+    server.effects()
+    assert server.state is SessionState.DETACHED
+    assert not server.under_way, "somebody would look after it all the time that it is detached"

@@ -160,8 +160,10 @@ async def test_without_tls_there_is_nobody_to_wait_for() -> None:
     client.close()
 
 
-async def at_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch, *, spare: bool) -> list[socket.socket]:
-    """Two clients that have come where no descriptor is left, but perhaps a spare one."""
+async def at_the_limit(
+    server: Server, monkeypatch: pytest.MonkeyPatch, *, spare: bool, count: int = 2
+) -> list[socket.socket]:
+    """Clients that have come where no descriptor is left, but perhaps a spare one."""
     accept, give, left = socket.socket.accept, SpareDescriptor.give, [0]
 
     def scarce(sock: socket.socket) -> object:
@@ -176,7 +178,7 @@ async def at_the_limit(server: Server, monkeypatch: pytest.MonkeyPatch, *, spare
 
     monkeypatch.setattr(socket.socket, "accept", scarce)
     monkeypatch.setattr(SpareDescriptor, "give", given)
-    clients = [await server.client() for _ in range(2)]
+    clients = [await server.client() for _ in range(count)]
     if not spare:
         await asyncio.sleep(0.05)
         assert server.channels == []
@@ -227,3 +229,23 @@ async def test_a_certificate_that_cannot_be_used_leaves_no_socket() -> None:
     with pytest.raises(TransportError, match="TLS needs"):
         StreamListener(sock, TransportSettings(tls=TlsSettings()), lambda _c: None, lambda _s: ("tcp", StreamChannel))
     assert sock.fileno() == -1
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_a_listener_that_is_closed_while_room_is_made_takes_nothing_more(
+    room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[str] = []
+
+    class Last(Counting):
+        def free_descriptor(self, host: str) -> bool:
+            server.listener.close()  # a server that is closed stops with its last session
+            closed.append(host)
+            return room
+
+    server = Server(None, Last())
+    (client,) = await at_the_limit(server, monkeypatch, spare=True, count=1)
+    await until(lambda: closed)
+    assert server.channels == []
+    assert server.listener._spare._number is None, "a descriptor is left behind"
+    client.close()
