@@ -457,8 +457,6 @@ class Admission(AdmissionControl):
         del self._sessions[account.source][driver]
         if not self._sessions[account.source]:
             del self._sessions[account.source]
-            self._order.pop(account.source, None)
-            self._ordered_until.pop(account.source, None)
         self._charge(account.source, -receiver.window.held)
         receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
@@ -643,8 +641,10 @@ class Admission(AdmissionControl):
 
         Where memory is short sessions go whose clients read nothing.
         """
-        timeout = self._limits.segment_timeout
+        timeout, now = self._limits.segment_timeout, self._loop.time()
         self._sweeper = self._loop.call_later(timeout, self._sweep)
+        for source in [source for source, until in self._ordered_until.items() if until <= now]:
+            del self._ordered_until[source], self._order[source]  # they hold sessions that have ended meanwhile
         if self.taken() >= GROWTH_SHARE * self._most(""):
             for driver in [driver for driver in self._accounts if self._stalls(driver)]:
                 self.report("max_memory", self._accounts[driver].host)

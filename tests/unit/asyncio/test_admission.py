@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import random
+import weakref
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -352,3 +354,18 @@ async def test_who_floods_a_full_source_does_not_have_its_sessions_put_in_order_
         admission.make_room("max_sessions_per_source", CROWDED)
     assert len(ended) == len(set(ended)) == 50
     assert looks == 50
+
+
+async def test_a_crowd_that_was_put_in_order_is_not_held_after_it_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.asyncio.admission.ORDER_INTERVAL", 0.0)
+    admission = Admission(Limits())
+    house(admission, {CROWDED: [10.0] * 3})
+    admission.make_room("max_sessions_per_source", CROWDED)
+    left = [weakref.ref(driver) for driver in admission._accounts]
+    admission._accounts.clear()
+    admission._sessions.clear()
+    admission._unconfirmed = BySource()
+    admission._sweep()
+    admission.stop()
+    gc.collect()
+    assert [ref() for ref in left] == [None] * 3
