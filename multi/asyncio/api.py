@@ -124,7 +124,7 @@ async def start_server(
 
     `host` (None = all addresses) and `port` with options by name, or in place of them all a configuration: a file or a
     mapping. With `identity=True` the server makes a key and a certificate for itself, keeps them in the user's state
-    directory, and says by which URL its clients know it.
+    directory, and says by which URL its clients know it (`Server.url`, once it is bound).
 
     `limit` is that of the readers, in bytes; `backlog` how many connections may wait to be accepted. Without
     `start_serving` nothing is bound before `Server.start_serving` or `serve_forever`.
@@ -147,7 +147,7 @@ async def start_server(
     server = Server(on_client, loaded, limit, backlog)
     if start_serving:
         await server.start_serving()
-    if options.get("identity"):
+    if options.get("identity") and start_serving:
         print(f"clients reach this server by {server.url}", flush=True)
     return server
 

@@ -82,10 +82,7 @@ class SessionReader(asyncio.StreamReader):
     @property
     def _buffer(self) -> bytearray:
         """What can be read now, as much of it as asyncio's reader would hold before it pauses its transport."""
-        missing = 2 * self._limit + 1 - len(self._taken)
-        if missing > 0 and self._more():
-            self._taken += self._pull(missing)
-        return self._taken
+        return self._fill(2 * self._limit + 1)
 
     @_buffer.setter
     def _buffer(self, value: bytearray) -> None:
@@ -113,6 +110,13 @@ class SessionReader(asyncio.StreamReader):
     def _apart(self) -> bool:
         """What becomes of the session is none of the reader's concern."""
         return self._detached or (self._held and not self._stream_transport.closing)
+
+    def _fill(self, size: int) -> bytearray:
+        """What was taken, with as much of what can be read now as makes it `size` bytes."""
+        missing = size - len(self._taken)
+        if missing > 0 and self._more():
+            self._taken += self._pull(missing)
+        return self._taken
 
     def _more(self) -> int:
         """Bytes the session has for this reader."""
@@ -263,7 +267,7 @@ class SessionReader(asyncio.StreamReader):
         longest = max(map(len, separators))
         searched = 0
         while True:
-            buffer = self._buffer
+            buffer = self._fill(2 * self._limit + longest)  # enough to say that there is none within the limit
             found = [(buffer.find(s, max(0, searched + 1 - len(s))), len(s)) for s in separators]
             ends = [(index + size, index) for index, size in found if index >= 0]
             if ends:

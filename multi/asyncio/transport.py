@@ -342,11 +342,9 @@ class SessionTransport(asyncio.Transport):
             return
         if self._readable:
             self._guarded("data_received", self._hand_out)
-            if self._readable:
-                self.driver.loop.call_soon(self._deliver)
-                return
-            if not self._streams.complete(self.stream) and not self.driver.over:
-                return
+            if self._readable or self._streams.complete(self.stream) or self.driver.over:
+                self.driver.loop.call_soon(self._deliver)  # the protocol may have paused or closed
+            return
         error = self._received.error if self._received is not None else None
         if error is not None:
             self._force_close(error)

@@ -201,8 +201,6 @@ class ForwardClient:
         """Open another session whenever one has ended."""
         while True:
             await self._until_end(session)
-            self._session = None
-            self._opened.clear()
             self._log(f"the session has ended: {session.error or 'the server has closed it'}; dialling again")
             session = await self._dial_again()
             self._log("the session is there again")
@@ -216,13 +214,15 @@ class ForwardClient:
         except MultiError as error:
             logger.info("the session has ended: %s", error)
         finally:
+            self._session = None  # at once: what comes in from now on waits for the next one
+            self._opened.clear()
             accepting.cancel()
             # The server says nothing more: what runs over the session shall end with it, and not wait.
             session.abort("the server has ended forwarding")
             handing.cancel()
             self._table = None
             await asyncio.gather(accepting, handing, return_exceptions=True)
-        await session.settle()
+            await session.settle()
 
     async def _dial_again(self) -> Session:
         delay, said = REDIAL_DELAY, ""

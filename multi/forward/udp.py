@@ -73,6 +73,8 @@ class UdpPort(asyncio.DatagramProtocol):
 
     def __init__(self, received: Callable[[bytes, Address], None]) -> None:
         self._received = received
+        self._full = False
+        """The kernel takes no more for now: what comes until it does is dropped, as it would be in a queue."""
         self._transport: asyncio.DatagramTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,9 +86,15 @@ class UdpPort(asyncio.DatagramProtocol):
     def error_received(self, exc: Exception) -> None:
         """Nobody listens there now; UDP has no more to say about it."""
 
+    def pause_writing(self) -> None:
+        self._full = True
+
+    def resume_writing(self) -> None:
+        self._full = False
+
     def send(self, data: bytes, to: Address | None = None) -> None:
         """Send to an address, or to the one the socket is connected to."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing() and not self._full:
             self._transport.sendto(data, tuple_of(to) if to is not None else None)
 
     @property

@@ -97,6 +97,12 @@ async def separator_split_across_segments(pair: Pair) -> object:
     return results
 
 
+async def separator_longer_than_the_limit(pair: Pair) -> object:
+    separator = b"-" * (LIMIT + LIMIT // 5)
+    pair.server_writer.write(b"hi" + separator + b"rest")
+    return await pair.reader.readuntil(separator), await pair.reader.readexactly(4)
+
+
 async def too_long_a_line(pair: Pair) -> object:
     pair.server_writer.write(b"." + b"x" * 5000 + b"\nnext\n")
     await pair.reader.readexactly(1)
@@ -235,6 +241,7 @@ SCENARIOS = [
     end_inside_readuntil,
     lines,
     separator_split_across_segments,
+    separator_longer_than_the_limit,
     too_long_a_line,
     line_over_the_limit,
     line_at_the_limit,

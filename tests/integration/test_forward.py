@@ -30,8 +30,9 @@ from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused,
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
 from multi.forward.specs import Forward, Listener
+from multi.forward.udp import UdpPort
 from multi.types import Family
-from tests.integration.support import HOST, Way, run
+from tests.integration.support import HOST, Way, run, until
 
 WAY = Way(Path())
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -591,6 +592,38 @@ def test_a_datagram_that_is_too_large_is_dropped_and_the_flow_lives_on() -> None
             program.transport.sendto(b"after", to)
             assert await program.came.get() == b"retfa"
             await listener.close()
+
+    run(scenario())
+
+
+def test_datagrams_that_the_kernel_does_not_take_are_not_heaped_up() -> None:
+    class Full:
+        """A socket whose buffer is full."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.close, self.fileno = sock.close, sock.fileno
+
+        def send(self, data: bytes) -> int:
+            raise BlockingIOError
+
+    async def scenario() -> None:
+        there = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        there.bind((HOST, 0))
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.connect(there.getsockname())
+        port = UdpPort(lambda data, sender: None)
+        transport: Any
+        transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
+        transport._sock = Full(sock)
+        for _ in range(1000):
+            port.send(bytes(1000))
+        assert 0 < transport.get_write_buffer_size() <= 70_000
+        transport._sock = sock
+        await until(lambda: not transport.get_write_buffer_size())
+        port.send(b"again")
+        await until(lambda: there.recv(2000) == b"again")
+        port.close()
+        there.close()
 
     run(scenario())
 

@@ -31,6 +31,8 @@ class Recorded:
     stays_open: bool = False
     """After the end of what the peer sends."""
     fails_at: str = ""
+    stops_at: str = ""
+    stop: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -39,6 +41,8 @@ class Recorded:
     def _note(self, what: str) -> None:
         if not self.calls or self.calls[-1] != what:
             self.calls.append(what)
+        if what == self.stops_at and self.stop is not None:
+            self.stop()
         if what == self.fails_at:
             raise KeyError("a bug of the protocol")
 
@@ -196,6 +200,27 @@ async def bug_in_the_protocol(client: Any, server: Any) -> object:
     return [[(kind, protocol is server) for kind, protocol in reported], server.calls]
 
 
+async def wants_no_more(client: Any, server: Any) -> object:
+    """The end has come with the bytes that make a protocol pause."""
+    server.stops_at, server.stop = "data", server.transport.pause_reading
+    client.transport.write(b"all")
+    client.transport.write_eof()
+    await until(lambda: len(server.received) == 3)
+    await asyncio.sleep(0.05)
+    results = [list(server.calls)]
+    server.transport.resume_reading()
+    await until(lambda: "eof" in server.calls)
+    return results
+
+
+async def closes_at_the_last_bytes(client: Any, server: Any) -> object:
+    server.stops_at, server.stop = "data", server.transport.close
+    client.transport.write(b"all")
+    client.transport.write_eof()
+    await until(lambda: server.lost)
+    return server.calls
+
+
 async def another_protocol(client: Any, server: Any) -> object:
     client.transport.write(b"first")
     await until(lambda: len(server.received) == 5)
@@ -218,6 +243,8 @@ SCENARIOS: list[Scenario] = [
     write_buffer_limits,
     aborted,
     bug_in_the_protocol,
+    wants_no_more,
+    closes_at_the_last_bytes,
     another_protocol,
 ]
 

@@ -89,6 +89,11 @@ def test_a_server_makes_keys_once_and_clients_know_it_by_its_url(
             await server.wait_closed()
         return urls
 
+    async def unbound() -> None:
+        (await multi.start_server(shouts, HOST, 0, identity=True, start_serving=False)).close()
+
+    run(unbound())
+    assert capsys.readouterr().out == "", "there is no port yet"
     urls = run(scenario())
     assert urls[0].partition("?")[2] == urls[1].partition("?")[2], "the key is kept"
     assert f"clients reach this server by {urls[0]}\n" in capsys.readouterr().out
