@@ -23,7 +23,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
+from urllib.request import urlopen
 
 import multi
 from benchmarks import ROOT
@@ -39,6 +41,7 @@ WARM_UP = 8  # sessions before the first look at the memory: what a process need
 REST = 16.0  # seconds: one whole round of keep-alives
 PROMISE = 100.0  # KiB of memory for an idle session of two TCP connections without TLS
 FDS_PER_SESSION = 2  # on the server
+SCRAPES = 11  # of which the median counts
 KINDS = {"sealed TCP": "tcp", "TLS": "tcp", "QUIC": "quic"}
 
 Reader = Any
@@ -83,12 +86,13 @@ async def _serve(kind: str, certificates: str, most: int) -> None:
 
     config: dict[str, Any] = {
         "listen": {"host": HOST, "port": 0, "transports": [KINDS[kind]]},
+        "control": {"metrics_port": 0},
         "limits": {"max_sessions_per_source": most, "max_unauthenticated_per_source": 1024},
     }
     if kind != "sealed TCP":
         config["ssl_config"] = {"cert": f"{certificates}/server-cert.pem", "key": f"{certificates}/server-key.pem"}
     server = await multi.start_server(on_client, config)
-    print(server.port, flush=True)
+    print(json.dumps([server.port, server.control.metrics_port]), flush=True)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         if line.strip() == "rest":
@@ -208,10 +212,10 @@ class _World:
     def __init__(self, kind: str, sessions: int, certificates: str, undo: ExitStack) -> None:
         self.server = _Process("--serve", kind, certificates, str(2 * sessions + WARM_UP))
         undo.callback(self.server.end)
-        port = str(self.server.answer())
+        port, self.metrics_port = self.server.answer()
         self.clients: list[_Process] = []
         for _ in range(CLIENTS):
-            client = _Process("--clients", kind, port, f"{certificates}/ca.pem")
+            client = _Process("--clients", kind, str(port), f"{certificates}/ca.pem")
             undo.callback(client.end)
             self.clients.append(client)
 
@@ -255,7 +259,22 @@ def _memory(world: _World, sessions: int) -> dict[str, float]:
         "client ms": sum(client["cpu"] for client in opened) / count * 1e3,
         "KiB": (idle["rss"] - before["rss"]) / count / 1024,
         "idle": (rested["cpu"] - idle["cpu"]) / REST,
+        "scrape ms": _scrape(world.metrics_port, count) * 1e3,
     }
+
+
+def _scrape(port: int, sessions: int) -> float:
+    """Seconds, the median of several scrapes of a server with so many sessions at rest."""
+    took = []
+    for _ in range(SCRAPES):
+        started = time.perf_counter()
+        with urlopen(f"http://{HOST}:{port}/metrics") as answer:
+            text = answer.read().decode()
+        took.append(time.perf_counter() - started)
+    told = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")['multi_sessions{state="open"}']
+    if int(told) != sessions:
+        raise SystemExit(f"metrics tell of {told} sessions, there are {sessions}")
+    return median(took)
 
 
 def _shared(world: _World, seconds: float, per_client: int, clients: int) -> tuple[float, list[int], float]:
@@ -285,7 +304,7 @@ def _print_rest(kind: str, sessions: int, found: dict[str, float]) -> None:
     )
     print(
         f"{'':10} idle after {EXCHANGE >> 20} MiB each way: {found['KiB']:.1f} KiB a session{verdict}, "
-        f"all of them {found['idle'] * 100:.1f} % of a core",
+        f"all of them {found['idle'] * 100:.1f} % of a core; a scrape of the metrics takes {found['scrape ms']:.1f} ms",
         flush=True,
     )
 
