@@ -46,11 +46,13 @@ def server_identity() -> tuple[Path, Path]:
 def _write(path: Path, content: bytes) -> None:
     """Write a file whole, readable by its owner alone, unless it is there."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(draft, "wb", opener=partial(os.open, mode=0o600)) as file:
-        file.write(content)
-    with suppress(FileExistsError):
-        os.link(draft, path)
-    draft.unlink()
+    try:
+        with open(draft, "wb", opener=partial(os.open, mode=0o600)) as file:
+            file.write(content)
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _self_signed(key: bytes) -> bytes:
