@@ -26,6 +26,7 @@ from multi.asyncio.subscription import Subscription
 from multi.asyncio.watch import watch_of
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.events import (
+    AddressesAnnounced,
     AllAttempted,
     CancelDial,
     CloseConnection,
@@ -214,6 +215,7 @@ class SessionDriver:
         self.share = send_buffer
         """Of `limits.max_send_buffer`, for each stream as of the last pump."""
         self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
+        self._announced: AddressesAnnounced | None = None
         self._broken = False
         self._progress = (0, 0)
         self._touched: dict[ConnectionId, _Link] = {}
@@ -725,6 +727,8 @@ class SessionDriver:
             logger.debug("session %s %s", session_id, event)
             if isinstance(event, SessionConfirmed):
                 _wake(self.confirmed)
+            elif isinstance(event, AddressesAnnounced):
+                self._announced = event
         if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
             for subscription in list(self._subscriptions):
                 subscription.put(event)
@@ -750,10 +754,15 @@ class SessionDriver:
         return connection_info(connection, link.channel.info if link is not None else None)
 
     def subscribe(self) -> Subscription:
-        """A new subscription; it starts with one ConnectionChanged per current connection, then earlier warnings."""
+        """A new subscription; it starts with one ConnectionChanged per current connection.
+
+        Earlier warnings and what the server has announced last follow: both may come before anybody can subscribe.
+        """
         session = self.core
         first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
         first += self._warnings
+        if self._announced is not None:
+            first.append(self._announced)
         subscription = Subscription(first)
         if self.closed.done():
             subscription.end()

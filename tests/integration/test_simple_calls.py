@@ -45,7 +45,9 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_host_and_port_are_enough(loop: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_host_and_port_are_enough(loop: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.config.options._warned", False)  # earlier tests are part of this program
+
     async def scenario() -> None:
         async with await multi.start_server(shouts, HOST, 0) as server:
             for _ in range(2):

@@ -209,7 +209,12 @@ def _set(said: bytearray, at: int, value: bytes) -> None:
     said[at : at + len(value)] = value
 
 
-ACCEPT_CHOICE = MULTI_HEADER + 1 + 32 + 32 + 4 + 4 + 4 + 32 + 2 + 4  # sealed, cipher
+def _choice(said: bytearray) -> int:
+    """Where ACCEPT says `sealed` and `cipher`: behind the extensions and the number of the connection."""
+    extensions = MULTI_HEADER + 1 + 32 + 32 + 4 + 4 + 4 + 32
+    return extensions + 2 + int.from_bytes(said[extensions : extensions + 2], "big") + 4
+
+
 REWRITES: dict[str, Callable[[bytearray], None]] = {
     "hello-version": lambda said: _set(said, MULTI_HEADER + 3, b"\x09"),
     "hello-segment-version": lambda said: _set(said, 0, b"\x09"),
@@ -220,8 +225,8 @@ REWRITES: dict[str, Callable[[bytearray], None]] = {
     "hello-no-cipher": lambda said: _set(said, _terms(said) + 2, b"\x63\x63"),
     "hello-window": lambda said: _set(said, MULTI_HEADER + 2 + 2 + 32 + 32, b"\x3f\xff\xff\xff"),
     "hello-key": lambda said: _set(said, MULTI_HEADER + 2 + 2 + 32, b"\x09" + bytes(31)),
-    "accept-unsealed": lambda said: _set(said, ACCEPT_CHOICE, b"\x00"),
-    "accept-cipher": lambda said: _set(said, ACCEPT_CHOICE + 1, bytes([3 - said[ACCEPT_CHOICE + 1]])),
+    "accept-unsealed": lambda said: _set(said, _choice(said), b"\x00"),
+    "accept-cipher": lambda said: _set(said, _choice(said) + 1, bytes([3 - said[_choice(said) + 1]])),
     "accept-version": lambda said: _set(said, MULTI_HEADER, b"\x09"),
     "accept-key": lambda said: _set(said, MULTI_HEADER + 33, b"\x09" + bytes(31)),
 }
