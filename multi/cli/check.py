@@ -244,6 +244,8 @@ def _show_kernel(config: Config, transports: set[str]) -> None:
         print(f"MPTCP: {state}{in_force}")
     settings = config.transport_settings()
     for name in sorted(transports, key=transport_names().index):
+        if choice := transport(name).choice(settings):
+            print(f"{name}: {choice}")
         for warning in transport(name).warnings(settings):
             print(f"warning: {warning}")
         section = config.section_of(name)

@@ -239,7 +239,7 @@ AcceptCallback = Callable[[Channel], None]
 
 
 class Transport(Protocol):
-    """A protocol family. Stateless: settings come with each call. Subclasses need no `obstacle` and no `warnings`."""
+    """A protocol family. Stateless: settings come with each call. Only `dial` and `listen` have to be there."""
 
     name: str
 
@@ -257,6 +257,10 @@ class Transport(Protocol):
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         """Why no connection can be opened or accepted here, whatever the network; empty when nothing is in the way."""
+        return ""
+
+    def choice(self, settings: TransportSettings) -> str:
+        """What the settings leave to this machine, and what it is here; empty where they leave nothing."""
         return ""
 
     def warnings(self, settings: TransportSettings) -> list[str]:

@@ -227,10 +227,11 @@ impl Connection {
         match self.hooks.ack_path {
             AckPath::Any => Acks::All,
             AckPath::Same => {
+                // Where no path is healthy none is trusted with another's: it may be the dead one that is served first.
+                let trusted = self.is_healthy(&path);
                 let spaces = &self.spaces[SpaceId::Data].number_spaces;
-                Acks::Of(
-                    spaces.keys().filter(|of| **of == path || !self.is_healthy(of)).copied().collect(),
-                )
+                let carried = spaces.keys().filter(|of| **of == path || (trusted && !self.is_healthy(of)));
+                Acks::Of(carried.copied().collect())
             }
             AckPath::Best => {
                 let healthy = self.paths.iter().filter(|(id, _)| self.is_healthy(id));

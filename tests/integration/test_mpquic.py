@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -14,7 +16,9 @@ from multi.transports import transport
 from multi.transports.base import Channel, TransportSettings
 from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.channel import FELL_BACK, MpquicChannel
+from multi.transports.mpquic.settings import MpquicSettings
 from multi.types import Candidate, Family, Source
+from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
 from tests.integration.support import until
 from tests.integration.test_transport_contract import Recorder, Server
@@ -23,10 +27,19 @@ SOURCES = tuple(Source("", f"127.0.0.{at}") for at in (1, 2, 3))
 SIZE = 3_000_000
 
 
+@pytest.fixture(params=["aioquic", "noq"])
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param != "aioquic":
+        engine_or_skip(request.param)
+    return str(request.param)
+
+
 @pytest.fixture
-def settings(tmp_path: Path) -> tuple[TransportSettings, TransportSettings]:
+def settings(tmp_path: Path, engine: str) -> tuple[TransportSettings, TransportSettings]:
+    """Of the client and of the server, both with this engine."""
     files = certificates_in(tmp_path / "certificates")
-    return files.client_settings(), files.server_settings()
+    sections = {"mpquic": MpquicSettings.model_validate({"engine": engine})}
+    return replace(files.client_settings(), sections=sections), replace(files.server_settings(), sections=sections)
 
 
 async def listening(name: str, settings: TransportSettings) -> Server:
@@ -139,6 +152,7 @@ async def test_its_listener_takes_plain_quic_on_the_same_port(
     server.listener.close()
 
 
+@pytest.mark.parametrize("engine", ["aioquic"], indirect=True)
 async def test_another_aioquic_is_refused_with_its_name(
     settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +166,7 @@ async def test_another_aioquic_is_refused_with_its_name(
         await listening("mpquic", settings[1])
 
 
-async def test_a_session_runs_over_it(tmp_path: Path) -> None:
+async def test_a_session_runs_over_it(tmp_path: Path, engine: str) -> None:
     files = certificates_in(tmp_path / "certificates")
 
     async def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
@@ -164,6 +178,7 @@ async def test_a_session_runs_over_it(tmp_path: Path) -> None:
         {
             "listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mpquic", "quic"]},
             "ssl_config": {"cert": str(files.cert("server")), "key": str(files.key("server"))},
+            "mpquic_config": {"engine": engine},
         },
     )
     for name in ("mpquic", "quic", "tcp"):
@@ -172,6 +187,7 @@ async def test_a_session_runs_over_it(tmp_path: Path) -> None:
             "remote_host": "127.0.0.1",
             "remote_port": server.port,
             "ssl_config": {"ca": str(files.ca), "server_name": "localhost"},
+            "mpquic_config": {"engine": engine},
         }
         async with multi.connect(config) as session:
             session.writer.write(bytes(200_000))
@@ -197,3 +213,58 @@ def test_what_it_cannot_do_is_refused(key: str, value: object) -> None:
         multi.load_config(
             {"connection_priority": [["mpquic", "ipv4", "any"]], "remote_host": "h", "mpquic_config": {key: value}}
         )
+
+
+@pytest.mark.parametrize("client", ["aioquic", "noq"])
+async def test_both_ends_may_have_different_engines(tmp_path: Path, client: str) -> None:
+    engine_or_skip("noq")
+    files = certificates_in(tmp_path / "certificates")
+    ours = {"mpquic": MpquicSettings.model_validate({"engine": client})}
+    theirs = {"mpquic": MpquicSettings.model_validate({"engine": "noq" if client == "aioquic" else "aioquic"})}
+    server = await listening("mpquic", replace(files.server_settings(), sections=theirs))
+    channel, sink = await dialled(server, replace(files.client_settings(), sections=ours))
+    await until(lambda: channel.info.subflows == 3)
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE // 3)
+    await sink.until_received(SIZE // 3, 1)
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_the_engine_is_the_native_one_where_it_is_built(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multi.transports.mpquic.settings.find_spec", lambda name: object() if built else None)
+    assert MpquicSettings().chosen_engine == ("noq" if built else "aioquic")
+    assert MpquicSettings(engine="aioquic").chosen_engine == "aioquic"
+    assert MpquicSettings(ack_path="all").chosen_engine == "aioquic"
+    assert MpquicSettings(congestion="bbr").chosen_engine == "noq"
+    choice = transport("mpquic").choice(TransportSettings())
+    assert choice == ("engine noq" if built else "engine aioquic")
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"engine": "aioquic", "congestion": "bbr"}, "congestion"),
+        ({"engine": "noq", "ack_path": "all"}, "ack_path"),
+        ({"congestion": "bbr", "ack_path": "all"}, "ack_path"),
+        ({"engine": "qh3"}, "engine"),
+    ],
+)
+def test_what_no_engine_has_together_is_refused(given: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError, match=f"mpquic_config.{key}"):
+        multi.load_config(
+            {"connection_priority": [["mpquic", "ipv4", "any"]], "remote_host": "h", "mpquic_config": given}
+        )
+
+
+async def test_an_engine_that_is_not_built_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "multi_noq", None)
+    monkeypatch.delitem(sys.modules, "multi.transports.quic.noq_engine", raising=False)
+    files = certificates_in(tmp_path / "certificates")
+    native = {"mpquic": MpquicSettings.model_validate({"engine": "noq"})}
+    with pytest.raises(TransportError, match="make native"):
+        await listening("mpquic", replace(files.server_settings(), sections=native))

@@ -18,7 +18,6 @@ import pytest
 from multi.errors import TransportError
 from multi.transports import transport, transport_names
 from multi.transports.base import Channel, Listener, TransportSettings, transport_type
-from multi.transports.quic.settings import QuicSettings
 from multi.types import MESSAGES, Candidate, Family
 from tests.engines import engine_or_skip
 from tests.integration.certificates import certificates_in
@@ -27,7 +26,9 @@ T = TypeVar("T")
 TIMEOUT = 20.0  # seconds; far above what any of these needs
 LOOPBACK = {Family.IPV4: "127.0.0.1", Family.IPV6: "::1"}
 LOOPS = ["asyncio", "uvloop"]
-SECURE = ["mpquic", "quic", "quic+qh3", "quic+noq", "tcp+tls", "mptcp+tls"]
+ENGINES = ["quic+qh3", "quic+noq", "mpquic+aioquic", "mpquic+noq"]
+PLAIN = [name for name in transport_names() if name != "mpquic"]  # whose engine depends on the machine
+SECURE = ["quic", *ENGINES, "tcp+tls", "mptcp+tls"]
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
@@ -166,15 +167,15 @@ def settings_of(name: str, request: pytest.FixtureRequest) -> tuple[TransportSet
         return TransportSettings(), TransportSettings()
     files = certificates_in(request.getfixturevalue("tmp_path_factory").getbasetemp() / "certificates")
     client, server = files.client_settings(), files.server_settings()
-    if name.startswith("quic+"):
-        engine = name.removeprefix("quic+")
+    if name in ENGINES:
+        protocol, engine = name.split("+")
         engine_or_skip(engine)
-        sections = {"quic": QuicSettings.model_validate({"engine": engine})}
+        sections = {protocol: transport_type(protocol).settings.model_validate({"engine": engine})}
         return replace(client, sections=sections), replace(server, sections=sections)
     return client, server
 
 
-@pytest.fixture(params=[*transport_names(), "quic+qh3", "quic+noq", "tcp+tls", "mptcp+tls"])
+@pytest.fixture(params=[*PLAIN, *ENGINES, "tcp+tls", "mptcp+tls"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -9,14 +9,14 @@ from typing import Any
 import aioquic
 
 from multi.errors import TransportError
-from multi.multipath.facts import PathFacts, PathState
+from multi.multipath.facts import PathFacts
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.connection import MultipathConnection
 from multi.transports.mpquic.names import missing
 from multi.transports.mpquic.paths import MultipathConfiguration
 from multi.transports.quic.aioquic_engine import Engine as SinglePathEngine
-from multi.transports.quic.engine import PathEngine, RoundTrips, third_party
+from multi.transports.quic.engine import PathEngine, RoundTrips, answering, round_trips_of, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 
@@ -82,9 +82,8 @@ class Engine(SinglePathEngine, PathEngine):
             made = self._connection.packets_to_send(now)
         return [Burst(data, len(data), address, path) for data, address, path in made]
 
-    def _answering(self) -> list[PathFacts]:
-        known = self._connection.facts()
-        return [path for path in known if path.state is PathState.ACTIVE] or known
+    def _answering(self) -> Sequence[PathFacts]:
+        return answering(self._connection.facts())
 
     @property
     def congestion_window(self) -> int:
@@ -96,14 +95,4 @@ class Engine(SinglePathEngine, PathEngine):
 
     @property
     def round_trips(self) -> RoundTrips:
-        """Of the slowest path that carries something, for that is when the last of it arrives; else of the fastest."""
-        known = [path for path in self._answering() if path.rtt]
-        if not known:
-            return RoundTrips()
-        busy = [path for path in known if path.bytes_in_flight]
-        chosen = max(busy, key=_rtt) if busy else min(known, key=_rtt)
-        return RoundTrips(chosen.rtt, chosen.rtt_variation, min(path.min_rtt for path in known))
-
-
-def _rtt(path: PathFacts) -> float:
-    return path.rtt
+        return round_trips_of(self._answering())

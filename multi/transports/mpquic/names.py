@@ -55,6 +55,7 @@ USED = (
     "_payload_received",
     "_peer_token",
     "_remote_ack_delay_exponent",
+    "_local_active_connection_id_limit",
     "_local_max_data",
     "_local_ack_delay_exponent",
     "_replenish_connection_ids",

@@ -508,7 +508,13 @@ class ConnectionPaths(BoundedConnection):
             buf.pull_bytes(buf.pull_uint8() + TOKEN_LENGTH)
             return
         with self._on(path):
-            super()._handle_new_connection_id_frame(context, frame_type, buf)
+            # aioquic counts the id in use besides those that wait; a path that is not open has none in use.
+            spare = 0 if self._peer_cid.cid else 1
+            self._local_active_connection_id_limit += spare
+            try:
+                super()._handle_new_connection_id_frame(context, frame_type, buf)
+            finally:
+                self._local_active_connection_id_limit -= spare
             if path is not current:
                 self._note_validation(path, context.time)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Annotated, Literal
 
-from pydantic import field_validator
+from pydantic import ValidationInfo, field_validator
 
 from multi.multipath.policy import AckPath, PathPolicy, path_scheduler, path_schedulers
 from multi.transports.settings import DAY, Range, TransportSection
@@ -16,19 +17,23 @@ class MpquicSettings(TransportSection):
     idle_timeout: Annotated[float, Range(0.1, DAY)] = 60.0
     """Seconds without receiving anything on any path after which a connection is given up (RFC 9000 section 10.1; the
     smaller value of both ends counts). Default 60: as for QUIC."""
-    engine: Literal["aioquic"] = "aioquic"
-    """QUIC implementation. Default `aioquic`, 1.7: it is always there."""
+    engine: Literal["auto", "noq", "aioquic"] = "auto"
+    """QUIC implementation; both ends may use different ones. `noq` is the native engine, several times as fast, which
+    `make native` builds; `aioquic`, 1.7, is always there. Default `auto`: `noq` where it is built, else `aioquic`, but
+    the one that has them for `bbr` and for copies of acknowledgements; `multi check` says which."""
     paths: Annotated[int, Range(1, 8)] = 4
     """Paths at the same time; the smaller value of both ends counts. Default 4: more networks than a device has."""
     scheduler: str = "adaptive"
     """Which path gets the next bytes: the name of a scheduler of `multi_config.scheduler` but `redundant`, without
     parameters. Default `adaptive`: where they arrive first."""
-    congestion: Literal["cubic", "reno", "lia", "olia"] = "cubic"
+    congestion: Literal["cubic", "reno", "bbr", "lia", "olia"] = "cubic"
     """Congestion control of each path. `lia` and `olia` couple them: together they take no more of a shared bottleneck
-    than one connection. Default `cubic`: networks of a device rarely share one, and it fills each."""
+    than one connection; `bbr` (version 3) needs the engine `noq`. Default `cubic`: networks of a device rarely share
+    one, and it fills each."""
     ack_path: Literal["best", "same", "all"] = "best"
     """Where acknowledgements travel: on the path that delivers them first, on the path of what they acknowledge, or on
-    every path. Default `best`: the sender hears of everything as early as it can."""
+    every path (engine `aioquic`). With `noq`, `best` is as `same`: each path carries its own. Default `best`: the
+    sender hears of everything as early as it can."""
     queue_most_ms: Annotated[int, Range(0, 1000)] = 15
     """Milliseconds that may stand in the queue of a path; 0 = no bound but congestion control. Where more stands for a
     tenth of a second, no more is in flight than the path carries in its round trip and this. Default 15: what queues
@@ -43,6 +48,29 @@ class MpquicSettings(TransportSection):
         if name not in path_schedulers():
             raise ValueError(f"one of {', '.join(path_schedulers())}")
         return name
+
+    @field_validator("congestion")
+    @classmethod
+    def _engine_has_it(cls, congestion: str, info: ValidationInfo) -> str:
+        if congestion == "bbr" and info.data.get("engine") == "aioquic":
+            raise ValueError('"cubic", "reno", "lia" or "olia" with the engine "aioquic"; only "noq" has "bbr"')
+        return congestion
+
+    @field_validator("ack_path")
+    @classmethod
+    def _engine_sends_copies(cls, ack_path: str, info: ValidationInfo) -> str:
+        if ack_path == "all" and (info.data.get("engine") == "noq" or info.data.get("congestion") == "bbr"):
+            raise ValueError('"best" or "same" with the engine "noq", which sends no copies and alone has "bbr"')
+        return ack_path
+
+    @property
+    def chosen_engine(self) -> Literal["noq", "aioquic"]:
+        """`engine`, or what `auto` is on this machine."""
+        if self.engine != "auto":
+            return self.engine
+        if self.ack_path == "all":
+            return "aioquic"
+        return "noq" if self.congestion == "bbr" or find_spec("multi_noq") is not None else "aioquic"
 
     def policy(self) -> PathPolicy:
         """As engines take it."""

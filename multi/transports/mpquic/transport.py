@@ -16,14 +16,11 @@ from multi.transports.base import ChannelInfo, TlsSettings, TransportSettings
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.channel import Owner, QuicChannel
-from multi.transports.quic.engine import PathEngine, QuicEngine
+from multi.transports.quic.engine import PathEngine, QuicEngine, implementation
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, connected_socket
 from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.types import Candidate, Source
-
-ENGINES = {"aioquic": "multi.transports.mpquic.aioquic_engine"}
-"""Modules whose `Engine` is a `PathEngine`."""
 
 
 class Mpquic(Quic):
@@ -32,9 +29,11 @@ class Mpquic(Quic):
     name = "mpquic"
 
     def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
-        module = import_module(ENGINES[settings.section("mpquic", MpquicSettings).engine])
-        module.check()
-        return cast(type[PathEngine], module.Engine)
+        if settings.section("mpquic", MpquicSettings).chosen_engine == "noq":
+            return implementation("noq")
+        aioquic = import_module("multi.transports.mpquic.aioquic_engine")
+        aioquic.check()
+        return cast(type[PathEngine], aioquic.Engine)
 
     async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
         return await asyncio.to_thread(self._engine, settings)
@@ -60,6 +59,10 @@ class Mpquic(Quic):
         server: str = "",
     ) -> QuicChannel:
         return MpquicChannel(engine, port, owner, info, routes, handshake_timeout, server)
+
+    def choice(self, settings: TransportSettings) -> str:
+        mpquic = settings.section("mpquic", MpquicSettings)
+        return f"engine {mpquic.chosen_engine}" if mpquic.engine == "auto" else ""
 
     def _dialled(self, channel: QuicChannel, candidate: Candidate, settings: TransportSettings) -> None:
         assert isinstance(channel, MpquicChannel)

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 from aioquic.quic.events import ConnectionTerminated
 
 from multi.errors import DependencyError, TransportError
-from multi.multipath.facts import PathFacts
+from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import Buffer, TlsSettings
 from multi.transports.quic.settings import QuicSettings
@@ -60,6 +60,25 @@ class RoundTrips(NamedTuple):
     smoothed: float = 0.0
     variation: float = 0.0
     smallest: float = 0.0
+
+
+def answering(paths: Sequence[PathFacts]) -> Sequence[PathFacts]:
+    """Those whose sums and round trips stand for the connection: who answers, or all where nobody does."""
+    return [path for path in paths if path.state is PathState.ACTIVE] or paths
+
+
+def round_trips_of(paths: Sequence[PathFacts]) -> RoundTrips:
+    """Of the slowest path that carries something, for that is when the last of it arrives; else of the fastest."""
+    known = [path for path in paths if path.rtt]
+    if not known:
+        return RoundTrips()
+    busy = [path for path in known if path.bytes_in_flight]
+    chosen = max(busy, key=_rtt) if busy else min(known, key=_rtt)
+    return RoundTrips(chosen.rtt, chosen.rtt_variation, min(path.min_rtt for path in known))
+
+
+def _rtt(path: PathFacts) -> float:
+    return path.rtt
 
 
 class PathOpened(NamedTuple):
@@ -219,7 +238,7 @@ class QuicEngine(ABC):
     @property
     @abstractmethod
     def round_trips(self) -> RoundTrips:
-        """Of path 0, where there are several: see `PathEngine.paths`."""
+        """Where there are several paths, as `round_trips_of` has it."""
 
 
 class PathEngine(QuicEngine):

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Any, NamedTuple, cast
 
 import multi_noq
@@ -49,6 +50,8 @@ from multi.transports.quic.engine import (
     PathStatusChanged,
     RoundTrips,
     Secrets,
+    answering,
+    round_trips_of,
     third_party,
 )
 from multi.transports.quic.settings import QuicSettings
@@ -122,7 +125,9 @@ class Engine(PathEngine):
         issuers: bytes,
         server_name: str | None = None,
         policy: PathPolicy | None = None,
+        seed: int | None = None,
     ) -> Any:
+        """As the others; `seed` decides whatever is drawn at random and would make runs differ, connection ids too."""
         if policy is not None and policy.ack_path is AckPath.ALL:
             raise TransportError("the QUIC engine 'noq' sends no copies of acknowledgements (ack_path)")
         own: dict[str, Any] = {}
@@ -133,7 +138,7 @@ class Engine(PathEngine):
         try:
             native = multi_noq.Config(
                 alpn=ALPN.encode(),
-                new_id=new_connection_id,
+                new_id=new_connection_id if seed is None else partial(Random(seed).randbytes, len(new_connection_id())),
                 streams=0 if is_client else len(LANE_STREAMS),
                 first_window=FIRST_WINDOW,
                 window=RECEIVE_WINDOW,
@@ -143,6 +148,7 @@ class Engine(PathEngine):
                 paths=1 if policy is None else policy.paths,
                 ask=bool(issuers) and not is_client,
                 judge=partial(_judged, issuers, server_name) if issuers and is_client else None,
+                seed=seed.to_bytes(32, "big") if seed is not None else None,
                 **own,
             )
         except ValueError as error:
@@ -343,15 +349,10 @@ class Engine(PathEngine):
     def _now_known(self) -> _Known:
         if self._known is None:
             unacknowledged, unsent = self._connection.outstanding()
-            window = in_flight = 0
-            trips = RoundTrips()
-            for (number, _, suspect, _), times, (path_window, path_in_flight, *_), _ in self._connection.paths():
-                if not number or not trips.smoothed:
-                    trips = RoundTrips(*times)
-                if not suspect:
-                    window += path_window
-                    in_flight += path_in_flight
-            self._known = _Known(unacknowledged, unsent, window, in_flight, trips)
+            paths = answering(self.paths())
+            window = sum(path.congestion_window for path in paths)
+            in_flight = sum(path.bytes_in_flight for path in paths)
+            self._known = _Known(unacknowledged, unsent, window, in_flight, round_trips_of(paths))
         return self._known
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import heapq
 import itertools
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from multi.errors import TransportError
-from multi.lab.cert import write_development_certificates
 from multi.multipath.facts import PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.transports.base import TlsSettings
@@ -30,10 +35,16 @@ PIECE = 1 << 20
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with certificates."""
+    """A folder with a certificate, always the same: signatures of Ed25519 are, and have one length."""
     engine_or_skip("noq")
     directory = tmp_path_factory.mktemp("certificates")
-    write_development_certificates(directory, [])
+    key = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    begin, end = (datetime.datetime(year, 1, 1, tzinfo=datetime.UTC) for year in (2020, 2120))
+    unsigned = x509.CertificateBuilder(name, name, key.public_key(), 1, begin, end)
+    (directory / "server-cert.pem").write_bytes(unsigned.sign(key, None).public_bytes(Encoding.PEM))
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (directory / "server-key.pem").write_bytes(content)
     return directory
 
 
@@ -63,23 +74,25 @@ class Link:
 class World:
     """A client with a network for each link, a server, and the time."""
 
-    def __init__(self, directory: Path, *links: Link, policy: PathPolicy | None = None) -> None:
-        kind = engine_or_skip("noq")
+    def __init__(self, directory: Path, *links: Link, policy: PathPolicy | None = None, seed: int = 1) -> None:
+        """Runs with the same `seed` are the same, on every machine."""
+        kind: Any = engine_or_skip("noq")
         assert issubclass(kind, PathEngine)
         tls = TlsSettings(cert=directory / "server-cert.pem", key=directory / "server-key.pem")
-        issuers = (directory / "ca.pem").read_bytes()
         policy = policy or PathPolicy()
         self.links = links
         self.now = 100.0
         self.client: PathEngine = kind(
-            kind.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy), 1350
+            kind.configure(QuicSettings(), TlsSettings(), b"", "localhost", policy, 1000 * seed + 1), 1350
         )
         self._accepting: Callable[[bytes], PathEngine] = lambda original: kind(
-            kind.configure(QuicSettings(), tls, b"", None, policy), 1350, original
+            kind.configure(QuicSettings(), tls, b"", None, policy, 1000 * seed + 2), 1350, original
         )
         self.server: PathEngine | None = None
         self.events: dict[bool, list[Any]] = {True: [], False: []}
         """Of the client, of the server."""
+        self.sent: list[tuple[float, bool, int, int]] = []
+        """Datagrams: when, whether to the server, over which link, how many bytes."""
         self.received: list[tuple[float, int]] = []
         """When how many bytes came to the client."""
         self._flying: list[tuple[float, int, bool, int, bytes]] = []
@@ -142,6 +155,7 @@ class World:
         link = (self._ours if to_server else self._theirs).index(burst.address)
         for start in range(0, len(burst.data), burst.segment):
             data = bytes(burst.data[start : start + burst.segment])
+            self.sent.append((self.now, to_server, link, len(data)))
             at = self.links[link].arrives_at(len(data), self.now, to_server)
             if at is not None:
                 heapq.heappush(self._flying, (at, next(self._number), to_server, link, data))
@@ -160,9 +174,9 @@ class World:
         return sum(size for _, size in self.received)
 
 
-def joined(directory: Path, *links: Link, policy: PathPolicy | None = None) -> World:
+def joined(directory: Path, *links: Link, policy: PathPolicy | None = None, seed: int = 1) -> World:
     """With a path over each link that the peer has answered on."""
-    world = World(directory, *links, policy=policy)
+    world = World(directory, *links, policy=policy, seed=seed)
     world.run(lambda: world.has(True, "HandshakeCompleted"))
     world.client.write(STREAM, b"x")  # opens it for the server
     for number in range(1, len(links)):
@@ -220,6 +234,39 @@ def test_unequal_paths_that_leave_many_gaps_end_no_connection(files: Path) -> No
     download(world, size)
     world.run(lambda: world.total() >= size)
     assert world.client.closing is None
+
+
+def test_runs_with_the_same_seed_are_the_same(files: Path) -> None:
+    def run(seed: int) -> World:
+        world = joined(files, Link(rate=20 * MBIT), Link(), policy=PathPolicy(congestion="cubic"), seed=seed)
+        download(world, PIECE)
+        world.run(lambda: world.total() >= PIECE)
+        return world
+
+    first, second, other = run(1), run(1), run(2)
+    assert (first.sent, first.received) == (second.sent, second.received)
+    assert first.sent != other.sent
+
+
+# 204 stood still: both ends took both paths for silent, and each gave its acknowledgements to the one that was dead.
+@pytest.mark.parametrize("seed", [*range(12), 204])
+def test_a_death_at_any_moment_stops_no_download(files: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    links = [
+        Link(
+            rate=chance.choice([5, 20, 50]) * MBIT,
+            delay=chance.choice([0.002, 0.010, 0.030]),
+            queue=chance.choice([0.020, 0.050, 0.100]),
+        )
+        for _ in range(2)
+    ]
+    size = (1 + seed % 2) * PIECE
+    world = joined(files, *links, seed=seed)
+    download(world, size)
+    moment = chance.random() * size
+    world.run(lambda: world.total() >= moment)
+    links[chance.randrange(2)].up = False
+    assert world.run(lambda: world.total() >= size) < 10
 
 
 @pytest.mark.parametrize("dies", [0, 1])
