@@ -460,6 +460,7 @@ class SessionDriver:
             link.channel.abort()
         self.links.clear()
         self._left.set()
+        self._let_go()
 
     async def _cut(self) -> None:
         """The event loop shuts down: what was closed may end in order; else the peer is told if a socket takes it."""

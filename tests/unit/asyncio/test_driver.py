@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Awaitable
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -128,3 +129,16 @@ async def test_bytes_that_wait_for_their_rate_are_sent_when_it_allows_them(monke
     monkeypatch.undo()
     driver.core.abort(now=driver.now())
     driver.pump()
+
+
+async def test_a_session_that_has_ended_is_let_go_when_its_last_goodbyes_are_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, released = new_driver(), list[bool]()
+    monkeypatch.setattr(driver._lifeline, "release", lambda: released.append(True))
+    driver._leaving.add(Mock())
+    driver.core.abort(now=driver.now())
+    driver.pump()
+    assert released == []
+    driver.abort_channels()
+    assert released == [True]
