@@ -14,7 +14,7 @@ EXTRAS := dev,docs,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native test test-fast coverage lint format docs demo bench bench-roaming bench-paper bench-grid fuzz lock clean
+.PHONY: help setup native test test-fast coverage lint format docs demo bench bench-roaming bench-paper bench-grid interop fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -76,6 +76,10 @@ fuzz: $(STAMP)  ## try to break what reads foreign bytes: ARGS="--seconds 10 --t
 		$(BIN)/python -m pip install -q --only-binary atheris -c constraints.txt --no-build-isolation -e '.[fuzz]' || \
 		echo "fuzz: atheris cannot be installed here" >&2
 	nice -n 19 $(BIN)/python -m tests.fuzz.run $(ARGS)
+
+# Not part of the tests: picoquic comes with a wheel for Python 3.12 and newer, noq is built with cargo 1.88 or newer.
+interop: $(STAMP)  ## multipath QUIC with picoquic and noq, both roles; what cannot be had is skipped and said
+	$(BIN)/python -m tests.interop
 
 clean:  ## remove what runs have left behind; .venv stays
 	rm -rf build dist demo-out .coverage *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
