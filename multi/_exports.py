@@ -35,6 +35,7 @@ from multi.errors import StreamReset as StreamReset
 from multi.errors import TransportError as TransportError
 from multi.events import AddressesAnnounced as AddressesAnnounced
 from multi.events import AttemptFailed as AttemptFailed
+from multi.events import BudgetChanged as BudgetChanged
 from multi.events import ConnectionChanged as ConnectionChanged
 from multi.events import DatagramDropped as DatagramDropped
 from multi.events import Event as Event

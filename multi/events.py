@@ -44,7 +44,7 @@ class RoleChanged:
     reason: str = ""
 
     def __str__(self) -> str:
-        return f"connection {self.connection} is {'a backup' if self.role is Role.BACKUP else 'active'} now"
+        return f"connection {self.connection} is {_ROLES[self.role]} now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,28 @@ class Warned:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetChanged:
+    """`level` percent (75, 90, 100) of the data budget `name` are used, `used` of `limit` bytes.
+
+    `until` (ISO 8601) is the day on which a new period begins. `level` 0, or one below 100 after that: it has begun.
+    """
+
+    name: str
+    used: int
+    limit: int
+    level: int
+    until: str
+
+    def __str__(self) -> str:
+        figures = f"{self.used / 1e6:.1f} of {self.limit / 1e6:g} MB until {self.until}"
+        if self.level >= 100:
+            return f"the data budget of {self.name} is used up: {figures}"
+        if self.level:
+            return f"{self.level} % of the data budget of {self.name} are used: {figures}"
+        return f"the data budget of {self.name} begins anew: {figures}"
+
+
+@dataclass(frozen=True, slots=True)
 class DatagramDropped:
     """A datagram of `size` bytes fitted no connection when its turn came; one of `max_size` bytes would have."""
 
@@ -198,6 +220,7 @@ Event = (
     | SessionResumed
     | SessionEnded
     | DatagramDropped
+    | BudgetChanged
     | Warned
 )
 
@@ -216,6 +239,12 @@ _STATES = {
     ConnectionState.SUSPECT: "is suspect",
     ConnectionState.DRAINING: "is handed over",
     ConnectionState.LOST: "was lost",
+}
+_ROLES = {
+    Role.ACTIVE: "active",
+    Role.BACKUP: "a backup",
+    Role.SECONDARY: "secondary",
+    Role.NEVER: "unwanted",
 }
 _HANDOVERS = {HandoverState.STARTED: "begins", HandoverState.DONE: "is done", HandoverState.FAILED: "failed"}
 

@@ -25,10 +25,20 @@ class Side(Enum):
 
 
 class Role(IntEnum):
-    """What a connection is for: `active` carries data, `backup` only when no active one is usable."""
+    """What a connection is for.
+
+    `active` carries data, `secondary` what the active ones cannot cope with, `backup` only when none of these is
+    usable. `never` is the role of what is not to be opened: no connection has it.
+    """
 
     ACTIVE = 0
     BACKUP = 1
+    SECONDARY = 2
+    NEVER = 255
+
+
+PRECEDENCE = (Role.ACTIVE, Role.SECONDARY, Role.BACKUP, Role.NEVER)
+"""Who carries data before whom."""
 
 
 class ConnectionState(Enum):

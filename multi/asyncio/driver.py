@@ -28,6 +28,7 @@ from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.events import (
     AddressesAnnounced,
     AllAttempted,
+    BudgetChanged,
     CancelDial,
     CloseConnection,
     ConnectionChanged,
@@ -214,7 +215,7 @@ class SessionDriver:
         """The session has ended; `closed` is done."""
         self.share = send_buffer
         """Of `limits.max_send_buffer`, for each stream as of the last pump."""
-        self._warnings: deque[Warned] = deque(maxlen=ENDED_KEPT)
+        self._warnings: deque[Warned | BudgetChanged] = deque(maxlen=ENDED_KEPT)
         self._announced: AddressesAnnounced | None = None
         self._broken = False
         self._progress = (0, 0)
@@ -721,8 +722,8 @@ class SessionDriver:
             )
             if state in (ConnectionState.LOST, ConnectionState.CLOSED):
                 self._remember(event.connection)
-        elif isinstance(event, Warned):
-            logger.warning("%s", event.message)
+        elif isinstance(event, Warned | BudgetChanged):
+            logger.warning("%s", event.message if isinstance(event, Warned) else event)
             self._warnings.append(event)
         else:
             logger.debug("session %s %s", session_id, event)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
+from multi.config.model import BYTES_PER_MEGABIT, Budget, Throttle
 from multi.discovery import interfaces_async, interfaces_known, routed
 from multi.discovery.networks import network_id
 from multi.discovery.resources import in_thread
@@ -23,7 +24,7 @@ from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
 from multi.transports.base import transport_type
-from multi.types import Candidate, Interface, Kind, preferences_of
+from multi.types import PRECEDENCE, Candidate, Interface, Kind, Role, preferences_of
 
 THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MAX_REASONS = 3  # why an entry has no candidate, in one line
@@ -70,7 +71,9 @@ class Resolver:
         self._on_warning = on_warning
         self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
         self._names = Names(on_more)
-        self._specs = {index: self._spec(entry) for index, entry in enumerate(config.connection_priority)}
+        self.entries = dict(enumerate(config.connection_priority))
+        """What is configured, and was added, by index."""
+        self._specs = {index: self._spec(entry) for index, entry in self.entries.items()}
         self._next_entry = self._configured = len(self._specs)
         self._fallen_back: set[int] = set()
         self._announced: tuple[tuple[str, int], ...] = ()
@@ -84,12 +87,31 @@ class Resolver:
         """Want one more entry; return its index. Raises ConfigError for one that can never work."""
         self._config.check_entry(entry)
         index, self._next_entry = self._next_entry, self._next_entry + 1
+        self.entries[index] = entry
         self._specs[index] = self._spec(entry)
         return index
 
     def withdraw(self, entry: int) -> None:
         """Want an entry that was added no more."""
-        del self._specs[entry]
+        del self._specs[entry], self.entries[entry]
+
+    def restrict(self, entry: int, used_up: Budget | None, until: str = "") -> None:
+        """The data budget of this entry is used up `until` a day, or is not (None)."""
+        spec = self._spec(self.entries[entry])
+        if used_up is not None and isinstance(used_up.then, Throttle):
+            left = used_up.then.max_rate_mbps * BYTES_PER_MEGABIT
+            spec = replace(spec, max_rate=min(spec.max_rate or left, left))
+        elif used_up is not None and used_up.then == "backup":
+            spec = replace(spec, role=max(spec.role, Role.BACKUP, key=PRECEDENCE.index))
+        elif used_up is not None and not spec.closed:
+            text = f"its data budget of {used_up.mb:g} MB per {used_up.per} is used up until {until}"
+            spec = replace(spec, closed=text)
+        self._specs[entry] = spec
+
+    @property
+    def closed(self) -> frozenset[int]:
+        """Entries that shall have no connection now."""
+        return frozenset(index for index, spec in self._specs.items() if spec.closed)
 
     def fell_back(self, entry: int) -> None:
         """A connection of this entry uses one interface only: the further ones need connections of their own."""
@@ -229,6 +251,7 @@ class Resolver:
             interfaces=entry.interface,
             spans_interfaces=transport_type(entry.transport).spans_interfaces,
             group=entry.group,
+            closed="its role is never" if entry.role is Role.NEVER else "",
             remote_host=host,
             remote_port=port,
             **preferences_of(entry),

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+from multi.asyncio.budgets import Budgets
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Found, Resolver
 from multi.asyncio.suspend import SleepWatch
@@ -42,6 +43,7 @@ class Networks:
         self._start = start
         self._started: asyncio.Future[None] = driver.loop.create_future()
         self.resolver = Resolver(config, self.look, lambda text: driver.core.notify(Warned(text)))
+        self._budgets = Budgets(driver, self.resolver, self.look)
         self._power_savings = config.wifi_config.power_savings
         self._power = PowerSaving() if self._power_savings is not None else None
         self._signals = SignalWatch(self._signal)
@@ -60,6 +62,7 @@ class Networks:
 
     async def started(self) -> None:
         """Look, until there is something to open the session with. Raises NoUsableConnection when there is nothing."""
+        await self._budgets.start()
         self.look()
         await self._started
 
@@ -81,6 +84,7 @@ class Networks:
         if not self._started.done():
             self._started.set_result(None)
         self._leave()
+        self._budgets.close()
         self._sleep.close()
         self._signals.close()
         self._look_after(None)
@@ -132,6 +136,7 @@ class Networks:
             self.look()
 
     def _dialled(self, candidate: Candidate, info: ChannelInfo) -> None:
+        self._budgets.look()
         if info.fell_back and candidate.more_interfaces:
             self.resolver.fell_back(candidate.entry)
             self.look()
@@ -189,7 +194,7 @@ class Networks:
             channel.use(_sources_like(candidate, found.candidates))
         core, now = driver.core, driver.now()
         paths = core.path_manager(now=now)
-        paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting)
+        paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting, closed=self.resolver.closed)
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()

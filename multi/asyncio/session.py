@@ -16,6 +16,7 @@ from multi.asyncio.stats import SessionStats, Tallies, Tally
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry, load_steering
+from multi.config.model import ROLES
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
 from multi.paths.manager import SESSION_ENDED
@@ -301,10 +302,10 @@ class Session:
             pass
 
     def set_role(self, connection: int, role: Role | str) -> None:
-        """Make a connection `active` or `backup`, on both sides."""
-        wanted = role if isinstance(role, Role) else Role.__members__.get(str(role).upper())
-        if wanted is None:
-            raise LocalProtocolError(f"role {role!r} is neither 'active' nor 'backup'")
+        """Make a connection `active` (or `primary`), `secondary` or `backup`, on both sides."""
+        wanted = role if isinstance(role, Role) else ROLES.get(str(role).lower())
+        if wanted is None or wanted is Role.NEVER:
+            raise LocalProtocolError(f"role {role!r} is none of 'active', 'primary', 'secondary' and 'backup'")
         self._core.set_role(ConnectionId(connection), wanted, now=self._driver.now())
         self._driver.pump()
 

@@ -10,12 +10,15 @@ import json
 import logging
 import socket
 from collections.abc import Iterable
+from datetime import date
 from pathlib import Path
 
+from multi.asyncio.budgets import LEVELS, Account, accounts_of
 from multi.asyncio.resolution import Resolver
+from multi.budgets.ledger import Ledger, shared_ledger
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
-from multi.config.model import Listen
+from multi.config.model import Listen, Throttle
 from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.transports import transport, transport_names
@@ -58,6 +61,13 @@ async def _client(config: Config) -> bool:
     warnings: list[str] = []
     only_looks = config.model_copy(update={"manage_routes": False})
     resolver = Resolver(only_looks, lambda: None, warnings.append)
+    ledger, day = shared_ledger(), date.today()
+    accounts = accounts_of(resolver.entries)
+    if accounts:
+        ledger.sync()  # nothing was counted here: it only reads
+    for index, account in accounts.items():
+        if account.level_now(ledger, day) == LEVELS[0]:
+            resolver.restrict(index, account.budget, account.period.end(day).isoformat())
     found = await resolver.find()
     resolver.close()
     candidates, rejected = found.candidates, found.rejected
@@ -71,6 +81,10 @@ async def _client(config: Config) -> bool:
         obstacle = missing or blocked[entry.transport]
         usable = usable or bool(mine and not obstacle)
         _show_entry(config, index, entry, mine, rejected, obstacle)
+        if index in accounts:
+            _show_budget(accounts[index], ledger, day)
+    if accounts and ledger.problem:
+        print(f"warning: data budgets would be counted in memory only: {printable(ledger.problem)}")
     for host, reason in rejected:
         if not host.startswith("entry "):
             print(f"{printable(host)}: {printable(reason)}")
@@ -133,6 +147,17 @@ def _show_entry(
             print(f"  no:  {printable(reason if part in reason else f'{part}: {reason}')}")
     if not found:
         print("  no:  leads to no candidate (another entry already asks for the same connection)")
+
+
+def _show_budget(account: Account, ledger: Ledger, day: date) -> None:
+    budget, used = account.budget, account.used(ledger, day)
+    left = max(0, budget.bytes - used) / 1e6
+    then = f"{budget.then.max_rate_mbps:g} Mbit/s" if isinstance(budget.then, Throttle) else budget.then
+    state = "then" if left else "now"
+    print(
+        f"  data budget {printable(account.name)!r}: {left:.1f} of {budget.mb:g} MB left until "
+        f"{account.period.end(day).isoformat()}, {state} {then}"
+    )
 
 
 def _protection(config: Config, name: str) -> str:

@@ -132,11 +132,11 @@ def _scheduler(value: str) -> str:
 
 
 def _role(value: object) -> Role:
-    if isinstance(value, str) and value in _ROLES:
-        return _ROLES[value]
+    if isinstance(value, str) and value in ROLES:
+        return ROLES[value]
     if isinstance(value, Role):
         return value
-    raise not_one_of(_ROLES)
+    raise not_one_of(ROLES)
 
 
 def _pin(value: str) -> str:
@@ -163,7 +163,13 @@ def _as_tuple(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-_ROLES = {role.name.lower(): role for role in Role}
+ROLES = {
+    "active": Role.ACTIVE,
+    "primary": Role.ACTIVE,
+    "secondary": Role.SECONDARY,
+    "backup": Role.BACKUP,
+    "never": Role.NEVER,
+}
 
 Port = Annotated[int, Range(1, 65_535)]
 Seconds = Annotated[float, Range(0.1, DAY)]
@@ -187,12 +193,42 @@ RoleName = Annotated[
     Role,
     BeforeValidator(_role),
     PlainSerializer(lambda role: role.name.lower(), return_type=str),
-    WithJsonSchema({"type": "string", "enum": list(_ROLES)}),
+    WithJsonSchema({"type": "string", "enum": list(ROLES)}),
 ]
 
 # --- sections ---
 # Defaults are constructed, not validated: importing this would take a tenth longer with a validator for each section.
 # `Side.CLIENT` and `Side.SERVER` beside a type: the key means nothing on the other side, which is warned of it.
+
+
+class Throttle(Section):
+    """A rate that is left when a data budget is used up."""
+
+    max_rate_mbps: Annotated[float, Range(MIN_RATE, 1_000_000.0)]
+    """Highest sending rate in each direction, in Mbit/s. Required: it is what is left."""
+
+
+class Budget(Section):
+    """How much data a network may carry in a while, kept on disk for all programs of this user."""
+
+    mb: Annotated[float, Range(0.001, 1_000_000_000.0)]
+    """Megabytes (10^6 bytes) in both directions together, repeats and headers of segments included, those of IP and
+    transport not always. Required: it is what a budget is."""
+    per: Literal["day", "week", "month"] = "month"
+    """Calendar period, in local time, after which counting begins anew. Default `month`: as most contracts."""
+    reset_day: Annotated[int, Range(1, 31)] = 1
+    """First day of a period: of the month, its last day where it has fewer, or of the week, Monday = 1. Default 1."""
+    then: Literal["backup", "never"] | Throttle = "backup"
+    """What becomes of it when all is used up, until the next period: it is a `backup`, `never` used, or slowed down to
+    `{"max_rate_mbps": 1}`. Default `backup`: better than no network."""
+    name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = ""
+    """What it is counted under; budgets of one name share what they have used. Default empty: the entry's `group`, or
+    its interfaces as they are written."""
+
+    @property
+    def bytes(self) -> int:
+        """The same in bytes."""
+        return round(self.mb * 1e6)
 
 
 class Entry(Section):
@@ -213,8 +249,9 @@ class Entry(Section):
     one connection per interface, mptcp and mpquic one over all of them. Required: choosing networks is the
     point."""
     role: RoleName = Role.ACTIVE
-    """`active` carries data, `backup` is open and idle until no active connection is usable. Default
-    `active`: all networks are used."""
+    """`active` or `primary` carries data, `secondary` what the active connections have not coped with for a second,
+    `backup` is open and idle until none of these is usable, `never` is not opened. Default `active`: all networks are
+    used."""
     weight: Annotated[float, Range(0.001, 1000.0)] = 1.0
     """Share of this connection relative to the others, for schedulers that use weights (WRR). No unit.
     Default 1: equal shares."""
@@ -227,6 +264,8 @@ class Entry(Section):
     group: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = ""
     """Entries with the same group are alternatives: the first that works is kept. Default empty: the entry
     stands alone and is always opened."""
+    budget: Budget | None = None
+    """How much data it may carry; entries of its `group` without a budget share it. Default null: any amount."""
     remote_host: Host | None = None
     """Host name or IP address for this entry only. Default null: the top-level `remote_host`."""
     remote_port: Port | None = None

@@ -43,6 +43,8 @@ class EntrySpec(Preferences):
     group: str = ""
     remote_host: str = ""
     remote_port: int = 0
+    closed: str = ""
+    """Why no connection of it is wanted now; empty = they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,9 @@ def candidates(
     found: dict[tuple[str | int, ...], Candidate] = {}
     rejected: list[Rejection] = []
     for index, entry in enumerate(entries, first_entry):
+        if entry.closed:
+            rejected.append(Rejection(index, ", ".join(entry.interfaces), entry.closed))
+            continue
         try:
             remotes = _remotes(entry, addresses)
         except _Unusable as reason:

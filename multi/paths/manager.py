@@ -7,7 +7,7 @@ make-before-break. How a connection is opened and whether it lives is decided el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
@@ -28,7 +28,7 @@ from multi.paths.history import ConnectionHistory
 from multi.paths.racing import Connect, Race
 from multi.paths.slots import DIAL_APART, Attempt, Slot, slot_key, slots_of
 from multi.reasons import Cause, Reason
-from multi.types import Candidate, ConnectionId, ConnectionState, Role
+from multi.types import PRECEDENCE, Candidate, ConnectionId, ConnectionState, Role, preferences_of
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 MAX_PENDING = 4  # attempts a slot may have under way; the oldest gives way
@@ -60,6 +60,9 @@ class Session(Protocol):
         """It is over at once; what it carried is rescued."""
 
     def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None: ...
+    def cap(self, connection: ConnectionId, max_rate: float) -> None:
+        """Bytes per second in each direction, 0 = no cap."""
+
     def ping(self, connection: ConnectionId) -> None:
         """Ask for a sign of life."""
 
@@ -229,11 +232,13 @@ class PathManager:
         *,
         reason: Callable[[int], str] = lambda entry: "its network is not there",
         expecting: bool = False,
+        closed: Collection[int] = (),
     ) -> None:
         """What can be dialled has changed: these are all candidates there are now, in order of preference.
 
         `reason(entry)` says why an entry has none. New slots are dialled, those without a candidate wait until they
-        have one again. What is up stays up.
+        have one again. What is up stays up, with the preferences that its candidate has now, unless its entry is one of
+        `closed`.
         """
         if self._stopped:
             return
@@ -245,6 +250,8 @@ class PathManager:
                 self._absent(slot, reason(slot.entry), now)
             else:
                 self._present(slot, found.candidates, now)
+            if slot.source is not None and slot.source.entry in closed:
+                self._leave(slot, reason(slot.source.entry))
         for slot in fresh.values():
             if slot.key not in self._unwanted:
                 self._enter(slot, now)
@@ -265,7 +272,17 @@ class PathManager:
         if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
             self._fail_handover(gone)
 
+    def _leave(self, slot: Slot, reason: str) -> None:
+        """Carry no more over it. Draining would go on for as long as there is something to send and nothing else."""
+        if slot.connection is None:
+            return
+        if any(s is not slot and s.healthy for s in self.slots):
+            self._session.drain(slot.connection)
+        else:
+            self._session.give_up(slot.connection, Reason(Cause.REMOVED, reason))
+
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
+        self._prefer(slot, candidates)
         appeared, changed = bool(slot.absent), candidates != slot.candidates
         known, slot.candidates, slot.absent = slot.candidates, candidates, ""
         if not appeared and not changed:
@@ -280,6 +297,15 @@ class PathManager:
         if appeared or not slot.attempts:
             slot.next_candidate = 0
             slot.dial_soon(now)
+
+    def _prefer(self, slot: Slot, candidates: Iterable[Candidate]) -> None:
+        """Its connection has the preferences that the candidate it came of has now; roles follow."""
+        source = slot.source
+        if source is None or slot.connection is None:
+            return
+        slot.source = next((c for c in candidates if replace(c, **preferences_of(source)) == source), source)
+        if slot.source.max_rate != source.max_rate:
+            self._session.cap(slot.connection, slot.source.max_rate)
 
     def _enter(self, slot: Slot, now: float) -> None:
         # After a handover new networks are as little wanted as those that were left.
@@ -465,13 +491,13 @@ class PathManager:
         if slot.unanswered_since is None:
             slot.unanswered_since = now
         role = slot.role or candidate.role
-        if role is Role.ACTIVE and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
+        if role is not Role.BACKUP and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
         slot.attempts[connection] = Attempt(candidate, now, role, raced)
         self.pending.append(Dial(connection, replace(candidate, role=role)))
 
     def _others_carry(self, slot: Slot) -> bool:
-        return any(s is not slot and s.healthy and s.wanted_role is Role.ACTIVE for s in self.slots)
+        return any(s is not slot and s.healthy and s.wanted_role is not Role.BACKUP for s in self.slots)
 
     def _ended(self, slot: Slot, connection: ConnectionId, now: float, *, won: bool = False) -> Attempt:
         attempt = slot.attempts.pop(connection)
@@ -587,7 +613,7 @@ class PathManager:
                 role, reason = Role.ACTIVE, "it carries the session"
             elif self._mode is Mode.SWITCH and slot.role is None:
                 role, reason = Role.BACKUP, "another carries the session"
-            elif slot.wanted_role is Role.ACTIVE and slot.on_trial(now) and self._others_carry(slot):
+            elif slot.wanted_role is not Role.BACKUP and slot.on_trial(now) and self._others_carry(slot):
                 role, reason = Role.BACKUP, "it must prove itself first"
             else:
                 role, reason = slot.wanted_role, "as configured" if slot.role is None else "as the application wants"
@@ -599,8 +625,8 @@ class PathManager:
             self._session.give_role(slot.connection, role, reason)
 
     def _best(self, up: Sequence[Slot], now: float) -> Slot | None:
-        """The slot to carry a `switch` session: the first in order that can be relied on."""
-        sound = [slot for slot in up if slot.healthy]
+        """The slot to carry a `switch` session: by role, and then the first in order that can be relied on."""
+        sound = sorted((s for s in up if s.healthy), key=lambda slot: PRECEDENCE.index(slot.wanted_role))
         proven = [slot for slot in sound if not slot.on_trial(now)]
         lasting = [slot for slot in proven if not self._fades(slot)]
         return next(iter(lasting or proven or sound or up), None)

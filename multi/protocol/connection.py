@@ -89,6 +89,8 @@ class Connection:
     """How far the peer has drained it, said before it had proved itself here."""
     role_sequence: int = -1
     """Number of the newest ROLE taken."""
+    rate_sequence: int = -1
+    """Number of the newest RATE taken."""
     role_pending: bool = False
     """This side has set the role before the peer had proved itself here."""
 
@@ -101,6 +103,10 @@ class Connection:
     """One per lane; None = what comes is not sealed."""
     output: list[list[Buffer]] = field(init=False)
     """What is to be written, per lane."""
+    bytes_written: int = 0
+    """Given to the transport, headers included."""
+    _transport_sent: int = 0
+    _transport_lost: int = 0
     messages: list[Buffer] = field(default_factory=list)
     """Whole segments that are to be sent as messages of their own."""
     asked_at: float = -inf
@@ -243,6 +249,7 @@ class Connection:
         self._spend(len(data), now)
         self._carried_datagrams = True
         if self.carries_datagrams:
+            self.bytes_written += HEADER_LENGTH + len(data)
             self.messages.append(encode_header(DATAGRAM, self.session_id, number, STREAM_ZERO, len(data)) + data)
         else:
             self._write(self.lanes - 1, DATAGRAM, [data], len(data), number, STREAM_ZERO)
@@ -251,6 +258,7 @@ class Connection:
         self, lane: int, type_: int, buffers: Sequence[Buffer], size: int, sequence: int, stream: StreamId
     ) -> None:
         output = self.output[lane]
+        self.bytes_written += HEADER_LENGTH + size
         if self.sealers is None:
             header = encode_header(type_, self.session_id, sequence, stream, size)
             if size <= JOINED:
@@ -266,6 +274,11 @@ class Connection:
             else:
                 output.append(header)
                 output.append(sealed)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that have crossed the network in both directions, as far as this side knows. It only grows."""
+        return self.bytes_received + max(self.bytes_written + self._transport_lost, self._transport_sent)
 
     # --- state  ---
 
@@ -389,6 +402,7 @@ class Connection:
 
     def _take_loss(self, sample: TransportSample) -> None:
         """Losses are rare and come together: they are counted over LOSS_WINDOW bytes, and smoothed as round trips."""
+        self._transport_sent, self._transport_lost = sample.bytes_sent, sample.bytes_lost
         sent = sample.bytes_sent - self._loss_mark[0]
         if sent >= LOSS_WINDOW:
             self.loss += LOSS_WEIGHT * (min(1.0, (sample.bytes_lost - self._loss_mark[1]) / sent) - self.loss)
@@ -512,7 +526,7 @@ class Connections(dict[ConnectionId, Connection]):
         return [c for c in self.values() if c.state is ConnectionState.ACTIVE]
 
     def for_data(self) -> list[Connection]:
-        """Those that may carry data now: active roles first, backups when there are none.
+        """Those that may carry data now: active roles first, then secondary ones, backups when there are none.
 
         When neither is there, a connection that drains is still better than none, and a suspect one better than that.
         """
@@ -523,13 +537,19 @@ class Connections(dict[ConnectionId, Connection]):
                 ready.append(connection)
                 if connection.role is Role.ACTIVE:
                     active.append(connection)
-        if active or ready:
-            return active or ready
+        if active:
+            return active
+        if ready:
+            return [c for c in ready if c.role is Role.SECONDARY] or ready
         left = [c for c in self.values() if c.sends]
         early = [c for c in left if not c.authenticated]
         if early:
             return [c for c in early if c.role is Role.ACTIVE] or early
         return [c for c in left if c.state is ConnectionState.DRAINING] or left
+
+    def with_secondary(self, usable: list[Connection]) -> list[Connection]:
+        """`usable` and those that help where it does not cope, in order of id."""
+        return [c for c in self.active() if c in usable or c.role is Role.SECONDARY]
 
     def for_control(self) -> list[Connection]:
         """Those that may carry acknowledgements and control now, whatever their role: the best there are."""

@@ -15,7 +15,9 @@ from multi.protocol.payloads import MAX_RANGES, Range
 from multi.protocol.segment import SegmentType
 from multi.types import ConnectionId, StreamId
 
-EPHEMERAL = frozenset({SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS})  # of no use once the session ends
+EPHEMERAL = frozenset(
+    {SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS, SegmentType.RATE}
+)  # of no use once the session ends
 MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
 
 

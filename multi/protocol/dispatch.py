@@ -28,6 +28,7 @@ from multi.protocol.payloads import (
     decode_drain,
     decode_keepalive,
     decode_policy,
+    decode_rate,
     decode_role,
     encode_keepalive,
 )
@@ -268,6 +269,13 @@ class Incoming:
                     connection.role_sequence = segment.sequence
                     connection.role = role
                     self._session.notify(RoleChanged(connection.id, role, by_peer=True))
+            case SegmentType.RATE:
+                number, max_rate = decode_rate(payload)
+                connection = self._numbered(number)
+                if connection is not None and segment.sequence > connection.rate_sequence:
+                    connection.rate_sequence = segment.sequence
+                    connection.set_max_rate(max_rate)
+                    self._session.needs_flush = True
             case SegmentType.POLICY:
                 policy = decode_policy(Fields(payload))
                 if segment.sequence > self._policy_number:

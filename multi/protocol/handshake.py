@@ -35,7 +35,7 @@ from enum import IntEnum
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.payloads import Fields, Policy, decode_policy, decode_role_value, encode_policy
+from multi.protocol.payloads import Fields, Policy, check_rate, decode_policy, decode_role_value, encode_policy
 from multi.protocol.sealing import Cipher, expand
 from multi.protocol.segment import SUPPORTED_VERSIONS
 from multi.reasons import Cause, Reason
@@ -101,8 +101,9 @@ class ConnectionTerms:
         ciphers = tuple(fields.take(count))
         role = decode_role_value(fields.unsigned(1))
         weight, max_rate = fields.real(), fields.real()
-        if not 0 < weight <= 1e6 or not 0 <= max_rate <= 1e15:
-            raise RemoteProtocolError("weight or rate out of range")
+        if not 0 < weight <= 1e6:
+            raise RemoteProtocolError("weight out of range")
+        check_rate(max_rate)
         return ConnectionTerms(bool(flags), ciphers, role, weight, max_rate)
 
     def choose_cipher(self, allowed: Sequence[Cipher]) -> Cipher | None:

@@ -25,6 +25,7 @@ MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far b
 MAX_PARAMETER_NAME = 64  # bytes
 MAX_ADDRESSES = 8  # a server may announce
 MAX_PORT = 65535
+MAX_RATE = 1e15  # bytes per second
 
 Range = tuple[int, int]
 """Half-open [start, end)."""
@@ -284,10 +285,28 @@ def decode_role(payload: bytes | memoryview) -> tuple[int, Role]:
 
 
 def decode_role_value(value: int) -> Role:
-    try:
-        return Role(value)
-    except ValueError:
-        raise RemoteProtocolError(f"unknown role {value}") from None
+    if value not in (Role.ACTIVE, Role.BACKUP, Role.SECONDARY):
+        raise RemoteProtocolError(f"unknown role {value}")
+    return Role(value)
+
+
+def encode_rate(connection_number: int, max_rate: float) -> bytes:
+    """`max_rate` in bytes per second, 0 = no cap."""
+    return encode_unsigned((connection_number, 4)) + struct.pack("!d", max_rate)
+
+
+def decode_rate(payload: bytes | memoryview) -> tuple[int, float]:
+    fields = Fields(payload)
+    number, max_rate = fields.unsigned(4), fields.real()
+    fields.end()
+    check_rate(max_rate)
+    return number, max_rate
+
+
+def check_rate(max_rate: float) -> None:
+    """Raise RemoteProtocolError for a cap that no honest peer has."""
+    if not 0 <= max_rate <= MAX_RATE:
+        raise RemoteProtocolError(f"a rate cap of {max_rate} bytes per second")
 
 
 class DrainStep(IntEnum):

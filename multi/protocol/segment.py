@@ -66,12 +66,13 @@ class SegmentType(IntEnum):
     POLICY = 39
     ADDRESS = 40
     TICKETS = 41
+    RATE = 42
     DATAGRAM = 128
 
 
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
 UNKNOWN_CONTROL = 192  # from here on unknown types are control: acknowledged, and otherwise skipped
-CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.TICKETS + 1), *range(UNKNOWN_CONTROL, 256)))
+CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.RATE + 1), *range(UNKNOWN_CONTROL, 256)))
 OPTIONAL_TYPES = range(128, 256)
 """Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
 _KNOWN_TYPES = frozenset((*SegmentType, *OPTIONAL_TYPES))

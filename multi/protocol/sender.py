@@ -103,6 +103,14 @@ class Sender:
         return sum(stream.unacked for stream in self.active.values())
 
     @property
+    def has_unsent(self) -> bool:
+        """Bytes wait to be sent for the first time."""
+        for stream in self.active.values():  # noqa: SIM110 - asked with every flush
+            if stream.next_offset != stream.end_offset:
+                return True
+        return False
+
+    @property
     def waiting(self) -> bool:
         """Bytes wait for a connection, new ones or such that are to be rescued."""
         for stream in self.active.values():

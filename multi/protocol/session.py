@@ -49,6 +49,7 @@ from multi.protocol.payloads import (
     Policy,
     encode_addresses,
     encode_close,
+    encode_rate,
     encode_role,
 )
 from multi.protocol.scheduling import SchedulerMaker, Scheduling
@@ -78,6 +79,7 @@ MAX_CONTROL_BACKLOG = 2 * 1024 * 1024  # bytes that answers and control held bac
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
 MAX_LINGER = 10.0  # seconds; a round trip is the peer's to prolong
 TROUBLE = 10.0  # seconds after a silent loss in which a peer that closes the rest may have lost its networks
+SHORT = 1.0  # seconds without room for what waits, after which secondary connections help: a burst is no shortage
 UNKNOWN_SAID = 3  # times on every network that is there: then a session without a connection believes it is forgotten
 
 ABORTED = Reason(Cause.ABORTED, "aborted")
@@ -129,6 +131,8 @@ class SessionCore(SessionBase):
         self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
         self._alone: Connection | None = None
         """Carries everything, as of the last flush, and nothing is about to end."""
+        self._short_since: float | None = None
+        """From when on more has waited than the active connections take."""
         self._open_timeout = 0.0
         self._open_deadline: float | None = None
         self._opened = False
@@ -459,6 +463,15 @@ class SessionCore(SessionBase):
         connection.role_pending = False
         self.outbox.add(SegmentType.ROLE, encode_role(connection.number, connection.role))
 
+    def cap(self, connection: ConnectionId, max_rate: float) -> None:
+        """Change a connection's rate cap on both sides; bytes per second, 0 = none."""
+        found = self._living(connection)
+        if found is None or not found.authenticated or found.max_rate == max_rate:
+            return
+        found.set_max_rate(max_rate)
+        self.needs_flush = True
+        self.outbox.add(SegmentType.RATE, encode_rate(found.number, max_rate))
+
     def set_scheduler(self, policy: Policy, scheduler: Scheduler | None = None, *, now: float) -> None:
         """Schedule differently from now on. A client also asks the server to, unless `scheduler` is an object."""
         self._act(now)
@@ -620,7 +633,7 @@ class SessionCore(SessionBase):
 
     def _flush(self, now: float) -> None:
         """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
-        ack_wanted = draining = left = False
+        ack_wanted = draining = False
         for connection in self.connections.values():
             ack_wanted = ack_wanted or connection.ack_wanted
             draining = draining or connection.state is ConnectionState.DRAINING
@@ -636,8 +649,14 @@ class SessionCore(SessionBase):
         if self.datagrams.waiting:
             self.datagrams.fill(usable, now, share=self.sender.waiting)
         self.sender.fill(usable, now)
-        for stream in self.sender.active.values():
-            left = left or stream.next_offset != stream.end_offset
+        left = self.sender.has_unsent
+        if self._is_short(usable, left, now):
+            helped = self.connections.with_secondary(usable)
+            if len(helped) > len(usable):
+                for connection in helped:
+                    connection.refresh_credit(now)
+                self.sender.fill(helped, now)
+                left = self.sender.has_unsent
         if left or self._liveness.probe_at is not None:
             self._liveness.plan_probe(now)
         if draining:
@@ -650,6 +669,18 @@ class SessionCore(SessionBase):
             self._finish_close()
         settled = not (draining or left or self.closing or self.streams.ending) and self._liveness.probe_at is None
         self._alone = usable[0] if settled and len(usable) == 1 and usable[0].state is ConnectionState.ACTIVE else None
+
+    def _is_short(self, usable: Sequence[Connection], left: bool, now: float) -> bool:
+        """Whether `usable` has been taking less than there is to send for a while."""
+        if not left:
+            if not self.sender.held_back:  # a writer that waits has more, and is about to write it
+                self._short_since = None
+            return False
+        if any(c.credit > 0 for c in usable):
+            return False
+        if self._short_since is None:
+            self._short_since = now
+        return now >= self._short_since + SHORT
 
     def _send_control(self, now: float) -> None:
         """Put waiting control on the connection that delivers it first."""

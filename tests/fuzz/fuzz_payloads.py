@@ -21,6 +21,7 @@ from multi.protocol.payloads import (
     decode_drain,
     decode_keepalive,
     decode_policy,
+    decode_rate,
     decode_role,
     decode_unsigned,
     encode_ack,
@@ -29,6 +30,7 @@ from multi.protocol.payloads import (
     encode_drain,
     encode_keepalive,
     encode_policy,
+    encode_rate,
     encode_role,
     encode_unsigned,
 )
@@ -58,6 +60,7 @@ DECODERS: dict[str, Callable[[bytes], bytes]] = {
     "keepalive": lambda payload: encode_keepalive(decode_keepalive(memoryview(payload))),
     "close": _close,
     "policy": _policy,
+    "rate": lambda payload: encode_rate(*decode_rate(payload)),
     "role": lambda payload: encode_role(*decode_role(payload)),
     "drain": lambda payload: encode_drain(*decode_drain(payload)),
     "address": lambda payload: encode_addresses(decode_addresses(payload)),
@@ -83,6 +86,7 @@ SEEDS: dict[str, list[bytes]] = {
         encode_policy(Policy()),
         encode_policy(Policy("s" * 255, tuple(("p" * 64, 1e308) for _ in range(16)))),
     ],
+    "rate": [encode_rate(5, 1e6)],
     "role": [encode_role(5, Role.BACKUP)],
     "drain": [encode_drain(5, step) for step in DrainStep],
     "address": [

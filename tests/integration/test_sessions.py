@@ -412,7 +412,7 @@ def test_roles_can_be_set_from_both_ends(development_certificates: Path) -> None
                 await transfer(session.writer, reader, pattern(MIB))
                 await transfer(writer, session.reader, pattern(MIB))
                 assert (session.connections[0].bytes_sent, other.connections[0].bytes_sent) == sent
-                with pytest.raises(multi.LocalProtocolError, match="neither 'active' nor 'backup'"):
+                with pytest.raises(multi.LocalProtocolError, match="none of 'active', 'primary'"):
                     session.set_role(0, "master")
                 with pytest.raises(multi.LocalProtocolError, match="no connection 99"):
                     session.set_role(99, Role.ACTIVE)

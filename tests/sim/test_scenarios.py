@@ -131,6 +131,18 @@ def test_a_rate_cap_is_kept_within_three_percent() -> None:
     assert 1_000_000 / seconds == pytest.approx(0.25e6, rel=0.03), "the cap holds for the server as well"
 
 
+def test_a_rate_cap_that_comes_later_holds_on_both_sides_until_it_is_taken_away() -> None:
+    pair = opened(route(2e6, 0.010))
+    connection = pair.client.session.connections[ConnectionId(0)]
+    for cap in (0.25e6, 0.0):
+        pair.client.session.cap(connection.id, cap)
+        pair.client.pump()
+        pair.run(0.2)
+        for end in pair.ends:
+            seconds = transfer(pair, end, 1_000_000)
+            assert 1_000_000 / seconds == pytest.approx(cap or 1.75e6, rel=0.03 if cap else 0.2)
+
+
 def test_a_rate_cap_on_a_connection_that_stands_by_keeps_no_timer_busy() -> None:
     pair = opened(route(0.1e6, 0.050), route(1e6, 0.010), max_rates=[0.0, 0.2e6])
     pair.client.write(data(pair, 200_000))
@@ -345,6 +357,28 @@ def test_a_backup_carries_only_while_no_active_one_can() -> None:
     carried = pair.client.oracles.data_bytes[ConnectionId(1)]
     transfer(pair, pair.client, 500_000)
     assert pair.client.oracles.data_bytes[ConnectionId(1)] == carried
+
+
+def test_a_secondary_helps_once_the_active_ones_have_not_coped_for_a_while() -> None:
+    pair = opened(FAST, route(1e6, 0.012), roles=[Role.ACTIVE, Role.SECONDARY])
+    for end in pair.ends:
+        transfer(pair, end, 400_000)  # a burst is no shortage
+        assert 1 not in end.oracles.data_bytes
+    for end in pair.ends:
+        assert transfer(pair, end, 6_000_000) < 0.75 * 6.0
+        assert end.oracles.data_bytes[ConnectionId(1)] > 1_500_000
+    carried = pair.client.oracles.data_bytes[ConnectionId(1)]
+    pair.run(1.0)
+    transfer(pair, pair.client, 400_000)
+    assert pair.client.oracles.data_bytes[ConnectionId(1)] == carried
+
+
+def test_a_secondary_carries_before_a_backup_when_no_active_one_can() -> None:
+    pair = opened(FAST, FAST, FAST, roles=[Role.ACTIVE, Role.BACKUP, Role.SECONDARY])
+    pair.cut(0, notice=0.02, down=True)
+    transfer(pair, pair.client, 500_000)
+    assert ConnectionId(1) not in pair.client.oracles.data_bytes
+    assert pair.client.oracles.data_bytes[ConnectionId(2)] >= 500_000
 
 
 def test_a_role_set_by_one_side_holds_on_both() -> None:

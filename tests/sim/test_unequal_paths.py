@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.lab.sim.pair import Pair
-from multi.lab.sim.path_model import PathSpec
+from multi.lab.sim.path_model import PathDirection, PathSpec
 from multi.lab.sim.wire import Route, route
 from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
@@ -91,6 +93,35 @@ UNEQUAL = [
 def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Route, Route]) -> None:
     alone = min(download(each, size=10_000_000) for each in paths)
     assert alone / download(*paths, size=10_000_000) >= 0.97
+
+
+THROTTLED = 64_000 / 8  # bytes per second: what operators leave of a contract that is used up
+
+
+@pytest.mark.parametrize("congestion", ["bbr", "cubic"])
+@pytest.mark.parametrize("after", [0.0, 0.7])
+def test_a_path_that_becomes_slow_makes_nothing_slower_than_without_it(congestion: str, after: float) -> None:
+    good, sim = path(50, 0.020, congestion=congestion), path(50, 0.050, congestion=congestion)
+
+    def seconds(*routes: Route) -> float:
+        pair = Pair(routes, client=CLIENT, watched=False)
+        client = pair.client
+        assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(routes), 9)
+        pair.run(1.0)
+        start = pair.clock.now
+        if after:
+            pair.peer.write(data(pair, 10_000_000))
+            pair.run(after)
+        for wire in pair.wires[1:]:
+            for direction in (wire.up, wire.down):
+                assert isinstance(direction, PathDirection)
+                direction.spec = replace(direction.spec, rate=THROTTLED)
+        if not after:
+            pair.peer.write(data(pair, 10_000_000))
+        assert pair.clock.run_until(lambda: client.got() == 10_000_000, 120.0, max_events=10**7)
+        return pair.clock.now - start
+
+    assert seconds(good) / seconds(good, sim) >= 0.97
 
 
 SHORT = [

@@ -76,6 +76,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.protocol": ("multi.reasons", *VALUES, "multi.events", "multi.schedulers", "multi.paths"),
     "multi.discovery": ("multi.types",),
     "multi.linux": ("multi.types", "multi.discovery"),
+    "multi.budgets": (),
     "multi.transports": (*VALUES, "multi.multipath", "multi.discovery", "multi.linux"),
     "multi.config": (*VALUES, "multi.schedulers", "multi.transports"),
     "multi.asyncio": (
@@ -89,6 +90,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.linux",
         "multi.transports",
         "multi.config",
+        "multi.budgets",
     ),
     "multi.forward": (
         "multi.reasons",
@@ -130,6 +132,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.linux",
         "multi.transports",
         "multi.config",
+        "multi.budgets",
         "multi.asyncio",
         "multi.forward",
         "multi.lab",

@@ -338,7 +338,10 @@ class RandomRun:
     def _set_role(self) -> None:
         end = self._end()
         if end.active:
-            connection, role = self._random.choice(end.active), self._random.choice(list(Role))
+            connection, role = (
+                self._random.choice(end.active),
+                self._random.choice((Role.ACTIVE, Role.BACKUP, Role.SECONDARY)),
+            )
             self._log(end.name, "makes", connection, role.name.lower())
             end.set_role(connection, role)
 

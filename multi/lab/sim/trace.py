@@ -16,6 +16,7 @@ from hashlib import sha256
 from multi.events import (
     AddressesAnnounced,
     AttemptFailed,
+    BudgetChanged,
     ConnectionChanged,
     DatagramDropped,
     Event,
@@ -69,6 +70,8 @@ def described(event: Event) -> tuple[tuple[object, ...], str]:
             return ("ended", int(not event.reason.orderly)), event.reason
         case DatagramDropped():
             return ("datagram-dropped", event.size, event.max_size), ""
+        case BudgetChanged():
+            return ("budget", event.name, event.level), ""
         case Warned():
             return ("warned",), event.message
 

@@ -26,12 +26,17 @@ class Connections:
         self.drained: list[int] = []
         self.pinged: list[int] = []
         self.roles: dict[int, Role] = {}
+        self.caps: dict[int, float] = {}
+        self.given_up: dict[int, str] = {}
 
     def drain(self, connection: ConnectionId) -> None:
         self.drained.append(connection)
 
     def give_up(self, connection: ConnectionId, reason: str) -> None:
-        pass
+        self.given_up[connection] = reason
+
+    def cap(self, connection: ConnectionId, max_rate: float) -> None:
+        self.caps[connection] = max_rate
 
     def give_role(self, connection: ConnectionId, role: Role, reason: str) -> None:
         self.roles[connection] = role
@@ -241,7 +246,7 @@ def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_tria
     assert world.connections.pinged.count(0) >= 4
 
 
-@pytest.mark.parametrize("wanted", Role)
+@pytest.mark.parametrize("wanted", [Role.ACTIVE, Role.SECONDARY, Role.BACKUP])
 def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role) -> None:
     candidates = [candidate(0), replace(candidate(1), role=Role.BACKUP)]
     world = World(*candidates, connect=Connect.PARALLEL)
@@ -276,3 +281,51 @@ def test_a_refused_connection_is_told_at_once() -> None:
     world = World(candidate(0))
     world.paths.attempt_failed(ConnectionId(0), Reason(Cause.TRANSPORT, "connection refused"), world.now)
     assert world.paths.hopeless
+
+
+# --- preferences that change  ---
+
+
+def two_up(**options: Mode) -> World:
+    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL, **options)
+    for connection in (0, 1):
+        world.state(connection, ACTIVE)
+    world.paths.established()
+    world.turn()
+    return world
+
+
+def test_what_is_up_takes_the_preferences_that_its_candidate_has_now() -> None:
+    world = two_up()
+    world.paths.update([candidate(0), replace(candidate(1), role=Role.BACKUP, max_rate=1e5)], world.now)
+    assert (world.connections.roles[1], world.connections.caps[1]) == (Role.BACKUP, 1e5)
+    world.paths.update([candidate(0), candidate(1)], world.now)
+    assert (world.connections.roles[1], world.connections.caps[1]) == (Role.ACTIVE, 0.0)
+    assert 0 not in world.connections.roles
+    assert not world.connections.drained
+
+
+def test_a_connection_of_an_entry_that_is_closed_is_drained_while_another_can_carry() -> None:
+    world = two_up()
+    world.paths.update([candidate(0)], world.now, reason=lambda _: "used up", closed=[1])
+    assert world.connections.drained == [1]
+    world.state(1, ConnectionState.DRAINING)
+    dials = len(world.dials)
+    world.run(40.0)
+    assert len(world.dials) == dials
+    world.paths.update([candidate(0), candidate(1)], world.now)
+    world.run(0.1)
+    assert len(world.dials) == dials + 1
+
+
+def test_the_last_connection_is_given_up_with_its_entry_since_draining_it_would_go_on() -> None:
+    world = two_up()
+    world.state(0, LOST)
+    world.paths.update([candidate(0)], world.now, reason=lambda _: "used up", closed=[1])
+    assert world.connections.given_up == {1: "used up"}
+
+
+def test_in_switch_mode_a_backup_carries_only_without_others() -> None:
+    world = two_up(mode=Mode.SWITCH)
+    world.paths.update([replace(candidate(0), role=Role.BACKUP), candidate(1)], world.now)
+    assert (world.connections.roles[0], world.connections.roles[1]) == (Role.BACKUP, Role.ACTIVE)

@@ -281,7 +281,7 @@ def test_text_that_could_harm_a_terminal_or_a_log_is_refused(text: bytes) -> Non
         decode_close(bytes(4) + text)
 
 
-@pytest.mark.parametrize("role", [2, 255])
+@pytest.mark.parametrize("role", [3, 255])
 def test_an_unknown_role_is_refused(role: int) -> None:
     with pytest.raises(RemoteProtocolError, match="unknown role"):
         decode_role(bytes([0, 0, 0, 1, role]))

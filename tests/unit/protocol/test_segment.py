@@ -35,6 +35,7 @@ from multi.protocol.payloads import (
     encode_close,
     encode_keepalive,
     encode_policy,
+    encode_rate,
     encode_role,
     encode_unsigned,
 )
@@ -87,6 +88,7 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.CONFIRM: encode(SegmentType.CONFIRM, SESSION, _PROOF),
     SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_ORIGIN, _NONCE, _TERMS, _TICKET, _PROOF).encode()),
     SegmentType.ADMIT: encode(SegmentType.ADMIT, SESSION, Admit(_NONCE, _PROOF).encode()),
+    SegmentType.RATE: encode(SegmentType.RATE, SESSION, encode_rate(5, 1e6), sequence=10),
     SegmentType.TICKETS: encode(SegmentType.TICKETS, SESSION, encode_tickets([Ticket(7, _TICKET)]), sequence=9),
     SegmentType.CHALLENGE: encode(
         SegmentType.CHALLENGE, SESSION, Challenge(Choice(5, True, Cipher.CHACHA20_POLY1305), _NONCE, _PROOF).encode()

@@ -1,0 +1,191 @@
+"""A client's data budgets: counts what its connections carry, warns, and restricts entries that have used theirs up.
+
+What a restriction does to connections is decided where candidates are found and by the path manager, as when networks
+change. The figures belong to all programs of a user (`multi.budgets.ledger`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+
+from multi.asyncio.driver import SessionDriver
+from multi.asyncio.resolution import Resolver
+from multi.budgets.ledger import Ledger, shared_ledger
+from multi.budgets.periods import Period
+from multi.config import Entry
+from multi.config.model import Budget
+from multi.discovery.resources import in_thread, start_in_thread
+from multi.errors import printable
+from multi.events import BudgetChanged
+from multi.protocol.connection import Connection
+from multi.types import ConnectionId
+
+LEVELS = (100, 90, 75)  # percent
+LOOK_APART = 0.25  # seconds between looks; a fast network carries some megabytes beyond its budget meanwhile
+SYNC_APART = 5.0  # seconds between exchanges with the file; what a killed program loses of its count
+
+
+@dataclass(slots=True, eq=False)
+class Account:
+    """A budget under its name. Entries with the same of both have one."""
+
+    name: str
+    budget: Budget
+    level: int = 0
+    """Percent that were last said to be used, one of LEVELS; 0 = less."""
+
+    @property
+    def period(self) -> Period:
+        return Period(self.budget.per, self.budget.reset_day)
+
+    @property
+    def key(self) -> str:
+        """What it has in the ledger: periods of different kinds cannot be counted together."""
+        return f"{self.name}: {self.period}"
+
+    def add(self, ledger: Ledger, day: date, count: int) -> None:
+        """Count `count` bytes more."""
+        ledger.add(self.key, self.period.begin(day).isoformat(), count)
+
+    def used(self, ledger: Ledger, day: date) -> int:
+        """Bytes of the period that `day` is in."""
+        return ledger.used(self.key, self.period.begin(day).isoformat())
+
+    def level_now(self, ledger: Ledger, day: date) -> int:
+        share = 100 * self.used(ledger, day)
+        return next((level for level in LEVELS if share >= level * self.budget.bytes), 0)
+
+    def state(self, ledger: Ledger, day: date, level: int) -> BudgetChanged:
+        until = self.period.end(day).isoformat()
+        return BudgetChanged(self.name, self.used(ledger, day), self.budget.bytes, level, until)
+
+
+def accounts_of(entries: Mapping[int, Entry]) -> dict[int, Account]:
+    """The accounts of the entries that have a budget, or share that of their group."""
+    found: dict[int, Account] = {}
+    for index, entry in entries.items():
+        of_group = (other.budget for other in entries.values() if other.group and other.group == entry.group)
+        budget = entry.budget or next(filter(None, of_group), None)
+        if budget is not None:
+            account = Account(budget.name or entry.group or ", ".join(entry.interface), budget)
+            same = (known for known in found.values() if (known.name, known.budget) == (account.name, budget))
+            found[index] = next(same, account)
+    return found
+
+
+class Budgets:
+    """Of one session. `on_change` is called when entries have been restricted, or are no more.
+
+    `today` gives the day in local time.
+    """
+
+    def __init__(
+        self,
+        driver: SessionDriver,
+        resolver: Resolver,
+        on_change: Callable[[], None],
+        *,
+        ledger: Ledger | None = None,
+        today: Callable[[], date] = date.today,
+    ) -> None:
+        self._driver = driver
+        self._resolver = resolver
+        self._on_change = on_change
+        self._ledger = ledger or shared_ledger()
+        self._today = today
+        self._accounts: dict[int, Account] = {}
+        self._entries: dict[int, Entry] = {}
+        """As of the last look."""
+        self._counted: dict[ConnectionId, tuple[Connection, Account, int]] = {}
+        """With the bytes that have been counted of each."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._syncing: asyncio.Future[None] | None = None
+        self._sync_at = float("-inf")
+        self._closed = False
+
+    async def start(self) -> None:
+        """Hear what has been used before the session opens."""
+        if any(entry.budget is not None for entry in self._resolver.entries.values()):
+            with suppress(OSError):  # no thread to be had: it is heard of later
+                await in_thread(self._ledger.sync)
+                self._sync_at = self._driver.now() + SYNC_APART
+            if not self._closed:
+                self.look()
+
+    def look(self) -> None:
+        """Count what has come and gone, say what is new, and look again after a while."""
+        if self._entries != self._resolver.entries:
+            self._open_accounts()
+        if self._closed or not self._accounts:
+            return
+        self._count()
+        self._judge()
+        if self._ledger.problem:
+            self._resolver.warn(f"data budgets are counted in memory only: {printable(self._ledger.problem)}")
+        if self._driver.now() >= self._sync_at:
+            self._sync()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._driver.loop.call_later(LOOK_APART, self.look)
+
+    def close(self) -> None:
+        """The session is over: count the last bytes and write them down."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if not self._closed and self._accounts:
+            self._count()
+            self._sync(last=True)
+        self._closed = True
+
+    def _open_accounts(self) -> None:
+        self._entries = dict(self._resolver.entries)
+        known = list(self._accounts.values())
+        self._accounts = accounts_of(self._entries)
+        for account in self._accounts.values():
+            same = (a for a in known if (a.name, a.budget) == (account.name, account.budget))
+            account.level = max((a.level for a in same), default=0)
+
+    def _count(self) -> None:
+        driver, day = self._driver, self._today()
+        for link in driver.links.values():
+            account = self._accounts.get(link.candidate.entry) if link.candidate is not None else None
+            if account is not None and link.id not in self._counted and link.id in driver.core.connections:
+                self._counted[link.id] = driver.core.connections[link.id], account, 0
+        for key, (connection, account, counted) in list(self._counted.items()):
+            carried = connection.wire_bytes
+            if carried > counted:
+                account.add(self._ledger, day, carried - counted)
+                self._counted[key] = connection, account, carried
+            if not connection.alive:
+                del self._counted[key]
+
+    def _judge(self) -> None:
+        day, changed = self._today(), False
+        for account in dict.fromkeys(self._accounts.values()):
+            before, level = account.level, account.level_now(self._ledger, day)
+            if level == before:
+                continue
+            account.level = level
+            if level > before or before == LEVELS[0]:
+                self._driver.core.notify(account.state(self._ledger, day, level))
+                self._driver.pump_soon()
+            changed = changed or LEVELS[0] in (level, before)
+        if changed:
+            for index, account in self._accounts.items():
+                spent = account.level == LEVELS[0]
+                self._resolver.restrict(index, account.budget if spent else None, account.period.end(day).isoformat())
+            self._sync_at = self._driver.now()
+            self._on_change()
+
+    def _sync(self, *, last: bool = False) -> None:
+        """In a thread; the file may be on a disk that sleeps."""
+        if self._syncing is not None and not self._syncing.done() and not last:
+            return
+        self._sync_at = self._driver.now() + SYNC_APART
+        with suppress(OSError, RuntimeError):  # no thread to be had, or the loop takes no more work
+            self._syncing = start_in_thread(self._driver.loop, self._ledger.sync)
+            self._driver.settle_after(self._syncing)
