@@ -21,6 +21,8 @@ from multi.types import ConnectionId, StreamId
 
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
 HOLD_CHECK = 0.005  # seconds; a scheduler that waits causes no event, so it is asked again at the latest then
+OVERDUE = 0.5  # seconds after which a range is copied whatever was copied before
+OVERDUE_TIMES = 10  # as long, at least, as another path would take now
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them
 MIN_REINJECT_AGE = 0.020  # seconds (as the deadline rule of xquic's reinjection)
@@ -418,7 +420,9 @@ class Sender:
                 if item.lost or len(item.carriers) >= MAX_COPIES or now - item.sent_at < min_age:
                     continue
                 size = item.end - item.start
-                if self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
+                age = now - item.sent_at
+                over = self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used
+                if over and age < OVERDUE:
                     return
                 # Where the peer has not proved itself nothing is clearly earlier, and one such would excuse another.
                 candidates = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
@@ -429,6 +433,15 @@ class Sender:
                     (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
+                # A path that was good when it was given all this and is next to dead now must not hold it back for as
+                # long as it lives: neither the bound counts then, nor what is expected of a path that gets ever slower.
+                if age >= OVERDUE and age >= OVERDUE_TIMES * arrival(best, size + best.not_sent):
+                    self._copy(stream, item, best, now)
+                    if size > best.segment_size:
+                        return
+                    continue
+                if over:
+                    continue
                 # A copy must be no close call: what has not left there yet counts once more.
                 if arrival(best, size + best.not_sent) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)

@@ -98,8 +98,7 @@ def test_adaptive_is_never_slower_than_the_best_of_unequal_paths(paths: tuple[Ro
 THROTTLED = 64_000 / 8  # bytes per second: what operators leave of a contract that is used up
 
 
-@pytest.mark.parametrize("congestion", ["bbr", "cubic"])
-@pytest.mark.parametrize("after", [0.0, 0.7])
+@pytest.mark.parametrize(("congestion", "after"), [("cubic", 0.0), ("bbr", 0.7)])
 def test_a_path_that_becomes_slow_makes_nothing_slower_than_without_it(congestion: str, after: float) -> None:
     good, sim = path(50, 0.020, congestion=congestion), path(50, 0.050, congestion=congestion)
 

@@ -1,0 +1,81 @@
+"""Data budgets over loopback: what is used up is left, with every byte in place, in this session and in the next."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from multi.cli.check import run_check
+from tests.integration.support import HOST, Inbox, run
+
+pytestmark = pytest.mark.timeout(60)
+
+SIZE = 12_000_000  # bytes
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return tmp_path / "multi" / "budgets.json"
+
+
+def config(port: int, then: object) -> dict[str, Any]:
+    budget = {"mb": 1, "name": "sim", "then": then}
+    return {
+        "connection_priority": [
+            ["tcp", "ipv4", "127.0.0.1"],
+            {"transport": "tcp", "ip": "ipv4", "interface": "127.0.0.2", "budget": budget},
+        ],
+        "multi_config": {"wait": "all", "scheduler": "RR"},
+        "remote_host": HOST,
+        "remote_port": port,
+    }
+
+
+def test_a_network_whose_budget_is_used_up_is_left_and_not_opened_again(
+    state: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = bytes(range(251)) * (SIZE // 251)
+
+    async def scenario() -> int:
+        inbox = Inbox()
+        server = await multi.start_server(inbox.on_client, {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}})
+        async with multi.connect(config(server.port, "never")) as session:
+            events = session.events()
+            _, writer = await inbox.next()
+            writer.write(data)
+            levels: list[int] = []
+            assert await session.reader.readexactly(len(data)) == data
+            async for event in events:
+                if isinstance(event, multi.BudgetChanged):
+                    levels.append(event.level)
+                elif isinstance(event, multi.ConnectionChanged) and event.state is multi.ConnectionState.CLOSED:
+                    break
+            assert levels[-1] == 100
+            assert [c.state.value for c in session.connections] == ["active", "closed"]
+            writer.write(data)
+            assert await session.reader.readexactly(len(data)) == data
+        async with multi.connect(config(server.port, "never")) as session:
+            await inbox.next()
+            assert [c.local.partition(":")[0] for c in session.connections] == ["127.0.0.1"]
+            assert "data budget of 1 MB per month is used up" in str(session.failures)
+        async with multi.connect(config(server.port, "backup")) as session:
+            await inbox.next()
+            assert [c.role.name for c in session.connections] == ["ACTIVE", "BACKUP"]
+        server.close()
+        await server.wait_closed()
+        return int(server.port)
+
+    port = run(scenario())
+    (counted,) = json.loads(state.read_text())["sim: month from day 1"].values()
+    assert 1_000_000 <= counted <= 2 * SIZE
+    file = tmp_path / "client.json"
+    file.write_text(json.dumps(config(port, "never")))
+    assert run_check(str(file)) == 0
+    shown = capsys.readouterr().out
+    assert "127.0.0.2: its data budget of 1 MB per month is used up until" in shown
+    assert "data budget 'sim': 0.0 of 1 MB left until" in shown
