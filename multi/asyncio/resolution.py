@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
 from multi.config import Config, Entry
-from multi.config.model import BYTES_PER_MEGABIT, Budget, Throttle
+from multi.config.model import Budget, BudgetEnd
 from multi.discovery import interfaces_async, interfaces_known, routed
 from multi.discovery.networks import network_id
 from multi.discovery.resources import in_thread
@@ -98,12 +98,12 @@ class Resolver:
     def restrict(self, entry: int, used_up: Budget | None, until: str = "") -> None:
         """The data budget of this entry is used up `until` a day, or is not (None)."""
         spec = self._spec(self.entries[entry])
-        if used_up is not None and isinstance(used_up.then, Throttle):
-            left = used_up.then.max_rate_mbps * BYTES_PER_MEGABIT
-            spec = replace(spec, max_rate=min(spec.max_rate or left, left))
-        elif used_up is not None and used_up.then == "backup":
+        then = used_up.then if used_up is not None else BudgetEnd.model_construct()
+        if then.max_rate:
+            spec = replace(spec, max_rate=min(spec.max_rate or then.max_rate, then.max_rate))
+        if then.role == "backup":
             spec = replace(spec, role=max(spec.role, Role.BACKUP, key=PRECEDENCE.index))
-        elif used_up is not None and not spec.closed:
+        elif used_up is not None and then.role == "never" and not spec.closed:
             text = f"its data budget of {used_up.mb:g} MB per {used_up.per} is used up until {until}"
             spec = replace(spec, closed=text)
         self._specs[entry] = spec

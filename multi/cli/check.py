@@ -18,7 +18,7 @@ from multi.asyncio.resolution import Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys
-from multi.config.model import Listen, Throttle
+from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
 from multi.transports import transport, transport_names
@@ -152,11 +152,10 @@ def _show_entry(
 def _show_budget(account: Account, ledger: Ledger, day: date) -> None:
     budget, used = account.budget, account.used(ledger, day)
     left = max(0, budget.bytes - used) / 1e6
-    then = f"{budget.then.max_rate_mbps:g} Mbit/s" if isinstance(budget.then, Throttle) else budget.then
     state = "then" if left else "now"
     print(
         f"  data budget {printable(account.name)!r}: {left:.1f} of {budget.mb:g} MB left until "
-        f"{account.period.end(day).isoformat()}, {state} {then}"
+        f"{account.period.end(day).isoformat()}, {state} {budget.then}"
     )
 
 

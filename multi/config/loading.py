@@ -242,6 +242,9 @@ def json_schema() -> JSON:
     scheduler = definitions["MultiConfig"]["properties"]["scheduler"]
     short = {"type": "string", **{key: name[key] for key in ("minLength", "maxLength", "examples")}}
     scheduler |= {"anyOf": [short, {"$ref": scheduler.pop("$ref")}], "default": "adaptive"}
+    then = definitions["Budget"]["properties"]["then"]
+    role = {"type": "string", "enum": ["backup", "never"]}
+    then |= {"anyOf": [role, {"$ref": then.pop("$ref")}], "default": "backup"}
     for part in (schema, *definitions.values()):
         _tidy(part)
     sides: JSON = {"oneOf": [{"required": ["connection_priority"]}, {"required": ["listen"]}]}

@@ -201,11 +201,29 @@ RoleName = Annotated[
 # `Side.CLIENT` and `Side.SERVER` beside a type: the key means nothing on the other side, which is warned of it.
 
 
-class Throttle(Section):
-    """A rate that is left when a data budget is used up."""
+class BudgetEnd(Section):
+    """What becomes of an entry whose data budget is used up: a role by itself, or an object."""
 
-    max_rate_mbps: Annotated[float, Range(MIN_RATE, 1_000_000.0)]
-    """Highest sending rate in each direction, in Mbit/s. Required: it is what is left."""
+    role: Literal["backup", "never"] | None = None
+    """Its role until the next period. Default null: as before."""
+    max_rate_mbps: Annotated[float, Range(MIN_RATE, 1_000_000.0)] | None = None
+    """Highest sending rate in each direction until the next period, in Mbit/s. Default null: as before."""
+
+    @property
+    def max_rate(self) -> float:
+        """Bytes per second in each direction; 0 = as before."""
+        return (self.max_rate_mbps or 0.0) * BYTES_PER_MEGABIT
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_role(cls, value: object) -> object:
+        if not isinstance(value, str | dict | BudgetEnd) or value == {}:
+            raise ValueError('"backup", "never", or an object with role or max_rate_mbps')
+        return {"role": value} if isinstance(value, str) else value
+
+    def __str__(self) -> str:
+        rate = f"at most {self.max_rate_mbps:g} Mbit/s" if self.max_rate_mbps else ""
+        return ", ".join(filter(None, (self.role, rate)))
 
 
 class Budget(Section):
@@ -218,7 +236,7 @@ class Budget(Section):
     """Calendar period, in local time, after which counting begins anew. Default `month`: as most contracts."""
     reset_day: Annotated[int, Range(1, 31)] = 1
     """First day of a period: of the month, its last day where it has fewer, or of the week, Monday = 1. Default 1."""
-    then: Literal["backup", "never"] | Throttle = "backup"
+    then: BudgetEnd = BudgetEnd.model_construct(role="backup")
     """What becomes of it when all is used up, until the next period: it is a `backup`, `never` used, or slowed down to
     `{"max_rate_mbps": 1}`. Default `backup`: better than no network."""
     name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = ""

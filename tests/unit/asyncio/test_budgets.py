@@ -134,7 +134,12 @@ def test_each_level_is_said_once_and_what_is_used_up_has_effect_until_the_next_p
 
 @pytest.mark.parametrize(
     ("then", "left"),
-    [("never", []), ("backup", [(Role.BACKUP, 0.0)]), ({"max_rate_mbps": 1}, [(Role.ACTIVE, 125_000.0)])],
+    [
+        ("never", []),
+        ("backup", [(Role.BACKUP, 0.0)]),
+        ({"max_rate_mbps": 1}, [(Role.ACTIVE, 125_000.0)]),
+        ({"role": "backup", "max_rate_mbps": 1}, [(Role.BACKUP, 125_000.0)]),
+    ],
 )
 def test_what_becomes_of_an_entry_also_in_the_next_run(tmp_path: Path, then: Any, left: list[Any]) -> None:
     async def use_up(world: World) -> None:
@@ -232,3 +237,12 @@ def test_budgets_of_one_name_with_other_periods_are_counted_apart() -> None:
     accounts = accounts_of(dict(enumerate(config.connection_priority)))
     assert accounts[0] is accounts[3] is not accounts[1]
     assert accounts[0].key == accounts[1].key != accounts[2].key
+
+
+def test_an_entry_whose_role_is_never_leads_to_nothing(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        assert await world.candidates() == [(Role.SECONDARY, 0.0)]
+        assert world.resolver.last is not None
+        assert [r.reason for r in world.resolver.last.rejections] == ["its role is never"]
+
+    run(tmp_path, scenario, entry(role="never"), entry("127.0.0.2", role="secondary"))

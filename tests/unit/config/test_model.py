@@ -76,6 +76,7 @@ def test_rates_are_given_in_megabit_and_used_in_bytes_per_second() -> None:
 
 def test_roles_become_roles() -> None:
     assert entry(role="backup").connection_priority[0].role is Role.BACKUP
+    assert entry(role="primary").connection_priority[0].role is Role.ACTIVE
 
 
 def test_an_entry_may_have_its_own_remote() -> None:
@@ -256,6 +257,14 @@ def test_a_name_that_no_transport_may_have_is_refused(name: str) -> None:
         ({"max_rate_mbps": "10"}, "max_rate_mbps"),
         ({"role": "bakcup"}, "role"),
         ({"role": 1}, "role"),
+        ({"budget": 5}, "budget"),
+        ({"budget": {"per": "month"}}, "budget.mb"),
+        ({"budget": {"mb": 0}}, "budget.mb"),
+        ({"budget": {"mb": 5, "reset_day": 32}}, "budget.reset_day"),
+        ({"budget": {"mb": 5, "then": "bakup"}}, "budget.then"),
+        ({"budget": {"mb": 5, "then": {}}}, "budget.then"),
+        ({"budget": {"mb": 5, "then": {"max_rate": 1}}}, "budget.then.max_rate"),
+        ({"budget": {"mb": 5, "then": {"max_rate_mbps": 0}}}, "budget.then.max_rate_mbps"),
         ({"role": None}, "role"),
         ({"group": 1}, "group"),
         ({"group": "a\0"}, "group"),

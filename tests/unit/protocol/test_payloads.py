@@ -30,6 +30,7 @@ from multi.protocol.payloads import (
     decode_close,
     decode_keepalive,
     decode_policy,
+    decode_rate,
     decode_role,
     decode_unsigned,
     encode_ack,
@@ -37,6 +38,7 @@ from multi.protocol.payloads import (
     encode_close,
     encode_keepalive,
     encode_policy,
+    encode_rate,
     encode_role,
     encode_unsigned,
     stream_ack_size,
@@ -82,7 +84,7 @@ terms = st.builds(
     ConnectionTerms,
     st.booleans(),
     st.lists(st.integers(0, 255), max_size=5).map(tuple),
-    st.sampled_from(Role),
+    st.sampled_from([Role.ACTIVE, Role.SECONDARY, Role.BACKUP]),
     st.floats(1e-6, 1e6),
     st.floats(0, 1e15),
 )
@@ -121,7 +123,13 @@ CODECS: list[Codec] = [
     ),
     ("CLOSE", st.builds(Close, unsigned32, printable), encode_close, decode_close),
     ("POLICY", policies, encode_policy, lambda data: decode_policy(Fields(data))),
-    ("ROLE", st.tuples(unsigned32, st.sampled_from(Role)), lambda v: encode_role(*v), decode_role),
+    ("RATE", st.tuples(unsigned32, st.floats(0, 1e15)), lambda v: encode_rate(*v), decode_rate),
+    (
+        "ROLE",
+        st.tuples(unsigned32, st.sampled_from([Role.ACTIVE, Role.SECONDARY, Role.BACKUP])),
+        lambda v: encode_role(*v),
+        decode_role,
+    ),
     (
         "numbers",
         st.tuples(st.integers(0, 2**64 - 1), unsigned32),
@@ -285,6 +293,12 @@ def test_text_that_could_harm_a_terminal_or_a_log_is_refused(text: bytes) -> Non
 def test_an_unknown_role_is_refused(role: int) -> None:
     with pytest.raises(RemoteProtocolError, match="unknown role"):
         decode_role(bytes([0, 0, 0, 1, role]))
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1e16, math.nan, math.inf])
+def test_a_rate_cap_that_no_honest_peer_has_is_refused(rate: float) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_rate(bytes([0, 0, 0, 1]) + struct.pack("!d", rate))
 
 
 # --- POLICY  ---
