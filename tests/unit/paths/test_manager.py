@@ -286,8 +286,8 @@ def test_a_refused_connection_is_told_at_once() -> None:
 # --- preferences that change  ---
 
 
-def two_up(**options: Mode) -> World:
-    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL, **options)
+def two_up(mode: Mode = Mode.AGGREGATE) -> World:
+    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL, mode=mode)
     for connection in (0, 1):
         world.state(connection, ACTIVE)
     world.paths.established()
