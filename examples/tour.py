@@ -182,6 +182,8 @@ def handle(event: multi.Event | multi.EventsDropped) -> None:
             print("the server is also at", addresses)
         case multi.DatagramDropped(size=size, max_size=max_size):
             print(f"{size} bytes were too many, {max_size} fit")
+        case multi.BudgetChanged(name=name, level=level, until=until):
+            print(f"{level} % of what {name} may carry until {until} are used")
         case multi.EventsDropped(count=count):
             print(f"{count} events were missed")
         case multi.SessionConfirmed() | multi.Warned() | multi.SessionEnded():
