@@ -173,7 +173,7 @@ def test_commands_change_the_session_they_name(tmp_path: Path) -> None:
 
             for wrong, text in (
                 ({"command": "role", "session": name, "connection": 99, "role": "backup"}, "living: 0, 1"),
-                ({"command": "role", "session": name, "connection": 0, "role": "boss"}, "neither"),
+                ({"command": "role", "session": name, "connection": 0, "role": "boss"}, "none of 'active', 'primary'"),
                 ({"command": "scheduler", "session": name, "scheduler": "fast"}, "fast"),
                 ({"command": "scheduler", "session": "zz", "scheduler": "RR"}, "no sessions begin with 'zz'"),
                 ({"command": "scheduler", "session": name}, "takes session, scheduler"),

@@ -1,4 +1,4 @@
-"""What the README shows works as it stands."""
+"""What the README and the page of the command line show works as it stands."""
 
 from __future__ import annotations
 
@@ -21,27 +21,28 @@ from tests.integration.cli_runner import run_forked as run
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-ENDLESS = ("serve", "forward", "connect", "demo", "testbed", "bench")
-"""Commands that go on until they are ended, or take the better part of a minute: tests of their own run them."""
+COMMAND_LINE = (ROOT / "docs" / "how-to" / "command-line.md").read_text()
+NETWORKS = (ROOT / "docs" / "how-to" / "choose-networks.md").read_text()
+ENDLESS = ("serve", "forward", "connect", "demo", "testbed", "bench", "top")
+"""Commands that go on until they are ended, take the better part of a minute, or look at such a one: tests of their own
+run them."""
 
 
-def shown_under(title: str, language: str = "") -> str:
-    """The first block of that language in a section."""
-    section = README.partition(f"## {title}\n")[2].partition("\n## ")[0]
-    found = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
+def first_block(page: str, language: str = "") -> str:
+    found = re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)
     assert found is not None
     return found[1]
 
 
 def commands() -> list[list[str]]:
-    """The words of every `multi ...` under "From the command line", ssh's ProxyCommand among them."""
-    lines = shown_under("From the command line").splitlines()
+    """The words of every `multi ...` on the page of the command line, ssh's ProxyCommand among them."""
+    lines = first_block(COMMAND_LINE).splitlines()
     proxied = [re.sub(r".*ProxyCommand='(.*?)'.*", r"\1", line).replace("%h:%p", "localhost:22") for line in lines]
     return [shlex.split(line, comments=True) for line in proxied]
 
 
 def test_client_and_server_of_the_readme_run() -> None:
-    code = shown_under("Client and server in 15 lines", "python")
+    code = first_block(README, "python")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "b'HELLO OVER TWO CONNECTIONS\\n'\n"
@@ -58,11 +59,11 @@ def test_python_of_the_readme_uses_what_there_is(code: str) -> None:
             assert hasattr(owners[node.value.id], node.attr), f"{node.value.id}.{node.attr}"
 
 
-def test_the_configuration_of_the_readme_loads_without_a_warning() -> None:
-    assert multi.load_config(json.loads(shown_under("Configuration", "json"))).warnings() == ()
+def test_the_first_configuration_that_is_shown_loads_without_a_warning() -> None:
+    assert multi.load_config(json.loads(first_block(NETWORKS, "json"))).warnings() == ()
 
 
-def test_every_command_of_the_readme_is_understood_and_every_command_is_there() -> None:
+def test_every_command_that_is_shown_is_understood_and_every_command_is_there() -> None:
     parser = make_parser()
     for program, *arguments in commands():
         assert program == "multi"
@@ -71,7 +72,7 @@ def test_every_command_of_the_readme_is_understood_and_every_command_is_there() 
     assert {words[1] for words in commands()} == known
 
 
-def test_commands_of_the_readme_run_in_their_order(tmp_path: Path) -> None:
+def test_commands_run_in_the_order_they_are_shown_in(tmp_path: Path) -> None:
     files = Files(tmp_path)
     shutil.rmtree(tmp_path / "certs")  # the first of them makes these
     files.server_config()

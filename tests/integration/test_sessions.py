@@ -534,7 +534,7 @@ def test_connections_can_be_added_and_removed_but_not_the_last(development_certi
                     await session.add_connection(["tcp", "ipv5", "any"])
                 with pytest.raises(multi.ConfigError, match=r'interface: found "wfi".* did you mean "wifi"'):
                     await session.add_connection(["tcp", "ipv4", "wfi"])
-                with pytest.raises(multi.LocalProtocolError, match="neither 'active' nor 'backup'"):
+                with pytest.raises(multi.LocalProtocolError, match="none of 'active', 'primary', 'secondary'"):
                     session.set_role(0, 1)  # type: ignore[arg-type] # that is the test
                 with pytest.raises(TypeError, match="allowed: a kind, an interface"):
                     await session.handover(["wifi"])  # type: ignore[arg-type] # that is the test
