@@ -565,8 +565,9 @@ class Admission(AdmissionControl):
             if len(fallen) <= MOST_LEFT:
                 return
         for fell in fallen:
-            fell.core.wait_for_peer(now=fell.now())
-            fell.pump_soon()
+            if fell.core.hurries:  # each is told once, or a thousand that fall together are told a thousand times
+                fell.core.wait_for_peer(now=fell.now())
+                fell.pump_soon()
 
     def _connection_changed(self, driver: SessionDriver, account: _Account, event: ConnectionChanged) -> None:
         host = account.hosts.get(event.connection)

@@ -330,6 +330,11 @@ class SessionCore(SessionBase):
                 connection.send(SegmentType.CLOSE, payload, self.now)
         self._end(reason)
 
+    @property
+    def hurries(self) -> bool:
+        """Detached, it ends before `resume_timeout`: its peer has closed everything, as a process does that dies."""
+        return self._patience < self.resume_timeout
+
     def wait_for_peer(self, *, now: float) -> None:
         """Its process may live although it has closed all connections: give it the whole `resume_timeout`."""
         self._act(now)
@@ -497,8 +502,7 @@ class SessionCore(SessionBase):
             self._liveness.check(connection, now)
         self._auth.handle_timer(now)
         if self._detached_at is not None and now >= self._detached_at + self._patience:
-            abandoned = self._patience < self.resume_timeout
-            cause, text = (Cause.PEER_CLOSED, LEFT) if abandoned else (Cause.RESUME_TIMEOUT, "")
+            cause, text = (Cause.PEER_CLOSED, LEFT) if self.hurries else (Cause.RESUME_TIMEOUT, "")
             self._end_alone(Reason(cause, f"{text}no connection for {self._patience:g} s"))
         if self.lingering_since is not None and now >= self._linger_ends:
             self._end(IN_ORDER)

@@ -369,3 +369,32 @@ async def test_a_crowd_that_was_put_in_order_is_not_held_after_it_has_left(monke
     admission.stop()
     gc.collect()
     assert [ref() for ref in left] == [None] * 3
+
+
+class Fallen:
+    """A session whose client has closed all its connections."""
+
+    def __init__(self, told: list[Fallen]) -> None:
+        self.core = SimpleNamespace(left_at=0.0, hurries=True, wait_for_peer=self._wait)
+        self._told = told
+
+    def _wait(self, now: float) -> None:
+        self.core.hurries = False
+        self._told.append(self)
+
+    def now(self) -> float:
+        return 0.0
+
+    def pump_soon(self) -> None:
+        """There is nothing to perform."""
+
+
+async def test_sessions_that_fall_together_wait_for_their_clients_and_are_told_once() -> None:
+    admission = Admission(Limits())
+    told: list[Fallen] = []
+    fallen = [Fallen(told) for _ in range(50)]
+    for driver in fallen:
+        admission._detached.add(driver, CROWDED)  # type: ignore[arg-type]
+        admission._left(driver, CROWDED)  # type: ignore[arg-type]
+    assert told == fallen
+    admission.stop()
