@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import MutableMapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, cast
 
-from multi.transports.base import ChannelInfo, TlsSettings, TransportSettings
+from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.settings import MpquicSettings
-from multi.transports.quic.channel import Owner, QuicChannel
+from multi.transports.quic.channel import QuicChannel
 from multi.transports.quic.engine import PathEngine, QuicEngine, implementation
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, connected_socket
@@ -27,6 +26,7 @@ class Mpquic(Quic):
     """QUIC with several paths. Its listener takes plain QUIC too; `info.transport` says which it is."""
 
     name = "mpquic"
+    CHANNEL = MpquicChannel
 
     def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
         if settings.section("mpquic", MpquicSettings).chosen_engine == "noq":
@@ -47,18 +47,6 @@ class Mpquic(Quic):
 
     def _peer(self, sock: socket.socket) -> PeerAddress:
         return _ends(sock, 0)
-
-    def _channel(
-        self,
-        engine: QuicEngine,
-        port: UdpPort,
-        owner: Owner,
-        info: ChannelInfo,
-        routes: MutableMapping[bytes, object],
-        handshake_timeout: float,
-        server: str = "",
-    ) -> QuicChannel:
-        return MpquicChannel(engine, port, owner, info, routes, handshake_timeout, server)
 
     def choice(self, settings: TransportSettings) -> str:
         mpquic = settings.section("mpquic", MpquicSettings)

@@ -11,9 +11,9 @@ import logging
 import socket
 import time
 from asyncio.trsock import TransportSocket
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, ClassVar
 
 from aioquic.quic.packet import QuicErrorCode, QuicHeader
 
@@ -28,7 +28,7 @@ from multi.transports.base import (
     TransportSettings,
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
-from multi.transports.quic.channel import REFUSED, Owner, QuicChannel
+from multi.transports.quic.channel import REFUSED, QuicChannel
 from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation, loaded_implementation
 from multi.transports.quic.packets import (
     RetryTokens,
@@ -73,6 +73,7 @@ class Quic(Transport):
     """QUIC, whatever engine. Always encrypted: the server needs a certificate, the client an issuer it trusts."""
 
     name = "quic"
+    CHANNEL: ClassVar[type[QuicChannel]] = QuicChannel
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
         tls = settings.tls or TlsSettings()  # there is no QUIC without
@@ -99,7 +100,7 @@ class Quic(Transport):
             secure=True,
         )
         client = _Client(port, tls, host)
-        channel = self._channel(engine, port, client, info, {}, HANDSHAKE_TIMEOUT, host)
+        channel = self.CHANNEL(engine, port, client, info, {}, HANDSHAKE_TIMEOUT, host)
         port.start(channel)
         channel.start_handshake()
         try:
@@ -122,7 +123,7 @@ class Quic(Transport):
 
         identity = read()
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
-        return QuicListener(sock, engine_type, identity, read, settings, accept, self._channel)
+        return QuicListener(sock, engine_type, identity, read, settings, accept, self.CHANNEL)
 
     # What another transport over QUIC does otherwise
 
@@ -139,18 +140,6 @@ class Quic(Transport):
 
     def _peer(self, sock: socket.socket) -> PeerAddress:
         return PeerAddress(sock.getpeername())
-
-    def _channel(
-        self,
-        engine: QuicEngine,
-        port: UdpPort,
-        owner: Owner,
-        info: ChannelInfo,
-        routes: MutableMapping[bytes, object],
-        handshake_timeout: float,
-        server: str = "",
-    ) -> QuicChannel:
-        return QuicChannel(engine, port, owner, info, routes, handshake_timeout, server)
 
     def _dialled(self, channel: QuicChannel, candidate: Candidate, settings: TransportSettings) -> None:
         """The handshake is done."""
@@ -231,9 +220,9 @@ class QuicListener:
         read: Callable[[], Identity],
         settings: TransportSettings,
         accept: AcceptCallback,
-        make_channel: Callable[..., QuicChannel],
+        channel_type: type[QuicChannel],
     ) -> None:
-        self._make_channel = make_channel
+        self._channel_type = channel_type
         self._loop = asyncio.get_running_loop()
         self._engine_type = engine_type
         self._configuration, self._certificate = identity
@@ -379,7 +368,7 @@ class QuicListener:
             lanes=len(LANE_STREAMS),
             secure=True,
         )
-        channel = self._make_channel(engine, self._port, self, info, self._routes, self._admission.handshake_timeout)
+        channel = self._channel_type(engine, self._port, self, info, self._routes, self._admission.handshake_timeout)
         channel.add_id(header.destination_cid)
         self._channels.add(channel)
         self._handshakes[channel] = self._certificate
