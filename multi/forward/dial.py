@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import socket
+from collections.abc import Coroutine
 from contextlib import suppress
 from itertools import zip_longest
 
@@ -48,13 +49,7 @@ async def dial(target: Address, permissions: Permissions | None, *, lookup: Look
     """
     _check(target, permissions)
     race = _Race(target, permissions, lookup)
-    try:
-        async with asyncio.timeout(DIAL_TIMEOUT):
-            return await race.run()
-    except TimeoutError:
-        raise ForwardRefused(Code.TIMED_OUT, f"{target}: no answer within {DIAL_TIMEOUT:g} s") from None
-    finally:
-        await race.stop()
+    return await race.in_time(race.run())
 
 
 async def dial_udp(target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:
@@ -64,13 +59,7 @@ async def dial_udp(target: Address, permissions: Permissions | None, *, lookup: 
     """
     _check(target, permissions)
     race = _Race(target, permissions, lookup)
-    try:
-        async with asyncio.timeout(DIAL_TIMEOUT):
-            return await race.first_udp()
-    except TimeoutError:
-        raise ForwardRefused(Code.TIMED_OUT, f"{target}: no answer within {DIAL_TIMEOUT:g} s") from None
-    finally:
-        await race.stop()
+    return await race.in_time(race.first_udp())
 
 
 def _check(target: Address, permissions: Permissions | None) -> None:
@@ -95,6 +84,16 @@ class _Race:
         self._waiting: list[str] = []
         self._attempts: set[asyncio.Task[socket.socket]] = set()
         self._failure: ForwardRefused | None = None
+
+    async def in_time(self, answer: Coroutine[None, None, socket.socket]) -> socket.socket:
+        """What `run` or `first_udp` gives; all else is ended and closed."""
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT):
+                return await answer
+        except TimeoutError:
+            raise ForwardRefused(Code.TIMED_OUT, f"{self._target}: no answer within {DIAL_TIMEOUT:g} s") from None
+        finally:
+            await self.stop()
 
     async def run(self) -> socket.socket:
         host = self._target.host
