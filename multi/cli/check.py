@@ -9,7 +9,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -40,7 +41,23 @@ def print_schema() -> int:
 
 def run_check(config: str) -> int:
     """Print the explanation. Returns 0 when the configuration is usable here, 1 when not. Raises ConfigError."""
-    logging.getLogger("multi.config").setLevel(logging.ERROR)  # its warnings are part of the explanation here
+    with _quiet("multi.config"):  # its warnings are part of the explanation here
+        return _explain(config)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Only errors of this logger for a while: a program that calls `main` keeps its own settings."""
+    log = logging.getLogger(name)
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _explain(config: str) -> int:
     loaded = load_config(config)
     print(f"{printable(config)}: valid configuration of a {'server' if loaded.is_server else 'client'}")
     usable = _server(loaded) if loaded.is_server else asyncio.run(_client(loaded))

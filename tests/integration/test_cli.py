@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import pty
 import re
@@ -332,7 +333,9 @@ def test_check_warns_of_what_has_no_effect(files: Files) -> None:
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.json")), ids=lambda path: path.stem)
 def test_check_has_an_answer_for_every_example(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    level = logging.getLogger("multi.config").level
     assert main(["check", str(path)]) in (0, 1)
+    assert logging.getLogger("multi.config").level == level, "a program that calls it keeps its own settings"
     said = capsys.readouterr()
     assert said.out.endswith("usable\n") or said.out.endswith("usable on this machine now\n"), said.out
     assert said.err == ""
