@@ -12,6 +12,7 @@ from multi.asyncio.resolution import Found, outcomes
 from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
 from multi.asyncio.settings import load_transports, local_scheduler, session_settings
+from multi.asyncio.tracing import trace_session
 from multi.config import Config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
@@ -60,6 +61,7 @@ async def open_session(config: Config, limit: int, *, owns_close: bool) -> Sessi
 
     networks = Networks(driver, config, start)
     session = Session(driver, networks.resolver, limit=limit, owns_close=owns_close)
+    trace_session(driver, config)
     try:
         try:
             async with asyncio.timeout(timeout):

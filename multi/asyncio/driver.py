@@ -15,14 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import assert_never
+from typing import Any, assert_never
 from weakref import WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
 from multi.asyncio.lifeline import LoopShutdownHook
-from multi.asyncio.stats import Tallies
-from multi.asyncio.subscription import Subscription
+from multi.asyncio.stats import SessionStats, Tallies, Tally
+from multi.asyncio.subscription import Listener, Subscription
 from multi.asyncio.watch import watch_of
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.events import (
@@ -193,7 +193,7 @@ class SessionDriver:
         self.past = Tallies()
         """The connections that have ended and that the core has forgotten."""
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
-        self._unfinished: set[asyncio.Future[None]] = set()
+        self._unfinished: set[asyncio.Future[Any]] = set()
         """Dials, the cancelled ones included, and what is done in threads at the end."""
         self._leaving: set[_Link] = set()
         """Channels that say goodbye; their sockets are still open."""
@@ -220,7 +220,7 @@ class SessionDriver:
         self._broken = False
         self._progress = (0, 0)
         self._touched: dict[ConnectionId, _Link] = {}
-        self._subscriptions: WeakSet[Subscription] = WeakSet()
+        self._listeners: WeakSet[Listener] = WeakSet()
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
         """Called when a stream has more to read, or the session is over."""
         self._writers: Waiting = {}
@@ -682,12 +682,12 @@ class SessionDriver:
         self._peer_stream_came.set()
         for waiter in self._datagram_readers:
             _wake(waiter)
-        for subscription in list(self._subscriptions):
-            subscription.end()
+        for listener in list(self._listeners):
+            listener.end()
         self.on_closed(self)
         self._let_go()
 
-    def settle_after(self, work: asyncio.Future[None]) -> None:
+    def settle_after(self, work: asyncio.Future[Any]) -> None:
         """Let `settle` wait for this."""
         self._unfinished.add(work)
         work.add_done_callback(self._unfinished.discard)
@@ -731,9 +731,9 @@ class SessionDriver:
                 _wake(self.confirmed)
             elif isinstance(event, AddressesAnnounced):
                 self._announced = event
-        if len(self._subscriptions):  # walking an empty set of weak references takes longer than all the rest
-            for subscription in list(self._subscriptions):
-                subscription.put(event)
+        if len(self._listeners):  # walking an empty set of weak references takes longer than all the rest
+            for listener in list(self._listeners):
+                listener.put(event)
         self.on_event(event)
 
     def _remember(self, connection: ConnectionId) -> None:
@@ -746,6 +746,29 @@ class SessionDriver:
             del self._ended[next(iter(self._ended))]
         self.core.forget_connection(connection)
 
+    def stats(self) -> SessionStats:
+        """What the session has done and does now."""
+        core, tallies, total = self.core, Tallies(), Tally()
+        self.tally(tallies)
+        for tally in tallies.values():
+            total.merge(tally)
+        return SessionStats(
+            id=core.session_id.hex(),
+            state=core.state,
+            scheduler=core.scheduling.policy.scheduler,
+            peer=core.peer_psk_id or "",
+            streams=len(core.receiver.streams),
+            memory=self.memory,
+            bytes_sent=total.bytes_sent,
+            bytes_received=total.bytes_received,
+            payload_received=total.payload_received,
+            reinjected=total.reinjected,
+            in_flight=total.in_flight,
+            unsent=sum([stream.unsent for stream in core.sender.active.values()]),
+            window_blocked=core.sender.blocked_by_window,
+            connections=self.connections(),
+        )
+
     def tally(self, tallies: Tallies) -> None:
         """Count every connection there ever was."""
         tallies.merge(self.past)
@@ -756,21 +779,29 @@ class SessionDriver:
         return connection_info(connection, link.channel.info if link is not None else None)
 
     def subscribe(self) -> Subscription:
-        """A new subscription; it starts with one ConnectionChanged per current connection.
+        """A new subscription: what is known, then what comes."""
+        subscription = Subscription(self.known())
+        if self.closed.done():
+            subscription.end()
+        else:
+            self.listen(subscription)
+        return subscription
 
-        Earlier warnings and what the server has announced last follow: both may come before anybody can subscribe.
+    def known(self) -> list[Event]:
+        """Where a listener begins: one ConnectionChanged per current connection.
+
+        Earlier warnings and what the server has announced last follow: both may come before anybody can listen.
         """
         session = self.core
         first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
         first += self._warnings
         if self._announced is not None:
             first.append(self._announced)
-        subscription = Subscription(first)
-        if self.closed.done():
-            subscription.end()
-        else:
-            self._subscriptions.add(subscription)
-        return subscription
+        return first
+
+    def listen(self, listener: Listener) -> None:
+        """Tell it what happens from now on, as long as somebody else holds it."""
+        self._listeners.add(listener)
 
     def connections(self) -> tuple[ConnectionInfo, ...]:
         """Living and ended connections, in order of id."""

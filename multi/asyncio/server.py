@@ -24,6 +24,7 @@ from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
 from multi.asyncio.stats import ServerStats, Tallies
 from multi.asyncio.streams import SessionReader, SessionWriter
+from multi.asyncio.tracing import trace_session
 from multi.config import Config
 from multi.config.keys import load_keys, load_reset_key
 from multi.config.options import pinned_url
@@ -466,6 +467,7 @@ class Server:
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
         self._opened += 1
+        trace_session(driver, self._config)
         try:
             result = self._on_client(session.reader, session.writer)
         except Exception as error:

@@ -12,7 +12,7 @@ from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.resolution import Resolver
-from multi.asyncio.stats import SessionStats, Tallies, Tally
+from multi.asyncio.stats import SessionStats
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry, load_steering
@@ -106,24 +106,7 @@ class Session:
 
     def stats(self) -> SessionStats:
         """What it has done and does now."""
-        tallies, total = Tallies(), Tally()
-        self._driver.tally(tallies)
-        for tally in tallies.values():
-            total.merge(tally)
-        return SessionStats(
-            id=self.id.hex(),
-            state=self.state,
-            scheduler=self.scheduler,
-            peer=self._core.peer_psk_id or "",
-            streams=len(self._core.receiver.streams),
-            memory=self.memory,
-            bytes_sent=total.bytes_sent,
-            bytes_received=total.bytes_received,
-            payload_received=total.payload_received,
-            reinjected=total.reinjected,
-            in_flight=total.in_flight,
-            connections=self.connections,
-        )
+        return self._driver.stats()
 
     async def confirmed(self) -> None:
         """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""

@@ -121,6 +121,10 @@ class SessionStats:
     """Counter: bytes this side sent again."""
     in_flight: int
     """Sent and not acknowledged."""
+    unsent: int
+    """Written, and not sent for the first time yet."""
+    window_blocked: bool
+    """Only the peer's windows keep that from being sent."""
     connections: tuple[ConnectionInfo, ...]
     """Living ones, and the last that ended."""
 
@@ -197,18 +201,18 @@ def _sum(one: Counts, other: Counts) -> dict[str, int]:
 
 def _of_dataclass(value: object) -> dict[str, object]:
     assert is_dataclass(value)
-    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
 
 
-def _plain(value: object) -> object:
-    """What JSON has: a number that is not known yet is null."""
+def plain(value: object) -> object:
+    """The same in JSON's terms: a number that is not known yet is null."""
     match value:
         case Enum():
             return value.value if isinstance(value.value, str) else value.name.lower()
         case Mapping():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): plain(item) for key, item in value.items()}
         case tuple():
-            return [_plain(item) for item in value]
+            return [plain(item) for item in value]
         case float():
             return value if isfinite(value) else None
         case str():

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Self
+from typing import Protocol, Self
 
 from multi.events import Event, EventsDropped
 
 EVENTS_KEPT = 1000  # events a slow subscriber may be behind
+
+
+class Listener(Protocol):
+    """Hears the events of a session, in its event loop."""
+
+    def put(self, event: Event) -> None: ...
+
+    def end(self) -> None:
+        """The session is over; no event follows."""
 
 
 class Subscription:

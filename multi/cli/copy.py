@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from rich.console import Console
 
-from multi.config import Config, load_config
+from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError, MultiError, printable
 from multi.lab.files.client import Copied, OnProgress, Transfer, get_file, partial_of, put_file
 from multi.lab.files.progress import Progress, summary
@@ -25,7 +25,7 @@ USELESS = (Problem.NOT_FOUND, Problem.FORBIDDEN, Problem.EXISTS, Problem.BAD_REQ
 Copy = Callable[[OnProgress], Awaitable[Copied]]
 
 
-def run_get(config: str, name: str, output: Path | None, *, force: bool) -> int:
+def run_get(config: ConfigLike, name: str, output: Path | None, *, force: bool) -> int:
     """Fetch a file; a directory as `output` keeps the name. Returns 0, or 130 when interrupted; raises otherwise.
 
     A file that was named as `output` is replaced, one that only has the same name wants `force`.
@@ -59,7 +59,7 @@ def _print(config: Config, name: str) -> int:
     return code
 
 
-def run_put(config: str, file: Path, name: str | None, *, force: bool) -> int:
+def run_put(config: ConfigLike, file: Path, name: str | None, *, force: bool) -> int:
     """Store a file. Returns 0, or 130 when interrupted; raises otherwise."""
     loaded = load_config(config)
 

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from multi.cli.descriptors import allow_many_descriptors
-from multi.config import Config, load_config
+from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError
 from multi.forward.client import ForwardClient, finish_session, open_session
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
@@ -26,7 +26,7 @@ INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy
 # --- multi connect ---
 
 
-def run_connect(config: str, target: str, priority: int) -> int:
+def run_connect(config: ConfigLike, target: str, priority: int) -> int:
     """Carry standard input to `target` and what comes back to standard output, until both have ended. Returns 0.
 
     Raises ConfigError, ForwardRefused, NoUsableConnection, SessionRefused, SessionLost, BrokenPipeError.
@@ -57,7 +57,7 @@ async def _connect(config: Config, target: Address, priority: int) -> None:
 
 
 def run_forward(
-    config: str,
+    config: ConfigLike,
     local: Sequence[str],
     remote: Sequence[str],
     proxies: Sequence[str],

@@ -7,14 +7,14 @@ import json
 import sys
 from datetime import UTC, datetime
 
-from multi.config import load_config
+from multi.config import ConfigLike, load_config
 from multi.errors import printable
 from multi.lab.files.client import list_files
 
 CUT_OFF = "multi: there are more files than one listing holds; name a directory to see all of it"
 
 
-def run_ls(config: str, name: str, *, as_json: bool) -> int:
+def run_ls(config: ConfigLike, name: str, *, as_json: bool) -> int:
     """Print a line for each file: bytes, when it was changed (local time), and the name that `multi get` takes.
 
     As JSON: `files` with `name`, `size` and `modified` (ISO 8601, UTC), and whether they are `complete`. Returns 0;

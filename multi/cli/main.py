@@ -9,8 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from multi.cli.parser import make_parser
+
+if TYPE_CHECKING:
+    from multi.config import Config
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -19,9 +24,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Usage errors and --help raise SystemExit, as argparse does."""
     parsed = vars(make_parser().parse_args(arguments))
     verbosity: int = parsed.pop("verbose")
+    traces: Path | None = parsed.pop("trace", None)
     module, _, function = parsed.pop("run").partition(":")
     try:
         _log_to_stderr(verbosity)
+        if traces is not None:
+            parsed["config"] = _traced(parsed["config"], traces)
         code: int = getattr(import_module(module), function)(**parsed)
         sys.stdout.flush()
         return code
@@ -36,6 +44,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except Exception as error:
         return _report(error, traceback=verbosity > 0)
+
+
+def _traced(config: str, directory: Path) -> Config:
+    """The configuration with traces in `directory`; raises OSError here where none can be written."""
+    from tempfile import TemporaryFile
+
+    from multi.config import load_config
+
+    loaded = load_config(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    with TemporaryFile(dir=directory):
+        pass
+    return loaded.with_traces(directory.absolute())
 
 
 def _report(error: Exception, *, traceback: bool) -> int:

@@ -17,6 +17,7 @@ from multi.errors import closest
 
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
+TRACE = "write a trace of each session to a file in this directory (docs/tracing.md)"
 VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
 CONNECT = "connect standard input and output to a port at the far end, as ssh's ProxyCommand"
 FORWARD = "forward ports and be a proxy for programs that know nothing of sessions"
@@ -187,6 +188,8 @@ def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -
         added.set_defaults(run=run)
     if config:
         added.add_argument("config", metavar="CONFIG", help=config)
+    if config in (CLIENT, SERVER):
+        added.add_argument("--trace", metavar="DIR", type=Path, help=TRACE)
     return added
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from multi.asyncio.api import connect
 from multi.asyncio.info import ConnectionInfo
-from multi.config import Config, load_config
+from multi.config import Config, ConfigLike, load_config
 from multi.errors import NoUsableConnection, SessionLost, printable
 from multi.types import ConnectionState, Role
 
@@ -14,7 +14,7 @@ LOOKS = 5  # at each connection's round-trip time
 BETWEEN = 0.2  # seconds between two looks; a session asks its connections for signs of life meanwhile
 
 
-def run_ping(config: str) -> int:
+def run_ping(config: ConfigLike) -> int:
     """Print a line for each connection. Returns 0 when all could be opened, 1 otherwise; raises ConfigError."""
     loaded = load_config(config)
     waits = loaded.multi_config.model_copy(update={"wait": "all"})

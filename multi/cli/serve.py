@@ -13,7 +13,7 @@ from multi.asyncio.api import start_server
 from multi.asyncio.server import ClientCallback, Server
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
-from multi.config import Config, load_config
+from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError, MultiError, TransportError, printable
 from multi.forward.protocol import HELLO_KEY
 from multi.forward.rules import parse_rules
@@ -25,7 +25,7 @@ from multi.lab.files.tree import FileTree
 GRACE = 2.0  # seconds that transfers under way get to finish; what is cut off can be taken up again
 
 
-def run_serve(config: str, directory: Path | None, *, allow_put: bool, forward_to: str | None) -> int:
+def run_serve(config: ConfigLike, directory: Path | None, *, allow_put: bool, forward_to: str | None) -> int:
     """Serve `directory`, and forward as the rules `forward_to` allow. Returns 130 after Ctrl-C and 0 after SIGTERM.
 
     Raises ConfigError, TransportError (port in use), OSError (no such directory or file).

@@ -513,6 +513,21 @@ class Control(Section):
     free one. Default null: none."""
 
 
+class Trace(Section):
+    """A trace of each session as a file (docs/tracing.md)."""
+
+    dir: FileName
+    """Directory for them, which is made where it is missing; each has a name of its own. Required: where they go."""
+    max_mb: Annotated[float, Range(0.25, 100_000.0)] = 32.0
+    """Size of one at most, in megabytes (10^6 bytes): as it fills, figures are noted more and more rarely. Default 32:
+    two busy connections for an hour at ten notes a second, and for half a day with ever fewer."""
+
+    @property
+    def max_size(self) -> int:
+        """The same in bytes."""
+        return round(self.max_mb * 1e6)
+
+
 class Limits(Section):
     """Bounds on what peers can make grow."""
 
@@ -604,6 +619,9 @@ class ConfigModel(Section):
     warning. Default false: the network of the machine is not changed."""
     control: Annotated[Control | None, Side.SERVER] = None
     """Server: sockets of this machine to see into it and to steer it. Default null: none."""
+    trace: Trace | None = None
+    """What sessions do, written to files while they do it: for `multi trace`, and for tools that read qlog. Default
+    null: nothing is written."""
     limits: Limits = Limits.model_construct()
     """Bounds on what peers can make grow. Default: see its fields."""
     comment: str | None = None
@@ -632,6 +650,16 @@ class ConfigModel(Section):
         if name is None:
             return None
         return Path(name) if name == "auto" else self.resolve(name)
+
+    def with_traces(self, directory: Path) -> Self:
+        """The same configuration with traces in `directory`."""
+        trace = self.trace or Trace.model_construct()
+        return self.model_copy(update={"trace": trace.model_copy(update={"dir": str(directory)})})
+
+    @property
+    def trace_path(self) -> Path | None:
+        """The directory for traces, or None when none are wanted."""
+        return self.resolve(self.trace.dir) if self.trace is not None else None
 
     @property
     def psk_path(self) -> Path | None:

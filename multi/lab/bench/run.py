@@ -17,7 +17,7 @@ from typing import Any
 from multi.asyncio.api import connect, start_server
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
-from multi.config import load_config
+from multi.config import ConfigLike, load_config
 from multi.lab.bench.protocol import (
     INTERVAL,
     LINE_LIMIT,
@@ -143,7 +143,7 @@ async def _send(writer: SessionWriter, request: Request, payload: Payload) -> No
 # --- server ---
 
 
-def run_bench_server(config: str) -> int:
+def run_bench_server(config: ConfigLike) -> int:
     """Serve measurements until a signal comes. Returns 130 after Ctrl-C and 0 after SIGTERM."""
     stopped_by = asyncio.run(_serve(config))
     return 130 if stopped_by is signal.SIGINT else 0
@@ -209,7 +209,7 @@ async def _send_to(
 # --- client ---
 
 
-def run_bench(config: str, *, seconds: float | None, size: int | None, reverse: bool, as_json: bool) -> int:
+def run_bench(config: ConfigLike, *, seconds: float | None, size: int | None, reverse: bool, as_json: bool) -> int:
     """Measure once and print the result. Raises what keeps it from being measured."""
     request = Request(reverse, 0.0 if size else seconds or DEFAULT_SECONDS, size or 0)
     result = asyncio.run(_measure(config, request))

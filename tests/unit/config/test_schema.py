@@ -32,6 +32,7 @@ SECTIONS = {
     "`auth`": SCHEMA["$defs"]["Auth"],
     "`listen`": SCHEMA["$defs"]["Listen"],
     "`control`": SCHEMA["$defs"]["Control"],
+    "`trace`": SCHEMA["$defs"]["Trace"],
     "`limits`": SCHEMA["$defs"]["Limits"],
 }
 SCHEDULERS = scheduler_names(aliases=True)  # read before a test registers one of its own
