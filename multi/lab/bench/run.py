@@ -149,7 +149,7 @@ def run_bench_server(config: ConfigLike) -> int:
     return 130 if stopped_by is signal.SIGINT else 0
 
 
-async def _serve(config: str) -> signal.Signals:
+async def _serve(config: ConfigLike) -> signal.Signals:
     loaded = load_config(config)
     payload = Payload()
 
@@ -223,7 +223,7 @@ def run_bench(config: ConfigLike, *, seconds: float | None, size: int | None, re
     return 0
 
 
-async def _measure(config: str, request: Request) -> dict[str, Any]:
+async def _measure(config: ConfigLike, request: Request) -> dict[str, Any]:
     loaded = load_config(config)
     payload = Payload()
     started = time.perf_counter()
