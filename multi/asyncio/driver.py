@@ -54,6 +54,7 @@ from multi.transports.base import (
     READ_TIME,
     Channel,
     ChannelInfo,
+    QueueingChannel,
     SpanningChannel,
     TransportSettings,
     loaded_transport,
@@ -219,6 +220,8 @@ class SessionDriver:
         self._announced: AddressesAnnounced | None = None
         self._broken = False
         self._progress = (0, 0)
+        self._ranked = False
+        """As of the last pump."""
         self._touched: dict[ConnectionId, _Link] = {}
         self._listeners: WeakSet[Listener] = WeakSet()
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
@@ -290,6 +293,11 @@ class SessionDriver:
         else:
             self.pump_soon()
         self.share = self.send_buffer // (len(sender.streams) or 1)
+        if sender.ranked is not self._ranked:
+            self._ranked = sender.ranked
+            for link in self.links.values():
+                if isinstance(link.channel, QueueingChannel):
+                    link.channel.queue_less(self._ranked)
         if writers and (progress := (sender.used, sender.unacked)) != self._progress:
             # Bytes left the stream buffers or were acknowledged: writers below their low-water mark go on.
             self._progress = progress
@@ -484,6 +492,8 @@ class SessionDriver:
         link = _Link(self, connection, channel)
         self.links[connection] = link
         now = self.loop.time()
+        if self._ranked and isinstance(channel, QueueingChannel):
+            channel.queue_less(True)
         try:
             self.core.connection_opened(connection, facts, now=now)
             self.core.set_credit(connection, channel.credit(), now=now)

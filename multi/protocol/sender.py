@@ -7,6 +7,7 @@ that lost it while another is usable".
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -80,9 +81,9 @@ class Sender:
     _opportunistic_bytes: int = 0
     _backlog: int = 0
     held_back: bool = False
+    """A writer waits until there is room: more bytes are to come than can be seen."""
     moved_at: float = 0.0
     """When the peer last acknowledged bytes of a stream."""
-    """A writer waits until there is room: more bytes are to come than can be seen."""
     _run: int = 0
     """Bytes sent for the first time since writing last paused."""
     _run_at: float = 0.0
@@ -90,6 +91,8 @@ class Sender:
     _window_grown_at: int = 0
     """What had been sent then."""
     _turn: dict[int, StreamId] = field(default_factory=dict)
+    _ranks: Counter[int] = field(default_factory=Counter)
+    """How many streams are open of each priority."""
     hold_until: float | None = None
     """When a waiting scheduler is asked again."""
     reinject_at: float | None = None
@@ -97,6 +100,30 @@ class Sender:
 
     def __post_init__(self) -> None:
         self._window_size = self.window
+
+    # --- streams  ---
+
+    def add(self, stream: SendStream) -> None:
+        self.streams[stream.id] = stream
+        self._ranks[stream.priority] += 1
+
+    def set_priority(self, stream: SendStream, priority: int) -> None:
+        self._drop_rank(stream.priority)
+        stream.priority = priority
+        self._ranks[priority] += 1
+
+    def remove(self, stream: StreamId) -> None:
+        self._drop_rank(self.streams.pop(stream).priority)
+
+    def _drop_rank(self, priority: int) -> None:
+        self._ranks[priority] -= 1
+        if not self._ranks[priority]:
+            del self._ranks[priority]
+
+    @property
+    def ranked(self) -> bool:
+        """Streams of different priorities are open: what waits below the session holds up the more urgent ones."""
+        return len(self._ranks) > 1
 
     # --- state  ---
 

@@ -47,7 +47,7 @@ class Streams:
     # --- opening  ---
 
     def create(self, stream: StreamId, priority: int) -> None:
-        self._sender.streams[stream] = SendStream(stream, EARLY_DATA_LIMIT, priority, self._sender.active)
+        self._sender.add(SendStream(stream, EARLY_DATA_LIMIT, priority, self._sender.active))
         received = self._receiver.add(stream, 0.0)
         if self._closing:  # the peer opened it before it heard of our end
             self.finish(stream)
@@ -234,7 +234,7 @@ class Streams:
                     decode_unsigned(payload, 1, 4) if len(payload) > 1 else (*decode_unsigned(payload, 1), 0)
                 )
                 if self.of_peer(stream) is not None and stream in self._sender.streams:
-                    self._sender.streams[stream].priority = min(priority, LOWEST_PRIORITY)
+                    self._sender.set_priority(self._sender.streams[stream], min(priority, LOWEST_PRIORITY))
                     self._sender.streams[stream].deadline = min(deadline / 1000, HIGHEST_DEADLINE)
             case SegmentType.FIN:
                 (final,) = decode_unsigned(payload, 8)
@@ -292,7 +292,7 @@ class Streams:
         read = received.at_end or received.reset_code is not None or received.discarding
         if not (received.complete and read and received.accepted):
             return
-        del self._sender.streams[stream]
+        self._sender.remove(stream)
         self._receiver.forget(received)
         if stream % 2 != self._own_parity:
             self._peer_limit += 1

@@ -188,6 +188,14 @@ class Channel(Protocol):
         """Release the socket at once. No callback follows."""
 
 
+class QueueingChannel:
+    """A channel with a queue below the session that can be kept shorter, which costs more wake-ups."""
+
+    def queue_less(self, less: bool) -> None:
+        """More urgent bytes than those that wait may come at any time, or none will."""
+        raise NotImplementedError
+
+
 class SpanningChannel:
     """A channel over several networks that has to be told of their changes."""
 

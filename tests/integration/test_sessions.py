@@ -14,6 +14,7 @@ import pytest
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
 from multi.reasons import Cause, Reason
+from multi.transports.tcp.channel import StreamChannel
 from multi.types import Family
 from tests.integration.support import (
     HOST,
@@ -722,6 +723,32 @@ def test_streams_of_higher_priority_overtake(development_certificates: Path) -> 
             await reading
             with pytest.raises(multi.LocalProtocolError, match="priority 8"):
                 await pair.session.open_stream(priority=8)
+
+    run(scenario())
+
+
+def test_less_waits_below_a_session_while_one_stream_is_more_urgent(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[bool] = []
+    monkeypatch.setattr(StreamChannel, "queue_less", lambda channel, less: said.append(less))
+
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            _, alike = await pair.session.open_stream()
+            alike.write(b"x")
+            assert said == []
+            reader, urgent = await pair.session.open_stream(priority=0)
+            urgent.write(b"now")
+            streams = pair.server_session.streams()
+            await anext(streams)
+            theirs, answer = await anext(streams)
+            assert await theirs.readexactly(3) == b"now"
+            assert said == [True, True], "at both ends"
+            answer.close()
+            urgent.close()
+            assert (await reader.read(), await theirs.read()) == (b"", b"")
+            await until(lambda: said == [True, True, False, False])
 
     run(scenario())
 

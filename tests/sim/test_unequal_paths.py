@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -169,3 +170,27 @@ def test_segments_given_at_once_do_not_all_leave_at_once() -> None:
 def test_two_equal_paths_halve_the_time(congestion: str, size: int, share: float) -> None:
     each = path(10, 0.044, products=5, congestion=congestion)
     assert download(each, each, size=size) <= share * download(each, size=size)
+
+
+# --- urgent beside bulk  ---
+
+
+def test_an_urgent_byte_waits_for_little_of_the_bulk_given_away_before_it() -> None:
+    pair = Pair((path(40, 0.003), path(30, 0.040)), client=CLIENT, watched=False)
+    client = pair.client
+    assert pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(client.active) == 2, 9)
+    pair.run(0.2)
+    urgent = client.open_stream(0)
+    assert urgent is not None
+    start, took = pair.clock.now, list[float]()
+    client.write(data(pair, 20_000_000))
+    pair.run(0.6)
+    for count in range(1, 16):
+        asked = pair.clock.now
+        client.write(b"?", urgent)
+        assert pair.until(lambda count=count: pair.peer.got(urgent) == count, 1.0)  # type: ignore[misc]
+        took.append(pair.clock.now - asked)
+        pair.run(0.020)
+    trip = min(connection.rtt for connection in client.session.connections.values())
+    assert median(took) <= 1.5 * trip + 0.005, "the answer would take half a round trip more"
+    assert client.session.sender.used / (pair.clock.now - start) > 0.9 * 70e6 / 8, "bulk pays nothing for it"

@@ -209,6 +209,7 @@ class End:
         for _ in range(MAX_ROUNDS):
             self._again = False
             for wire in self.wires.values():
+                wire.outgoing(self).queues_less = self.session.sender.ranked
                 credit = wire.outgoing(self).credit()
                 self.oracles.granted(wire, credit)
                 self.session.set_credit(wire.id, credit, now=self.now)

@@ -47,6 +47,8 @@ class Medium(Generic[Spec]):
     stalled: bool = field(default=False, init=False)
     """Nothing gets through, and nobody is told."""
     cut: bool = field(default=False, init=False)
+    queues_less: bool = field(default=False, init=False)
+    """As `QueueingChannel.queue_less` asks."""
     on_writable: Callable[[], None] | None = field(default=None, init=False)
     """Called when a full send buffer takes bytes again, where `writable_at` cannot know it."""
 

@@ -29,6 +29,7 @@ RATE_AFTER = 64 * 1024  # bytes acknowledged before a rate is told (`multi.trans
 # As in `multi.transports.tcp.channel`, which may not be imported here.
 LOWAT_MIN, LOWAT_MAX, LOWAT_TIME = 16 * 1024, 2 * 1024 * 1024, 0.010
 QUANTUM_START, QUANTUM_MIN, QUANTUM_MAX, QUANTUM_TIME = 64 * 1024, 32 * 1024, 2 * 1024 * 1024, 0.004
+LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT = 0.004, 0.001, 8 * 1024
 PIECE = 64 * 1024  # bytes the kernel takes at least once it takes any
 
 
@@ -161,8 +162,12 @@ class PathDirection(Medium[PathSpec]):
         """What the sender's kernel would say."""
         rate = self._rate if self._delivered > RATE_AFTER else 0.0
         if rate:
-            self._quantum = int(min(max(rate * QUANTUM_TIME, QUANTUM_MIN), QUANTUM_MAX))
-            lowat = int(min(max(rate * LOWAT_TIME, LOWAT_MIN), LOWAT_MAX))
+            if self.queues_less:
+                lasts, least, waits = QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT, LOWAT_TIME_URGENT
+            else:
+                lasts, least, waits = QUANTUM_TIME, QUANTUM_MIN, LOWAT_TIME
+            self._quantum = int(min(max(rate * lasts, least), QUANTUM_MAX))
+            lowat = int(min(max(rate * waits, LOWAT_MIN), LOWAT_MAX))
             if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
                 self._lowat = lowat
         unacked = self._written - self._delivered

@@ -18,7 +18,7 @@ from time import monotonic
 from weakref import WeakKeyDictionary
 
 from multi.errors import TransportError
-from multi.transports.base import READ_TIME, Buffer, ChannelInfo, ChannelSink
+from multi.transports.base import READ_TIME, Buffer, ChannelInfo, ChannelSink, QueueingChannel
 from multi.transports.sockets import (
     NOTSENT_LOWAT,
     family_of,
@@ -39,6 +39,8 @@ QUANTUM_MAX = 2 * 1024 * 1024  # above this larger writes gain nothing
 QUANTUM_TIME = 0.004  # seconds of sending one credit should last
 LOWAT_MAX = 2 * 1024 * 1024  # bytes; under a millisecond where it is reached
 LOWAT_TIME = 0.010  # seconds of sending the kernel may hold unsent: it must not run dry between two wake-ups
+# The same where urgent bytes may come and would wait behind these.
+LOWAT_TIME_URGENT, QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT = 0.004, 0.001, 8 * 1024
 LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes by less often
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
 TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
@@ -49,13 +51,15 @@ LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
 _receive_buffers: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
 
-def unsent_limit(rate: float, turn: float) -> int:
+def unsent_limit(rate: float, turn: float, time: float = LOWAT_TIME) -> int:
     """Bytes the kernel may hold unsent at `rate` when the event loop takes `turn` seconds to come by again.
+
+    `time`: seconds of sending in which a loop that is not busy comes by.
 
     Beside a QUIC connection that fills a processor, turns take 20 ms and more; a fast link with 10 ms of bytes was idle
     half of the time.
     """
-    time = min(max(LOWAT_TIME + 2 * (turn - SAMPLES_APART), LOWAT_TIME), LOWAT_TIME_MAX)
+    time = min(max(time + 2 * (turn - SAMPLES_APART), time), LOWAT_TIME_MAX)
     return int(min(max(rate * time, NOTSENT_LOWAT), LOWAT_MAX))
 
 
@@ -88,7 +92,7 @@ class _State(Enum):
     CLOSED = "closed"
 
 
-class StreamChannel:
+class StreamChannel(QueueingChannel):
     """One connected stream socket as a channel (see `multi.transports.base.Channel`). Lanes: 1."""
 
     def __init__(self, sock: socket.socket, info: ChannelInfo, secured: TlsStream | None = None) -> None:
@@ -110,6 +114,7 @@ class StreamChannel:
         self._failing = False
         self._quantum = QUANTUM_START
         self._lowat = NOTSENT_LOWAT
+        self._queues_less = False
         self._sampled_at = 0.0
         """When the last sample was taken with bytes under way, so that the next is due soon; 0.0 = there were none."""
         self._turn = SAMPLES_APART
@@ -153,6 +158,9 @@ class StreamChannel:
 
     def credit(self) -> int:
         return 0 if self._queued or self._failing or self._state is not _State.OPEN else self._quantum
+
+    def queue_less(self, less: bool) -> None:
+        self._queues_less = less
 
     def _send(self) -> None:
         """Give the kernel what it takes; what is left waits for the socket to become writable."""
@@ -382,8 +390,12 @@ class StreamChannel:
         return replace(kernel, bytes_acked=acked, unacked=unacked, not_sent=not_sent)
 
     def _adapt(self, rate: float) -> None:
-        self._quantum = int(min(max(rate * QUANTUM_TIME, QUANTUM_MIN), QUANTUM_MAX))
-        lowat = unsent_limit(rate, self._turn)
+        if self._queues_less:
+            lasts, least, waits = QUANTUM_TIME_URGENT, QUANTUM_MIN_URGENT, LOWAT_TIME_URGENT
+        else:
+            lasts, least, waits = QUANTUM_TIME, QUANTUM_MIN, LOWAT_TIME
+        self._quantum = int(min(max(rate * lasts, least), QUANTUM_MAX))
+        lowat = unsent_limit(rate, self._turn, waits)
         if lowat > 2 * self._lowat or 2 * lowat < self._lowat:
             self._lowat = lowat
             try_option(self._sock, "TCP_NOTSENT_LOWAT", lowat)

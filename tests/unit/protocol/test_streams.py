@@ -54,6 +54,25 @@ def test_the_peer_hears_of_a_stream_its_priority_and_its_bytes() -> None:
     assert ends.client.got(stream) == b"answer"
 
 
+def test_both_ends_know_whether_one_stream_is_more_urgent_than_another() -> None:
+    ends, _ = joined()
+    both = [node.session.sender for node in (ends.client, ends.server)]
+    assert not any(sender.ranked for sender in both)
+    same = open_stream(ends, ends.client)
+    assert not any(sender.ranked for sender in both)
+    stream = open_stream(ends, ends.client, priority=0)
+    ends.server.session.accept_stream(stream, now=0.0)
+    assert all(sender.ranked for sender in both)
+    for node in (ends.client, ends.server):
+        node.session.finish(stream, now=0.0)
+    ends.pump()
+    assert ends.server.got(stream) == ends.client.got(stream) == b""
+    ends.pump()
+    assert same in both[0].streams
+    assert stream not in both[0].streams
+    assert not any(sender.ranked for sender in both)
+
+
 def test_naming_a_stream_opens_all_lower_ones_of_its_side() -> None:
     ends, line = joined()
     line.client = None
