@@ -396,6 +396,8 @@ class ConnectionPaths(BoundedConnection):
             path = self._path_of_id.get(bytes(data[1 : 1 + CONNECTION_ID_LENGTH]), path)
         if path is None or (self._is_client and not path.open and path.state is not PathState.ABANDONED):
             return
+        if path.id and not self._handshake_complete:  # it has overtaken the end of the handshake: nobody can read it
+            return
         self._enter(path)
         path.received += len(data)
         super().receive_datagram(data, addr, now)

@@ -105,6 +105,17 @@ def test_a_path_with_a_round_trip_of_two_seconds_is_validated() -> None:
     assert opened(made.client) == [1]
 
 
+def test_a_path_whose_first_packet_overtakes_the_end_of_the_handshake_is_opened_a_little_later() -> None:
+    far = (link_of(10, 0.600), link_of(10, 0.044))
+    made = pair([far, TEN])
+    assert made.run(lambda: made.client.complete_at is not None)
+    made.open(1)
+    assert made.server is not None
+    assert made.server.complete_at is None
+    assert made.run(lambda: opened(made.client) == [1], 2.0)
+    made.download(10_000)
+
+
 def test_a_path_nobody_answers_on_is_given_up_and_another_id_is_used_then() -> None:
     made = pair([TEN, TEN])
     made.connect()
