@@ -14,7 +14,7 @@ EXTRAS := dev,docs,fast,plot
 BUILD := hatchling editables
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native test test-fast coverage lint format docs demo bench bench-roaming bench-paper bench-grid interop fuzz lock clean
+.PHONY: help setup native test test-fast coverage lint format docs demo bench bench-roaming bench-paper bench-grid bench-mpquic interop fuzz lock clean
 
 help:  ## show the targets
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## */\1|/' | while IFS='|' read -r target text; do \
@@ -65,6 +65,9 @@ bench-roaming: $(STAMP)  ## measure sessions whose networks come, go and die; go
 
 bench-grid: $(STAMP)  ## measure schedulers over a grid of unequal paths, in virtual time and on the testbed; resumable
 	$(BIN)/python -m benchmarks.grid $(ARGS)
+
+bench-mpquic: $(STAMP)  ## do four papers on multipath QUIC again, in virtual time; goes on where it was interrupted
+	$(BIN)/python -m benchmarks.mpquic $(ARGS)
 
 bench-paper: $(STAMP)  ## do the paper's evaluation again; goes on where it was interrupted, ARGS=--quick for a look
 	$(BIN)/python -m benchmarks.paper $(ARGS)

@@ -1,9 +1,5 @@
 """The grid of unequal paths: points spread evenly over what paths can be, computed, always the same.
 
-A WSP design (Santiago, Claeys-Bruno, Sergent, Chemometrics 2012; used for MPTCP by Paasch et al. and for multipath QUIC
-by De Coninck and Bonaventure): from a dense set of candidates in the unit cube, go from one to its nearest neighbour
-and drop whatever lies nearer than a distance d; d is the one that leaves as many points as are wanted.
-
 Two paths have six factors (rate ratio, round-trip ratio, two losses, two queues), three have ten.
 """
 
@@ -12,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from math import dist
-from random import Random
+
+from benchmarks.spread import spread
 
 __all__ = ["Path", "Point", "grid", "testbed_points"]
 
@@ -25,7 +22,6 @@ LOSS_FREE = 0.25  # of the axis: many links lose nothing but what their queue dr
 QUEUES = (0.5, 10.0)  # times the bandwidth-delay product
 MIN_QUEUE = 3000.0  # bytes; two packets, or nothing gets through
 TWO_PATHS, THREE_PATHS = 64, 36
-CANDIDATES = 2000
 TESTBED = 12
 
 
@@ -62,15 +58,15 @@ class Point:
 @cache
 def grid() -> tuple[Point, ...]:
     """All points, those with two paths first."""
-    two = [_two(f"2-{n:02}", c) for n, c in enumerate(_wsp(6, TWO_PATHS, seed=1), 1)]
-    three = [_three(f"3-{n:02}", c) for n, c in enumerate(_wsp(10, THREE_PATHS, seed=2), 1)]
+    two = [_two(f"2-{n:02}", c) for n, c in enumerate(spread(6, TWO_PATHS, seed=1), 1)]
+    three = [_three(f"3-{n:02}", c) for n, c in enumerate(spread(10, THREE_PATHS, seed=2), 1)]
     return (*two, *three)
 
 
 @cache
 def testbed_points() -> tuple[Point, ...]:
     """The points for real kernels: eight with two paths and four with three, as far from each other as possible."""
-    two, three = _wsp(6, TWO_PATHS, seed=1), _wsp(10, THREE_PATHS, seed=2)
+    two, three = spread(6, TWO_PATHS, seed=1), spread(10, THREE_PATHS, seed=2)
     points = grid()
     chosen = [points[i] for i in _far_apart(two, TESTBED * 2 // 3)]
     return (*chosen, *(points[TWO_PATHS + i] for i in _far_apart(three, TESTBED // 3)))
@@ -108,41 +104,6 @@ def _point(name: str, rates: tuple[float, ...], ratios: tuple[float, ...], rest:
 
 def _loss(at: float) -> float:
     return MAX_LOSS * max(0.0, at - LOSS_FREE) / (1 - LOSS_FREE)
-
-
-# --- the design ---
-
-
-@cache
-def _wsp(dimensions: int, count: int, *, seed: int) -> tuple[tuple[float, ...], ...]:
-    """`count` points of the unit cube; the distance that leaves so many is found by halving."""
-    random = Random(seed)
-    candidates = [tuple(random.random() for _ in range(dimensions)) for _ in range(CANDIDATES)]
-    low, high = 0.0, dimensions**0.5
-    best: list[tuple[float, ...]] = []
-    for _ in range(24):
-        middle = (low + high) / 2
-        found = _spread(candidates, middle)
-        if len(found) >= count:
-            low, best = middle, found
-            if len(found) == count:
-                break
-        else:
-            high = middle
-    return tuple(best[:count])
-
-
-def _spread(candidates: list[tuple[float, ...]], distance: float) -> list[tuple[float, ...]]:
-    """Candidates no two of which are nearer than `distance`."""
-    centre = (0.5,) * len(candidates[0])
-    left = sorted(candidates, key=lambda c: dist(c, centre))
-    chosen: list[tuple[float, ...]] = []
-    while left:
-        here = left[0]
-        chosen.append(here)
-        near = [(dist(c, here), c) for c in left[1:]]
-        left = [c for d, c in sorted(near) if d >= distance]
-    return chosen
 
 
 def _far_apart(points: tuple[tuple[float, ...], ...], count: int) -> list[int]:

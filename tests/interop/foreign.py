@@ -82,5 +82,5 @@ class ForeignEngine(ABC):
     def number_and_port(self, address: PeerAddress) -> tuple[int, int]:
         """Of a path, by its addresses as this end has them."""
         if address.peer == SERVER:
-            return address.local[0], 0
+            return address.local[1], 0
         return int(str(address.peer[0]).split(".")[1]), int(address.peer[1])

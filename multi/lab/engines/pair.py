@@ -28,7 +28,7 @@ class Peer(Protocol):
 class End:
     """An engine, its timer, and an application that writes as fast as it may and reads at once."""
 
-    def __init__(self, clock: Clock, engine: QuicEngine, links: dict[tuple[Any, bytes], Link]) -> None:
+    def __init__(self, clock: Clock, engine: QuicEngine, links: dict[PeerAddress, Link]) -> None:
         self.engine, self.links = engine, links
         self.events: list[Any] = []
         self.paths: list[PathOpened | PathClosed | PathStatusChanged] = []
@@ -42,13 +42,13 @@ class End:
         """Seconds between two readings, from the first on."""
         self.on_event: Callable[[Any], None] = lambda event: None
         self._clock = clock
-        self._to_write: dict[int, tuple[bytes, bool]] = {}
+        self._to_write: dict[int, tuple[memoryview, bool]] = {}
         self._timer_at: float | None = None
 
     def write(self, data: bytes, end: bool = False, stream: int = 0) -> None:
         """Queue bytes; they go to the engine when it has sent those before."""
         before = self._to_write.get(stream, (b"", False))[0]
-        self._to_write[stream] = (before + data, end)
+        self._to_write[stream] = (memoryview(bytes(before) + data), end)
         self.pump()
 
     def take(self, data: bytes, address: PeerAddress) -> None:
@@ -71,7 +71,7 @@ class End:
                 else:
                     self._to_write[stream] = (data[room:], end)
         for burst in self.engine.bursts(clock.now):
-            link = self.links[burst.address.peer, burst.address.local]
+            link = self.links[burst.address]
             for start in range(0, len(burst.data), burst.segment):
                 link.send(bytes(burst.data[start : start + burst.segment]))
         at = self.engine.next_timer()
@@ -111,10 +111,15 @@ class Pair:
     """A client and a server with some paths between them."""
 
     def __init__(
-        self, client: QuicEngine, server: Callable[[bytes], QuicEngine], specs: Sequence[tuple[LinkSpec, LinkSpec]]
+        self,
+        client: QuicEngine,
+        server: Callable[[bytes], QuicEngine],
+        specs: Sequence[tuple[LinkSpec, LinkSpec]],
+        seed: int = 1,
     ) -> None:
-        """`server` makes the engine for the id that the client's first packet has; `specs`: (up, down) of each path."""
-        self.clock = Clock(1)
+        """`server` makes the engine for the id that the client's first packet has; `specs`: (up, down) of each path;
+        `seed` decides which datagrams are lost."""
+        self.clock = Clock(seed)
         self.clock.now = BEGIN
         self.ups: list[Link] = []
         self.downs: list[Link] = []
@@ -122,13 +127,13 @@ class Pair:
         self.server: End | None = None
         self.moved: dict[int, int] = {}
         """Ports of the client on a path, as the server sees them, where a NAT has changed them."""
-        client_links: dict[tuple[Any, bytes], Link] = {}
-        self._server_links: dict[tuple[Any, bytes], Link] = {}
+        client_links: dict[PeerAddress, Link] = {}
+        self._server_links: dict[PeerAddress, Link] = {}
         for index, (up, down) in enumerate(specs):
             self.ups.append(Link(up, self.clock, self._to_server(index)))
             self.downs.append(Link(down, self.clock, self._to_client(index)))
-            client_links[SERVER, bytes([index])] = self.ups[-1]
-            self._server_links[self.seen(index).peer, b""] = self.downs[-1]
+            client_links[self.place(index)] = self.ups[-1]
+            self._server_links[self.seen(index)] = self.downs[-1]
         self.client = End(self.clock, client, client_links)
         client.connect(self.place(0), self.clock.now)
         self.client.pump()
@@ -136,7 +141,7 @@ class Pair:
     @staticmethod
     def place(index: int) -> PeerAddress:
         """The ends of a path as the client names them."""
-        return PeerAddress(SERVER, bytes([index]))
+        return PeerAddress(SERVER, bytes([10, index, 0, 1]))
 
     def seen(self, index: int) -> PeerAddress:
         """The client on a path as the server sees it."""
@@ -145,7 +150,7 @@ class Pair:
     def move(self, index: int) -> None:
         """A NAT on the path forgets the client: it has another port from now on."""
         self.moved[index] = self.moved.get(index, 0) + 1
-        self._server_links[self.seen(index).peer, b""] = self.downs[index]
+        self._server_links[self.seen(index)] = self.downs[index]
 
     def _to_server(self, index: int) -> Callable[[bytes], None]:
         def deliver(data: bytes) -> None:

@@ -1,0 +1,1 @@
+"""Four papers' experiments with multipath QUIC, done again with real engines in virtual time."""

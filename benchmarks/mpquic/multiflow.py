@@ -1,0 +1,212 @@
+"""De Coninck and Bonaventure: uniflows, where the way back of a path is much worse than the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from typing import Any, ClassVar
+
+from benchmarks.mpquic.cells import Cell, Results, Route, Setup, route
+from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, median, number
+from benchmarks.mpquic.plays import Download
+from benchmarks.spread import spread
+
+__all__ = ["paper"]
+
+MEGABYTE = 1_000_000
+FIRST = route(10, 0.020)
+SECOND = route(50, 0.020, up=0.01, delay_up=1.0)
+SAME = Setup(settings=(("ack_path", "same"),))
+BEST = Setup()
+SCENARIOS = 139
+RATES = (0.1, 100.0)  # Mbit/s, and
+DELAYS = (0.001, 0.300)  # seconds one way: of each direction of each path; the paper gives its ranges in a picture
+
+
+def paper(scale: Scale) -> Paper:
+    return Paper(
+        "Multiflow QUIC: a generic multipath transport protocol",
+        "Q. De Coninck, O. Bonaventure, IEEE Communications Magazine 59(5), 2021",
+        (Asymmetric(scale), SpeedUps(scale), Ratios(scale)),
+    )
+
+
+class Asymmetric(Figure):
+    key = "multiflow-4"
+    title = "Figure 4: the second path comes back at 10 kbit/s"
+    setting = (
+        "10 MB; first path 10 Mbit/s and 20 ms, second 50 Mbit/s and 10 ms down, 0.01 Mbit/s and 1 s up. The paper's "
+        "MPQUIC acknowledges on the path of the packets; the default here is the best one. Fifteen runs there, one "
+        "here: nothing is random in virtual time."
+    )
+    SIZE = 10 * MEGABYTE
+    ONE = "one path"
+    NATIVE = Setup("noq")
+
+    def _rows(self) -> dict[str, tuple[Cell, str, str]]:
+        """Cells with the paper's seconds and megabytes on the second path."""
+        both = Download(self.SIZE, (FIRST, SECOND))
+        return {
+            self.ONE: (Cell(self.key, "one", Download(self.SIZE, (FIRST,))), "about 8.5", "-"),
+            "RFC 10069, acknowledged on the same path": (Cell(self.key, "same", both, SAME), "about 8.5", "0.09"),
+            "RFC 10069, acknowledged on the best path": (Cell(self.key, "best", both, BEST), "-", "-"),
+            "native, one path": (Cell(self.key, "one", Download(self.SIZE, (FIRST,)), self.NATIVE), "-", "-"),
+            "native, both": (Cell(self.key, "same", both, self.NATIVE), "-", "-"),
+        }
+
+    def cells(self) -> Sequence[Cell]:
+        return [cell for cell, *_ in self._rows().values()]
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for name, (cell, seconds, second) in self._rows().items():
+            carried = results.value(cell, "bytes 1")
+            ours = number(carried / 1e6) if carried is not None else "-"
+            rows.append([name, seconds, number(results.value(cell, "seconds")), second, ours])
+        return Table(("", "paper, s", "here, s", "paper: MB on the second path", "here"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        best = self._rows()["RFC 10069, acknowledged on the best path"][0]
+        return [Target("Figure 4, RFC 10069 with the best path", results.value(best, "seconds"), 6.0, unit=" s")]
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        shown = [(name, results.value(cell, "seconds")) for name, (cell, *_) in self._rows().items()]
+        known = [(name, seconds) for name, seconds in shown if seconds is not None]
+        axes.barh([name for name, _ in known], [seconds for _, seconds in known], color="#2f6db5")
+        axes.invert_yaxis()
+        axes.set_xlabel("seconds for 10 MB")
+
+
+@cache
+def _scenarios() -> tuple[tuple[str, tuple[Route, Route]], ...]:
+    """All 278, in an order of which any beginning is a sample of the whole."""
+    found = []
+    for index, at in enumerate(spread(8, SCENARIOS, seed=3, candidates=1000), 1):
+        one, two = _path(at[:4]), _path(at[4:])
+        found += [(f"{index:03}a", (one, two)), (f"{index:03}b", (two, one))]
+    Random(1).shuffle(found)
+    return tuple(found)
+
+
+def _path(at: Sequence[float]) -> Route:
+    """Both rates and both delays, each spread evenly in its logarithm."""
+    (slow, fast), (near, far) = RATES, DELAYS
+    down, up = (slow * (fast / slow) ** x for x in at[:2])
+    delay_down, delay_up = (near * (far / near) ** x for x in at[2:])
+    return route(down, 2 * delay_down, up=up, delay_up=delay_up)
+
+
+class _Scenarios(Figure):
+    """Both figures that look at all scenarios."""
+
+    VARIANTS: ClassVar = {"same": SAME, "best": BEST}
+    NAMES: ClassVar = {"same": "RFC 10069, same path", "best": "RFC 10069, best path"}
+
+    @property
+    def size(self) -> int:
+        return (1 if self.quick else 10) * MEGABYTE
+
+    @property
+    def scenarios(self) -> Sequence[tuple[str, tuple[Route, Route]]]:
+        return _scenarios()[: 12 if self.quick else None]
+
+    def one(self, name: str, routes: tuple[Route, Route]) -> Cell:
+        return Cell("multiflow-5", f"{name} one, {self.size // MEGABYTE} MB", Download(self.size, routes[:1]))
+
+    def both(self, name: str, routes: tuple[Route, Route], variant: str) -> Cell:
+        row = f"{name} {variant}, {self.size // MEGABYTE} MB"
+        return Cell("multiflow-5", row, Download(self.size, routes), self.VARIANTS[variant])
+
+    def cells(self) -> Sequence[Cell]:
+        return [
+            cell
+            for name, routes in self.scenarios
+            for cell in (self.one(name, routes), *(self.both(name, routes, variant) for variant in self.VARIANTS))
+        ]
+
+    def times(self, results: Results, variant: str) -> dict[str, float]:
+        """Seconds of each scenario that was run; `one` is a variant too."""
+        found = {}
+        for name, routes in self.scenarios:
+            cell = self.one(name, routes) if variant == "one" else self.both(name, routes, variant)
+            seconds = results.value(cell, "seconds")
+            if seconds is not None:
+                found[name] = seconds
+        return found
+
+
+class SpeedUps(_Scenarios):
+    key = "multiflow-5"
+    title = "Figure 5: what a second path brings in 278 scenarios"
+    setting = (
+        "Rates from 0.1 to 100 Mbit/s and delays from 1 to 300 ms in each direction of each path, 139 points of a WSP "
+        "design, each path once as the first one. The paper gives its ranges in a picture: these are ours. Speed-up: "
+        "time over the first path alone / time over both - 1."
+    )
+    SAID: ClassVar = {"same": "73 % (MPQUIC), 75 % (MPTCP)", "best": "-", "uniflows": "83.5 %"}
+    BOUNDS: ClassVar = {"same": 73.0, "uniflows": 83.5}
+
+    def _speed_ups(self, results: Results, variant: str) -> dict[str, float]:
+        one, both = self.times(results, "one"), self.times(results, variant)
+        return {name: 100 * (one[name] / both[name] - 1) for name in one.keys() & both.keys()}
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for variant, name in self.NAMES.items():
+            found = list(self._speed_ups(results, variant).values())
+            slower = sum(each < 0 for each in found)
+            counted = f"{len(found)} of {len(self.scenarios)}"
+            rows.append([name, self.SAID[variant], number(median(found), " %"), counted, str(slower) if found else "-"])
+        return Table(("", "paper: median", "here: median", "scenarios", "slower than one path"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        found = []
+        for variant, bound in self.BOUNDS.items():
+            if variant in self.VARIANTS:
+                middle = median(list(self._speed_ups(results, variant).values()))
+                what = f"Figure 5, median speed-up, {self.NAMES[variant]}"
+                found.append(Target(what, middle, bound, at_least=True, unit=" %"))
+        return found
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        for variant, name in self.NAMES.items():
+            found = sorted(self._speed_ups(results, variant).values())
+            if found:
+                axes.step(found, [(at + 1) / len(found) for at in range(len(found))], where="post", label=name)
+        axes.set_xscale("symlog", linthresh=100)
+        axes.set_xlabel("speed-up, %")
+        axes.set_ylabel("share of the scenarios")
+        axes.set_ylim(0, 1)
+
+
+class Ratios(_Scenarios):
+    key = "multiflow-6"
+    title = "Figure 6: ratios of times, scenario by scenario"
+    setting = (
+        "The cells of Figure 5. The paper's other party is MPTCP; its single paths are equal, MFQUIC slightly ahead."
+    )
+
+    def _ratios(self, results: Results) -> list[float]:
+        same, best = self.times(results, "same"), self.times(results, "best")
+        return sorted(same[name] / best[name] for name in same.keys() & best.keys())
+
+    def table(self, results: Results) -> Table:
+        found = self._ratios(results)
+        ahead = sum(each >= 1 for each in found)
+        row = ["same path / best path", "-", number(median(found)), f"{ahead} of {len(found)}"]
+        return Table(("times", "paper", "here: median", "at least 1"), [row])
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        found = self._ratios(results)
+        if found:
+            axes.step(
+                found, [(at + 1) / len(found) for at in range(len(found))], where="post", label="same / best path"
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel("ratio of times")
+        axes.set_ylabel("share of the scenarios")
+        axes.set_ylim(0, 1)

@@ -1,0 +1,131 @@
+"""A client and a server in virtual time, as the experiments need them: paths are opened as soon as they can be, and a
+server answers when it is asked."""
+
+from __future__ import annotations
+
+import atexit
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.mpquic.cells import Route, Setup
+from multi.lab.cert import write_development_certificates
+from multi.lab.engines.pair import End, Pair
+from multi.transports.base import TlsSettings
+from multi.transports.mpquic import aioquic_engine
+from multi.transports.mpquic.settings import MpquicSettings
+from multi.transports.quic.engine import PathEngine, PathOpened, implementation
+from multi.transports.quic.settings import QuicSettings
+
+__all__ = ["BULK", "URGENT", "Stage", "Unfinished"]
+
+DATAGRAM = 1350  # bytes, as sessions have it
+LIMIT = 3600.0  # virtual seconds; a path of 0.1 Mbit/s needs a quarter of an hour for 10 MB
+BULK, URGENT = 0, 4
+"""Streams; they are opened in this order."""
+
+
+class Unfinished(Exception):
+    """It did not come to its end in time."""
+
+
+@cache
+def _certificates() -> Path:
+    directory = tempfile.TemporaryDirectory(prefix="multi-bench-mpquic-")
+    atexit.register(directory.cleanup)
+    write_development_certificates(Path(directory.name), [])
+    return Path(directory.name)
+
+
+def _engine_of(setup: Setup) -> type[PathEngine]:
+    return cast(type[PathEngine], implementation("noq")) if setup.engine == "noq" else aioquic_engine.Engine
+
+
+class Stage:
+    """Both ends, from the client's first packet on; `client` and `server` are their applications."""
+
+    def __init__(self, setup: Setup, routes: Sequence[Route], seed: int = 1) -> None:
+        engine = _engine_of(setup)
+        made = _certificates()
+        settings = MpquicSettings.model_validate(
+            {
+                "engine": setup.engine,
+                "congestion": setup.congestion,
+                "paths": max(2, len(routes)),
+                **dict(setup.settings),
+            }
+        )
+        more: dict[str, Any] = {"seed": seed} if setup.engine == "noq" else {}
+        issuers = (made / "ca.pem").read_bytes()
+        tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
+        dialling = engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", settings.policy(), **more)
+        listening = engine.configure(QuicSettings(), tls, b"", None, settings.policy(), **more)
+        self.pair = Pair(
+            engine(dialling, DATAGRAM), lambda original: engine(listening, DATAGRAM, original), routes, seed
+        )
+        self.begin = self.pair.clock.now
+        self.on_connected: Callable[[], None] = lambda: None
+        """The client may write."""
+        self.on_request: Callable[[], None] = lambda: None
+        """The server has got the first byte."""
+        self._to_open = list(range(1, len(routes)))
+        self._connected = False
+        self.asked = False
+        """The server has been."""
+
+    @property
+    def client(self) -> End:
+        return self.pair.client
+
+    @property
+    def server(self) -> End:
+        assert self.pair.server is not None
+        return self.pair.server
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the client's first packet."""
+        return self.pair.clock.now - self.begin
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Do it so many seconds from now."""
+        self.pair.clock.at(self.pair.clock.now + delay, action)
+
+    def run(self, condition: Callable[[], bool], limit: float = LIMIT) -> None:
+        """Until it holds. Raises Unfinished when `limit` virtual seconds pass before."""
+
+        def stepped() -> bool:
+            if not self.asked:
+                self._step()
+            elif self._to_open:
+                self._open()
+            return condition()
+
+        if not self.pair.run(stepped, limit):
+            raise Unfinished(f"not done after {limit:g} s")
+
+    def _step(self) -> None:
+        if self.client.complete_at is None:
+            return
+        if not self._connected:
+            self._connected = True
+            self._open()
+            self.on_connected()
+        server = self.pair.server
+        if server is not None and server.received:
+            self.asked = True
+            self.on_request()
+
+    def _open(self) -> None:
+        engine = cast(PathEngine, self.client.engine)
+        while self._to_open:
+            if engine.open_path(self.pair.place(self._to_open[0]), self.pair.clock.now) is None:
+                return
+            del self._to_open[0]
+            self.client.pump()
+
+    def opened_at_client(self) -> int:
+        """How many paths besides the first have answered."""
+        return sum(isinstance(event, PathOpened) for event in self.client.paths)

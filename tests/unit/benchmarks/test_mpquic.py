@@ -1,0 +1,115 @@
+"""What `make bench-mpquic` keeps, runs and says, with little of it run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mpquic.__main__ import papers
+from benchmarks.mpquic.cells import Cell, Outcome, Results, Setup, route
+from benchmarks.mpquic.figures import NOT_RUN, Scale, Target, number
+from benchmarks.mpquic.plays import Download, Urgent
+from benchmarks.mpquic.report import page
+from benchmarks.mpquic.store import PACKED, Entry, Store
+
+TEN = route(10, 0.044)
+
+
+def entry(cell: str, seconds: float = 1.0) -> Entry:
+    return Entry(cell, Outcome({"seconds": seconds}, {"delays": [0.5]}), "abc", "a machine", 0.1)
+
+
+@pytest.fixture(scope="module", params=Scale)
+def cells(request: pytest.FixtureRequest) -> list[Cell]:
+    return [cell for paper in papers(request.param) for figure in paper.figures for cell in figure.cells()]
+
+
+def test_the_name_of_a_cell_says_what_it_is(cells: list[Cell]) -> None:
+    """Figures share cells; what is stored under one name has to be one thing."""
+    known: dict[str, Cell] = {}
+    for cell in cells:
+        assert known.setdefault(cell.key, cell) == cell
+
+
+def test_results_are_kept_and_those_of_the_working_file_win_over_the_packed_ones(tmp_path: Path) -> None:
+    store = Store(tmp_path / "working", tmp_path / "packed")
+    store.put(entry("a", 1.0))
+    store.put(entry("b", 2.0))
+    assert store.pack() == 2
+    (tmp_path / "working").unlink()
+    assert store.entries() == {"a": entry("a", 1.0), "b": entry("b", 2.0)}
+    store.put(entry("a", 3.0))
+    assert store.entries()["a"].outcome.values == {"seconds": 3.0}
+
+
+def test_the_same_results_make_the_same_packed_file(tmp_path: Path) -> None:
+    packed = []
+    for order in ("ab", "ba"):
+        store = Store(tmp_path / order, tmp_path / f"packed-{order}")
+        for cell in order:
+            store.put(entry(cell))
+        store.pack()
+        packed.append((tmp_path / f"packed-{order}").read_bytes())
+    assert packed[0] == packed[1]
+
+
+def test_a_run_that_was_killed_while_it_wrote_loses_that_cell_and_no_other(tmp_path: Path) -> None:
+    store = Store(tmp_path / "working")
+    store.put(entry("a"))
+    with (tmp_path / "working").open("a") as file:
+        file.write(entry("b").encoded()[: random.Random(1).randrange(5, 60)])
+    store.put(entry("c"))
+    assert set(store.entries()) == {"a", "c"}
+
+
+def test_a_download_takes_both_paths_and_the_same_time_again() -> None:
+    one, two = (Download(100_000, (TEN,) * paths).run(Setup(), 1) for paths in (1, 2))
+    assert 0.17 < one.values["seconds"] < 0.3
+    assert two.values["bytes 1"] > 20_000
+    again = Download(100_000, (TEN, TEN)).run(Setup(), 1)
+    assert again.values["seconds"] == pytest.approx(two.values["seconds"], rel=0.01)
+
+
+def test_what_is_urgent_is_asked_for_during_a_download() -> None:
+    play = Urgent(1_400_000, (TEN,))
+    own, ordered = (replace(play, in_order=in_order).run(Setup(), 1) for in_order in (False, True))
+    assert len(own.series["delays"]) >= 2
+    assert 0.044 < own.values["median"] < ordered.values["median"]
+
+
+def test_a_target_is_held_short_or_not_run() -> None:
+    most, least = Target("time", 0.6, 0.62, unit=" s"), Target("ratio", 1.9, 1.94, at_least=True)
+    assert (most.verdict, most.promise) == ("held", "at most 0.62 s")
+    assert (least.verdict, least.promise) == ("**short by 0.040**", "at least 1.94")
+    assert replace(least, measured=None).verdict == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, NOT_RUN), (0.0, "0"), (0.12345, "0.123"), (12.34, "12.3"), (1234.5, "1234")]
+)
+def test_numbers_have_three_digits_that_count(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+def test_nothing_is_said_of_what_was_not_run() -> None:
+    shown = papers(Scale.FULL)
+    targets = [target for paper in shown for figure in paper.figures for target in figure.targets(Results({}))]
+    assert targets
+    assert {target.verdict for target in targets} == {NOT_RUN}
+    assert NOT_RUN in page(shown, {}, {}, quick=False)
+
+
+def test_the_page_in_the_documents_is_made_of_the_results_that_come_with_the_project() -> None:
+    entries = Store(Path("/nowhere"), PACKED).entries()
+    shown = papers(Scale.FULL)
+    documents = PACKED.parents[2] / "docs"
+    pictures = {
+        figure.key: name
+        for paper in shown
+        for figure in paper.figures
+        if (documents / (name := f"evaluation-mpquic-{figure.key}.png")).exists()
+    }
+    assert page(shown, entries, pictures, quick=False) == (documents / "evaluation-mpquic.md").read_text()
