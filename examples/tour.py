@@ -79,6 +79,10 @@ async def serve(port: int) -> multi.Server:
     return server
 
 
+async def stop(server: multi.Server) -> None:
+    await server.drain(10.0)  # clients hear multi.GoingAway, and the last session has ended within 10 s
+
+
 def report(server: multi.Server) -> None:
     stats: multi.ServerStats = server.stats()
     for name, transport in stats.transports.items():
@@ -180,6 +184,8 @@ def handle(event: multi.Event | multi.EventsDropped) -> None:
             print("now scheduled by", scheduler)
         case multi.AddressesAnnounced(addresses=addresses):
             print("the server is also at", addresses)
+        case multi.GoingAway(deadline=deadline):
+            print(f"the server ends this session within {deadline:g} s: open another one")
         case multi.DatagramDropped(size=size, max_size=max_size):
             print(f"{size} bytes were too many, {max_size} fit")
         case multi.BudgetChanged(name=name, level=level, until=until):
@@ -266,8 +272,7 @@ async def main() -> None:
         print("busy" if is_busy(session) else "idle")
     await watching
     report(server)
-    server.close()
-    await server.wait_closed()
+    await stop(server)
     with tempfile.TemporaryDirectory() as directory:
         write_development_certificates(Path(directory), [])
         print(await over_tls(Path(directory)))

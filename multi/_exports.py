@@ -40,6 +40,7 @@ from multi.events import ConnectionChanged as ConnectionChanged
 from multi.events import DatagramDropped as DatagramDropped
 from multi.events import Event as Event
 from multi.events import EventsDropped as EventsDropped
+from multi.events import GoingAway as GoingAway
 from multi.events import HandoverChanged as HandoverChanged
 from multi.events import HandoverState as HandoverState
 from multi.events import NetworkChanged as NetworkChanged

@@ -154,6 +154,24 @@ class SessionResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class GoingAway:
+    """The server is being stopped, and ends the session within `deadline` seconds of this event. Both sides hear it.
+
+    For at least four fifths of that time everything works as ever, new connections of the session included. A client
+    may open a new session at once, which leads to another server or to the successor of this one, move its work there
+    and close this session; or finish what it does. A server's handler may finish what it does, and close. In the end
+    what the server has written is delivered, and then reading and writing raise SessionLost with the cause GOING_AWAY.
+    Whether the server's application has read what a client has written is known by its answer only, as ever. Said
+    again with another deadline, the last one holds.
+    """
+
+    deadline: float
+
+    def __str__(self) -> str:
+        return f"the server is being stopped: the session ends within {self.deadline:g} s"
+
+
+@dataclass(frozen=True, slots=True)
 class SessionEnded:
     """The session is over; `reason.orderly` when it ended in order."""
 
@@ -218,6 +236,7 @@ Event = (
     | SessionConfirmed
     | SessionDetached
     | SessionResumed
+    | GoingAway
     | SessionEnded
     | DatagramDropped
     | BudgetChanged

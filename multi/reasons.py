@@ -67,6 +67,9 @@ class Cause(Enum):
     """The server says that it does not know the session; see `docs/security.md` for who else could say so."""
     REFUSED_ELSEWHERE = "refused_elsewhere"
     """Another server holds the session."""
+    GOING_AWAY = "going_away"
+    """The server is being stopped: it takes no new session, or has ended this one as it had announced. Another server,
+    or this one a little later, takes one."""
     BAD_PROOF = "bad_proof"
     """The server did not prove to hold the session's keys."""
     BAD_CHOICE = "bad_choice"

@@ -36,6 +36,7 @@ from multi.events import (
     Dial,
     Effect,
     Event,
+    GoingAway,
     Notify,
     SendBytes,
     SessionClosed,
@@ -81,7 +82,10 @@ UNANSWERED = frozenset(
 )  # a dial that failed so has met no server: what is tried next may work as soon as the network does
 CLOSED_BY_PEER = frozenset((errno.ECONNRESET, errno.EPIPE))
 UNPROVEN = frozenset((Cause.REFUSED, Cause.BAD_PROOF))  # of a handshake that failed where a key may be missing
-REFUSALS = UNPROVEN | {Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY, Cause.BAD_CHOICE}
+REFUSALS = UNPROVEN | {
+    *(Cause.REFUSED_VERSION, Cause.REFUSED_PROTECTION, Cause.REFUSED_BUSY),
+    *(Cause.GOING_AWAY, Cause.BAD_CHOICE),
+}
 FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one was forked from")
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 SESSION_MEMORY = 20 * 1024  # bytes that a session is counted for besides its window and its connections
@@ -473,7 +477,7 @@ class SessionDriver:
 
     async def _cut(self) -> None:
         """The event loop shuts down: what was closed may end in order; else the peer is told if a socket takes it."""
-        if self.core.closing and not self.closed.done():
+        if (self.core.closing or self.core.leaving) and not self.closed.done():
             with suppress(TimeoutError):
                 async with asyncio.timeout(EXIT_LINGER):
                     await asyncio.shield(self.closed)
@@ -800,13 +804,16 @@ class SessionDriver:
     def known(self) -> list[Event]:
         """Where a listener begins: one ConnectionChanged per current connection.
 
-        Earlier warnings and what the server has announced last follow: both may come before anybody can listen.
+        Earlier warnings follow, and what the server has said last of its addresses and its end: all of it may come
+        before anybody can listen.
         """
         session = self.core
         first: list[Event] = [ConnectionChanged(c.id, c.state, c.reason, c.facts) for c in session.connections.values()]
         first += self._warnings
         if self._announced is not None:
             first.append(self._announced)
+        if session.ends_in is not None:
+            first.append(GoingAway(session.ends_in))
         return first
 
     def listen(self, listener: Listener) -> None:

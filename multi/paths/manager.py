@@ -36,7 +36,8 @@ SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before anothe
 TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
-WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
+# Said, or not said, by a server under load; or by one that is being stopped, while its successor starts.
+WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.GOING_AWAY, Cause.HANDSHAKE_TIMEOUT))
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
 NETWORK_GONE = "the network went away"

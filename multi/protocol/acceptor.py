@@ -99,7 +99,7 @@ class SessionTable(Generic[T]):
         if session_id in self._owned:
             return refusal(session_id, Refuse(RefuseCode.REFUSED), "HELLO for the Session ID of another")
         if self._closed_to_new:
-            return refusal(session_id, Refuse(RefuseCode.BUSY), "the server is closing")
+            return refusal(session_id, Refuse(RefuseCode.GOING_AWAY), "the server is being stopped")
         if full := self._full(source):
             limit, reason = full
             return refusal(session_id, Refuse(RefuseCode.BUSY, limit=limit), reason)

@@ -17,6 +17,7 @@ from multi.protocol.base import SessionBase
 from multi.protocol.connection import Connection
 from multi.protocol.handshake import (
     DATAGRAMS,
+    GOING_AWAY,
     MAX_TICKETS,
     PROOF_LENGTH,
     Accept,
@@ -126,7 +127,7 @@ class ClientAuthenticator(Authenticator):
             terms=ConnectionTerms(sealed=True),
             psk_id=settings.psk_id,
             resume_timeout=_milliseconds(settings.resume_timeout),
-            extensions=_extensions(settings),
+            extensions=(*_extensions(settings), (GOING_AWAY, b"")),
         )
         self._origin = origin_of(self._hello.session_part())
         self._reset = b""

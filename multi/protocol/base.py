@@ -44,6 +44,8 @@ class SessionBase(ABC):
         """When CLOSE was said, or data or control came after it; None = not yet. The session lingers from then on."""
         self.closing = False
         """This side has ended the session."""
+        self.leaving = False
+        """The server goes away: nothing more is written, and the session ends once what was written is acknowledged."""
         self.connections = Connections()
         self.outbox = Outbox(self.connections)
         self.receiver = Receiver(settings, now)
@@ -68,7 +70,7 @@ class SessionBase(ABC):
     @property
     def settling(self) -> bool:
         """The session or a connection ends as soon as the peer has acknowledged enough."""
-        if self.closing:
+        if self.closing or self.leaving:
             return True
         for connection in self.connections.values():  # noqa: SIM110 - asked for every acknowledgement
             if connection.state is ConnectionState.DRAINING:
@@ -114,6 +116,10 @@ class SessionBase(ABC):
     @abstractmethod
     def peer_lost(self, connection: Connection) -> None:
         """On the peer's side it is over: nothing need be said about it any more."""
+
+    @abstractmethod
+    def peer_goes_away(self, seconds: float) -> None:
+        """AWAY has come: the server ends the session within `seconds`."""
 
     @abstractmethod
     def peer_closed(self, close: Close) -> None:

@@ -16,7 +16,7 @@ from multi.protocol.segment import SegmentType
 from multi.types import ConnectionId, StreamId
 
 EPHEMERAL = frozenset(
-    {SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS, SegmentType.RATE}
+    {SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS, SegmentType.RATE, SegmentType.AWAY}
 )  # of no use once the session ends
 MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
 

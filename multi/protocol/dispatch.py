@@ -24,6 +24,7 @@ from multi.protocol.payloads import (
     Keepalive,
     decode_ack,
     decode_addresses,
+    decode_away,
     decode_close,
     decode_drain,
     decode_keepalive,
@@ -33,7 +34,7 @@ from multi.protocol.payloads import (
     encode_keepalive,
 )
 from multi.protocol.scheduling import Scheduling
-from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, UNKNOWN_CONTROL, Segment, SegmentDecoder, SegmentType
+from multi.protocol.segment import CONTROL_TYPES, HANDSHAKE_TYPES, Segment, SegmentDecoder, SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT
 from multi.protocol.state import Phase
 from multi.protocol.streams import Streams
@@ -65,6 +66,7 @@ class Incoming:
     _scheduling: Scheduling
     _policy_number: int = -1
     _address_number: int = -1
+    _away_number: int = -1
     _enough: Callable[[], bool] = never
 
     def receive(
@@ -218,8 +220,7 @@ class Incoming:
             # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
             self._session.receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
             if self._session.receiver.control.take(segment.sequence):
-                if segment.type < UNKNOWN_CONTROL:
-                    self._control(connection, segment, now)
+                self._control(connection, segment, now)
             else:
                 connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:
@@ -290,6 +291,13 @@ class Incoming:
                 if segment.sequence > self._address_number:
                     self._address_number = segment.sequence
                     self._session.notify(AddressesAnnounced(addresses))
+            case SegmentType.AWAY:
+                seconds = decode_away(payload)
+                if self._session.side is Side.SERVER:
+                    raise RemoteProtocolError("only a server goes away")
+                if segment.sequence > self._away_number:
+                    self._away_number = segment.sequence
+                    self._session.peer_goes_away(seconds)
             case _:
                 self._streams.control(segment, now)
 

@@ -52,6 +52,8 @@ MAX_EXTENSIONS = 512  # bytes of all extensions in a HELLO or ACCEPT
 
 DATAGRAMS = 1
 """Kind of the extension, without a value, that says: this side takes DATAGRAM segments."""
+GOING_AWAY = 3
+"""The same for AWAY; of a client only."""
 
 Extensions = tuple[tuple[int, bytes], ...]
 """(kind, value), kinds rising. What a side can do; unknown kinds mean nothing."""
@@ -347,6 +349,8 @@ class RefuseCode(IntEnum):
     PROTECTION = 0x12
     BUSY = 0x20
     """A limit is reached; later it may be different."""
+    GOING_AWAY = 0x21
+    """This server takes no new sessions any more; another, or its successor, does."""
     UNKNOWN = 0x30
     """This server holds no such session."""
     ELSEWHERE = 0x40
@@ -361,6 +365,7 @@ _REFUSALS = {
         "client and server disagree on protection: one has `ssl_config`, or another `protect`",
     ),
     RefuseCode.BUSY: (Cause.REFUSED_BUSY, "the server has reached a limit; try again later"),
+    RefuseCode.GOING_AWAY: (Cause.GOING_AWAY, "the server is being stopped; try another one, or later"),
     RefuseCode.UNKNOWN: (Cause.REFUSED_UNKNOWN, "the server says that it does not know this session"),
     RefuseCode.ELSEWHERE: (Cause.REFUSED_ELSEWHERE, "another server holds this session"),
 }

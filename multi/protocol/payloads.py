@@ -191,11 +191,12 @@ def decode_keepalive(payload: bytes | memoryview) -> Keepalive:
 
 CLOSE_NORMAL = 0
 CLOSE_ABORTED = 1
+CLOSE_GOING_AWAY = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The session ends. Code 0 = in order, everything this side sent has been acknowledged."""
+    """The session ends. Code 0 = in order, everything this side sent has been acknowledged; 4 = the server leaves."""
 
     code: int
     reason: str = ""
@@ -370,6 +371,16 @@ def decode_addresses(payload: bytes | memoryview) -> tuple[Address, ...]:
         found.append((str(address), port))
     fields.end()
     return tuple(found)
+
+
+def encode_away(seconds: float) -> bytes:
+    """`seconds` until the server ends the session."""
+    return encode_unsigned((min(max(0, round(seconds * 1000)), (1 << 32) - 1), 4))
+
+
+def decode_away(payload: bytes | memoryview) -> float:
+    (milliseconds,) = decode_unsigned(payload, 4)
+    return milliseconds / 1000
 
 
 def encode_unsigned(*values: tuple[int, int]) -> bytes:

@@ -68,11 +68,12 @@ class SegmentType(IntEnum):
     TICKETS = 41
     RATE = 42
     DATAGRAM = 128
+    AWAY = 192
 
 
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
-UNKNOWN_CONTROL = 192  # from here on unknown types are control: acknowledged, and otherwise skipped
-CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.RATE + 1), *range(UNKNOWN_CONTROL, 256)))
+OPTIONAL_CONTROL = 192  # from here on types are control: who does not know one acknowledges it, and skips it
+CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.RATE + 1), *range(OPTIONAL_CONTROL, 256)))
 OPTIONAL_TYPES = range(128, 256)
 """Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
 _KNOWN_TYPES = frozenset((*SegmentType, *OPTIONAL_TYPES))
@@ -134,7 +135,7 @@ def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
         raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
-    large = type_ == SegmentType.DATA or 128 <= type_ < UNKNOWN_CONTROL
+    large = type_ == SegmentType.DATA or 128 <= type_ < OPTIONAL_CONTROL
     limit = (MAX_DATA_PAYLOAD if large else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
     if not header_length <= segment_length <= header_length + limit:
         allowed = f"{header_length}..{header_length + limit}"

@@ -18,6 +18,7 @@ from multi.events import (
     ConnectionChanged,
     Effect,
     Event,
+    GoingAway,
     NetworkChanged,
     Notify,
     RoleChanged,
@@ -38,16 +39,18 @@ from multi.protocol.base import SessionBase
 from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming, never
-from multi.protocol.handshake import DATAGRAMS, Extensions, Join, Refuse, RefuseCode
+from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, Extensions, Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
+    CLOSE_GOING_AWAY,
     CLOSE_NORMAL,
     Address,
     Close,
     DrainStep,
     Policy,
     encode_addresses,
+    encode_away,
     encode_close,
     encode_rate,
     encode_role,
@@ -85,6 +88,7 @@ UNKNOWN_SAID = 3  # times on every network that is there: then a session without
 ABORTED = Reason(Cause.ABORTED, "aborted")
 AUTHENTICATED = Reason(Cause.AUTHENTICATED, "authenticated")
 CLOSING = Reason(Cause.CLOSED, "the session is closing")
+LEAVING = Reason(Cause.GOING_AWAY, "the server is being stopped")
 NEVER_CONFIRMED = Reason(Cause.NEVER_CONFIRMED, "the client never confirmed the session")
 PEER_CLOSED = Reason(Cause.PEER_CLOSED, "the peer closed the connection")
 PEER_CLOSED_EARLY = Reason(Cause.PEER_CLOSED, "the peer closed the connection during the handshake")
@@ -149,6 +153,9 @@ class SessionCore(SessionBase):
         """When a connection was lost last in another way than closed by the peer."""
         self.left_at: float | None = None
         """When the peer closed the last connection, as the death of its process does; None = it is here, or lost."""
+        self._ends_at: float | None = None
+        """When the server ends the session, as it has said last."""
+        self._peer_hears_away = False
         self._close_said_at = now
         """When the session began to linger."""
         self._said_unknown: dict[str, int] = {}
@@ -315,6 +322,8 @@ class SessionCore(SessionBase):
         if self.closing or self.state is SessionState.CLOSED:
             return
         self.closing = True
+        if self.leaving:
+            return  # what the streams were cut off from cannot be told any more
         self.streams.finish_all()
         if not self._opened and not self.connections.alive():
             self._end(IN_ORDER)
@@ -324,11 +333,38 @@ class SessionCore(SessionBase):
         self._act(now)
         if self.state is SessionState.CLOSED:
             return
-        payload = encode_close(Close(CLOSE_ABORTED, reason))
+        code = CLOSE_GOING_AWAY if reason.cause is Cause.GOING_AWAY else CLOSE_ABORTED
+        payload = encode_close(Close(code, reason))
         for connection in self.connections.alive():
             if self._hears(connection):
                 connection.send(SegmentType.CLOSE, payload, self.now)
         self._end(reason)
+
+    def go_away(self, seconds: float, *, now: float) -> None:
+        """Server: tell both sides that the session ends within `seconds`; `leave` and, at once, `abort` end it."""
+        self._act(now)
+        if self.state is not SessionState.CLOSED:
+            self.peer_goes_away(seconds)
+            self._say_away()
+
+    def _say_away(self) -> None:
+        if self._ends_at is not None and self._peer_hears_away:
+            self.outbox.add(SegmentType.AWAY, encode_away(self._ends_at - self.now))
+
+    def leave(self, *, now: float) -> None:
+        """Server: end the session as announced. Nothing more is written; what was is delivered before the client hears.
+
+        Whoever has closed it already ends it in order.
+        """
+        self._act(now)
+        if not (self.closing or self.leaving or self.state is SessionState.CLOSED):
+            self.leaving = True
+            self.streams.cut_off(SessionLost(LEAVING))
+
+    @property
+    def ends_in(self) -> float | None:
+        """Seconds within which the server ends the session; None = it has not said so."""
+        return None if self._ends_at is None else max(0.0, self._ends_at - self.now)
 
     @property
     def hurries(self) -> bool:
@@ -505,7 +541,7 @@ class SessionCore(SessionBase):
             cause, text = (Cause.PEER_CLOSED, LEFT) if self.hurries else (Cause.RESUME_TIMEOUT, "")
             self._end_alone(Reason(cause, f"{text}no connection for {self._patience:g} s"))
         if self.lingering_since is not None and now >= self._linger_ends:
-            self._end(IN_ORDER)
+            self._end(self._parting)
         if (
             self.side is Side.SERVER
             and not self.confirmed
@@ -669,9 +705,10 @@ class SessionCore(SessionBase):
             self.streams.send_fins()
         if self.outbox.queue:
             self._send_control(now)
-        if self.closing:
+        ending = self.closing or self.leaving
+        if ending:
             self._finish_close()
-        settled = not (draining or left or self.closing or self.streams.ending) and self._liveness.probe_at is None
+        settled = not (draining or left or ending or self.streams.ending) and self._liveness.probe_at is None
         self._alone = usable[0] if settled and len(usable) == 1 and usable[0].state is ConnectionState.ACTIVE else None
 
     def _is_short(self, usable: Sequence[Connection], left: bool, now: float) -> bool:
@@ -783,7 +820,9 @@ class SessionCore(SessionBase):
         self.sender.window_known = True
         self.sender.window = max(self.sender.window, window)
         self.streams.peer_known(window, max_streams)
-        self.datagrams.peer_takes = any(kind == DATAGRAMS for kind, _ in extensions)
+        kinds = {kind for kind, _ in extensions}
+        self.datagrams.peer_takes = DATAGRAMS in kinds
+        self._peer_hears_away = GOING_AWAY in kinds
         if policy is not None:
             self.scheduling.peer_wants(policy)
 
@@ -815,6 +854,8 @@ class SessionCore(SessionBase):
             self.move(SessionState.OPEN)
             self.left_at = None
             self.notify(SessionResumed(after))
+            if self.side is Side.SERVER:
+                self._say_away()  # what was said before may be late by as long as there was no connection
         self._bound_connections(connection)
         if connection.role_pending:
             self._say_role(connection)
@@ -905,10 +946,12 @@ class SessionCore(SessionBase):
     # === life of the session  ===
 
     def _finish_close(self) -> None:
-        """After `close`: once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
+        """Once everything is acknowledged, say CLOSE on every connection and wait for the answer."""
         if self.lingering_since is not None or not self.confirmed:
             return
-        if not self.streams.all_sent_acknowledged or not self.outbox.settled:
+        streams = self.streams
+        acknowledged = streams.all_written_acknowledged if self.leaving else streams.all_sent_acknowledged
+        if not acknowledged or not self.outbox.settled:
             return
         if not any(c.delivers for c in self.connections.authenticated()):
             return  # a CLOSE that only a suspect connection carries may never be heard: the peer would wait in vain
@@ -931,18 +974,33 @@ class SessionCore(SessionBase):
         return min(self.lingering_since + max(self.settings.linger, silent), self._close_said_at + longest)
 
     def _say_close(self, connections: Sequence[Connection]) -> None:
-        payload, acks = encode_close(Close(CLOSE_NORMAL)), self.receiver.ack_payload(self.now)
+        close = Close(CLOSE_GOING_AWAY, LEAVING) if self.leaving else Close(CLOSE_NORMAL)
+        payload, acks = encode_close(close), self.receiver.ack_payload(self.now)
         for connection in connections:
             connection.send(SegmentType.ACK, acks, self.now)
             connection.send(SegmentType.CLOSE, payload, self.now)
 
+    def peer_goes_away(self, seconds: float) -> None:
+        self._ends_at = self.now + seconds
+        self.notify(GoingAway(seconds))
+
+    @property
+    def _parting(self) -> Reason:
+        """Why the session ends that has said CLOSE."""
+        return LEAVING if self.leaving else IN_ORDER
+
     def peer_closed(self, close: Close) -> None:
-        if close.code == CLOSE_NORMAL and self.closing and not self.streams.all_sent_acknowledged:
+        if close.code == CLOSE_NORMAL and self.closing and not (self.leaving or self.streams.all_sent_acknowledged):
             self._peer_closing = True  # both closed at once: the peer lingers to acknowledge what is still on its way
             return
         if self.lingering_since is None:
             self._say_close(self.connections.authenticated())
-        if close.code != CLOSE_NORMAL:
+        elif self.leaving:
+            self._end(LEAVING)
+            return
+        if close.code == CLOSE_GOING_AWAY and self.side is Side.CLIENT:
+            self._end_alone(LEAVING)
+        elif close.code != CLOSE_NORMAL:
             text = f"the peer ended the session: {close.reason or 'aborted'}"
             self._end(Reason(Cause.PEER_ABORTED, text))
         else:

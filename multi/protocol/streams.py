@@ -40,6 +40,8 @@ class Streams:
         self._peer_limit = settings.max_streams
         self._ended: SessionLost | None = None
         self._closing = False
+        self._cut_off: SessionLost | None = None
+        """Why nothing more is written, although the session lives on until what was written is acknowledged."""
         self._over = False
         self.ending: dict[StreamId, SendStream] = {}
         """Streams whose end the peer has not been told yet."""
@@ -52,11 +54,15 @@ class Streams:
         if self._closing:  # the peer opened it before it heard of our end
             self.finish(stream)
             self._receiver.discard(received)
+        if self._cut_off is not None:
+            self.cut_off(self._cut_off)
 
     def check_open(self) -> None:
         """Raise SessionLost where the session is over, LocalProtocolError where this side has closed it."""
         if self._over:
             raise self._ended or SessionLost()
+        if self._cut_off is not None:
+            raise self._cut_off
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
 
@@ -156,6 +162,14 @@ class Streams:
         for received in list(self._receiver.streams.values()):
             self._discard(received)
 
+    def cut_off(self, error: SessionLost) -> None:
+        """Nothing more is written. The streams get no end that their readers could take for all of it."""
+        self._cut_off = error
+        for stream in self._sender.streams.values():
+            if not stream.final:
+                stream.final, stream.error = True, error
+                self._session.emit(StreamWritable(stream.id))
+
     def _discard(self, received: ReceiveStream) -> None:
         """Read no more; whoever waits to read hears of it now, and not when the peer says something."""
         self._receiver.discard(received)
@@ -164,6 +178,11 @@ class Streams:
     @property
     def all_sent_acknowledged(self) -> bool:
         return all(s.done for s in self._sender.streams.values())
+
+    @property
+    def all_written_acknowledged(self) -> bool:
+        """As far as this side has ended streams, with the ends."""
+        return all(s.done or (s.error is not None and not s.unacked) for s in self._sender.streams.values())
 
     @property
     def all_received(self) -> bool:

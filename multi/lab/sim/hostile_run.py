@@ -21,7 +21,7 @@ from multi.types import STREAM_ZERO, StreamId
 FLOOD = 40  # connections of strangers at once; more than a session lets try at a time
 FAR = 1 << 62
 SILENCE = 70.0  # seconds without a word after which a session may end: longer than its `resume_timeout`
-MAY_END = frozenset({Cause.ABORTED, Cause.CLOSED, Cause.PEER_ABORTED, Cause.PEER_CLOSED})
+MAY_END = frozenset({Cause.ABORTED, Cause.CLOSED, Cause.GOING_AWAY, Cause.PEER_ABORTED, Cause.PEER_CLOSED})
 """Why a session may end that was not left alone for long: one of its own ends wanted it."""
 
 

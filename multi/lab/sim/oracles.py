@@ -21,6 +21,7 @@ EXPECTED_CAUSES = frozenset(
         Cause.ADDRESS_GONE,
         Cause.CLOSED,
         Cause.DRAINED,
+        Cause.GOING_AWAY,
         Cause.HANDSHAKE_TIMEOUT,
         Cause.IDLE_TIMEOUT,
         Cause.NETWORK_GONE,

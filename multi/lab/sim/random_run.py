@@ -22,6 +22,7 @@ from multi.paths.manager import Mode
 from multi.paths.racing import Connect
 from multi.protocol.authenticator import ServerAuthenticator
 from multi.protocol.payloads import Policy
+from multi.protocol.session import LEAVING
 from multi.protocol.settings import Protect, SessionSettings
 from multi.reasons import Reason
 from multi.types import STREAM_ZERO, Candidate, Role, StreamId
@@ -111,6 +112,12 @@ class RandomRun:
         ]
         if ends_early:
             self._operations.append((1, self._close))
+        away = Random(~seed)  # dice of their own: runs in which the server is not stopped are what they would be
+        self._stopping = (away.random() * 2, away.choice((0.05, 0.3, 1.0, 5.0))) if away.random() < 0.15 else None
+        """When the server is stopped, and how long its session gets to end."""
+        self.stopped = False
+        self._left: dict[StreamId, int] = {}
+        """What the server had written on each stream when it began to end its session."""
 
     def _random_route(self) -> Route:
         dice = self._random
@@ -125,6 +132,8 @@ class RandomRun:
         try:
             if not self._busy_from_start:
                 self.pair.until(lambda: self.pair.client.session.confirmed, 20.0)
+            if self._stopping is not None:
+                self.pair.clock.at(self.pair.clock.now + self._stopping[0], self._stop_server)
             weights = [weight for weight, _ in self._operations]
             actions = [action for _, action in self._operations]
             for action in self._random.choices(actions, weights, k=self._count):
@@ -204,11 +213,14 @@ class RandomRun:
         for end in pair.ends:
             if end.closed is None:
                 raise AssertionError(f"{end.name} did not end: {end.session.state.value}")
-            if in_order and not end.closed.reason.orderly:
+            if in_order and not self.stopped and not end.closed.reason.orderly:
                 raise AssertionError(f"{end.name} ended with {end.closed.reason!r}")
         pair.run(2.0)
         if any(end.wires for end in pair.ends):
             raise AssertionError("a connection was left open")
+        for stream, written in self._left.items():
+            if stream not in self.given_up and pair.client.got(stream) < written:
+                raise AssertionError(f"stream {stream}: {written} bytes written before the server left were not read")
 
     def _lose_the_close(self) -> None:
         """One end closes, all networks go away with its last words, and the other closes without having heard them."""
@@ -222,6 +234,35 @@ class RandomRun:
         pair.run(self._random.choice((0.5, 5.0, 30.0)))
         for index in range(len(pair.routes)):
             pair.restore(index)
+
+    # --- a server that is stopped  ---
+
+    def _stop_server(self) -> None:
+        """As `Server.drain` does for each of its sessions."""
+        pair, server = self.pair, self.pair.server
+        if server is None or server.closed is not None:
+            return
+        assert self._stopping is not None
+        seconds = self._stopping[1]
+        self.stopped = True
+        self._log("server goes-away", seconds)
+        pair.table.refuse_new()
+        server.session.go_away(seconds, now=pair.clock.now)
+        server.pump()
+        pair.clock.at(pair.clock.now + 0.8 * seconds, lambda: self._leave(server))
+        pair.clock.at(pair.clock.now + seconds, lambda: self._cut_off(server))
+
+    def _leave(self, server: End) -> None:
+        if server.closed is None and not server.session.closing:
+            self._left = {stream: len(sent) for stream, sent in server.sent.items()}
+            server.session.leave(now=server.now)
+            server.pump()
+
+    def _cut_off(self, server: End) -> None:
+        if server.closed is None:
+            self._left.clear()  # there was no time, or no network, for all of it
+            server.session.abort(LEAVING, now=server.now)
+            server.pump()
 
     # --- operations  ---
 

@@ -20,6 +20,7 @@ from multi.events import (
     ConnectionChanged,
     DatagramDropped,
     Event,
+    GoingAway,
     HandoverChanged,
     NetworkChanged,
     RoleChanged,
@@ -66,6 +67,8 @@ def described(event: Event) -> tuple[tuple[object, ...], str]:
             return ("detached",), ""
         case SessionResumed():
             return ("resumed", f"{event.after:.6f}"), ""
+        case GoingAway():
+            return ("going-away", f"{event.deadline:.3f}"), ""
         case SessionEnded():
             return ("ended", int(not event.reason.orderly)), event.reason
         case DatagramDropped():

@@ -257,7 +257,7 @@ def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role
     assert world.connections.roles.get(1, wanted) is wanted
 
 
-@pytest.mark.parametrize("cause", [Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT])
+@pytest.mark.parametrize("cause", [Cause.REFUSED_BUSY, Cause.GOING_AWAY, Cause.HANDSHAKE_TIMEOUT])
 def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause) -> None:
     world = World(candidate(0))
     for attempt in range(20):

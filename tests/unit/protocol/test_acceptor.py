@@ -140,7 +140,7 @@ def test_a_closing_server_takes_joins_and_no_new_sessions() -> None:
     sessions.refuse_new()
     assert sessions.route(join(1), "a") is living
     assert sessions.route(hello(1), "a") is living
-    assert refusal(sessions.route(hello(2), "a")).code == RefuseCode.BUSY
+    assert refusal(sessions.route(hello(2), "a")).code == RefuseCode.GOING_AWAY
 
 
 @pytest.mark.parametrize("version", [2, 3, 15])

@@ -142,6 +142,7 @@ def test_tickets_are_bounded_and_arrive_as_they_were() -> None:
         (0x30, Cause.REFUSED_UNKNOWN),
         (0x40, Cause.REFUSED_ELSEWHERE),
         (0x1F, Cause.REFUSED),
+        (0x21, Cause.GOING_AWAY),
         (0x2F, Cause.REFUSED_BUSY),
         (0x3F, Cause.REFUSED_UNKNOWN),
         (0xF0, Cause.REFUSED),

@@ -32,6 +32,7 @@ from multi.protocol.payloads import (
     StreamAck,
     encode_ack,
     encode_addresses,
+    encode_away,
     encode_close,
     encode_keepalive,
     encode_policy,
@@ -111,6 +112,7 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.ADDRESS: encode(
         SegmentType.ADDRESS, SESSION, encode_addresses([("192.0.2.7", 7788), ("2001:db8::7", 7788)]), sequence=8
     ),
+    SegmentType.AWAY: encode(SegmentType.AWAY, SESSION, encode_away(25.0), sequence=11),
 }
 
 
