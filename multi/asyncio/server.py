@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 from multi.asyncio.admission import Admission, source_of
 from multi.asyncio.control import ControlSockets
+from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
@@ -42,6 +43,7 @@ from multi.types import ConnectionId, SessionId, Side, host_of
 logger = logging.getLogger("multi.server")
 
 CERTIFICATES_LOOKED_AT = 2.0  # seconds between looks at whether their files have changed
+MAX_DRAIN = 604_800.0  # seconds, as of the configuration
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
@@ -155,6 +157,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_connection = 0
         self.control = ControlSockets(self)
+        self._draining = Draining(self._loop, self._table.values)
         self._closing = False
         self._empty = asyncio.Event()
         self._leaving: WeakSet[SessionDriver] = WeakSet()
@@ -262,12 +265,40 @@ class Server:
 
     def close(self) -> None:
         """Refuse new sessions. Living ones may still join connections until they end."""
+        self._refuse_new()
+        self._end_serving()
+
+    def _refuse_new(self) -> None:
         if not self._closing:
             self._closing = True
             self._table.refuse_new()
-            if self._serving is not None and not self._serving.done():
-                self._serving.cancel()
             self._maybe_stop()
+
+    def _end_serving(self) -> None:
+        if self._serving is not None and not self._serving.done():
+            self._serving.cancel()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Stop within `timeout` seconds (default: the configuration's `drain_timeout`), and return when that is done.
+
+        New sessions are refused, in words that make clients try another server, or again; living ones may still join
+        connections. Their applications hear `GoingAway` on both sides. Those that end by themselves do so in order.
+        The others end in the last fifth of the time, one after the other, as soon as everything is delivered that was
+        written until then, and at the end of the time at once. Called again, the new time holds. If the caller is
+        cancelled, draining goes on. Raises ValueError for what is no time.
+        """
+        self.start_draining(timeout)
+        await self.wait_closed()
+
+    def start_draining(self, timeout: float | None = None) -> None:
+        """As `drain`, without waiting, as for a signal: `serve_forever` returns when the last session has ended."""
+        seconds = self._config.drain_timeout if timeout is None else timeout
+        if not 0.0 <= seconds <= MAX_DRAIN:
+            raise ValueError(f"found {seconds} as the time to drain; allowed: 0 to {MAX_DRAIN:g} s")
+        self._refuse_new()
+        if not self._empty.is_set():
+            logger.info("draining: %d sessions end within %g s", len(self._table), seconds)
+            self._draining.begin(seconds)
 
     async def wait_closed(self) -> None:
         """Return when the server is closed and its last session has ended: `abort` makes that now.
@@ -363,6 +394,7 @@ class Server:
         if self._closing and not len(self._table):
             self._stop()
             self._empty.set()
+            self._end_serving()
 
     def _stop(self) -> None:
         """Let go of every socket that belongs to no session."""
@@ -373,6 +405,7 @@ class Server:
             arrival.drop("the server stops")
         if self._watch is not None:
             self._watch.cancel()
+        self._draining.stop()
         self.admission.stop()
         self._lifeline.release()
 
@@ -474,11 +507,11 @@ class Server:
             self._failed(session, error)
             return
         if asyncio.iscoroutine(result):
-            task = self._loop.create_task(self._run(result, session))
+            task = self._loop.create_task(self._run(result, session, driver.core))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, coroutine: Awaitable[None], session: Session) -> None:
+    async def _run(self, coroutine: Awaitable[None], session: Session, core: SessionCore) -> None:
         """Await one client's callback; what it lets escape ends its session and is told once."""
         try:
             await coroutine
@@ -488,7 +521,8 @@ class Server:
             raise
         except ConnectionError as error:
             logger.info("session %s: %s", session.id.hex()[:8], error)
-            session.abort(str(error))
+            if not core.leaving:  # it ends by itself, when what was written has arrived
+                session.abort(str(error))
         except Exception as error:
             self._failed(session, error)
 

@@ -622,6 +622,9 @@ class ConfigModel(Section):
     trace: Trace | None = None
     """What sessions do, written to files while they do it: for `multi trace`, and for tools that read qlog. Default
     null: nothing is written."""
+    drain_timeout: Annotated[float, Range(0.0, 604_800.0), Side.SERVER] = 25.0
+    """Server: seconds that sessions get to end when the server is stopped by SIGTERM or `drain`; meanwhile clients can
+    move to another server. Default 25: Kubernetes kills after 30."""
     limits: Limits = Limits.model_construct()
     """Bounds on what peers can make grow. Default: see its fields."""
     comment: str | None = None

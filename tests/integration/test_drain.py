@@ -1,0 +1,276 @@
+"""A server that is drained: who is refused, who may finish, who is told, and when everything is over."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import multi
+from multi.reasons import Cause
+from tests.integration.support import WAYS, Way, event_of, run, until
+
+SEALED = Way(Path())
+OVER = 1.0  # seconds of a loaded machine beyond the time a server was given
+
+
+def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> Any:
+    async def lines() -> None:
+        async for line in reader:
+            writer.write(line)
+            await writer.drain()
+        writer.close()
+
+    return lines()
+
+
+async def ask(reader: multi.SessionReader, writer: multi.SessionWriter, line: bytes = b"hello\n") -> None:
+    writer.write(line)
+    assert await reader.readline() == line
+
+
+def session_of(writer: multi.SessionWriter) -> multi.Session:
+    session = writer.get_extra_info("session")
+    assert isinstance(session, multi.Session)
+    return session
+
+
+async def going_away(session: multi.Session) -> float:
+    event = await event_of(session, lambda event: isinstance(event, multi.GoingAway))
+    assert isinstance(event, multi.GoingAway)
+    return event.deadline
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_sessions_hear_the_deadline_and_end_within_it(name: str, development_certificates: Path) -> None:
+    way = Way(development_certificates, name)
+    allowed = 1.0
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        server = await multi.start_server(echo, way.server())
+        reader, writer = await multi.open_connection(way.client(server.port))
+        await ask(reader, writer)
+        began = loop.time()
+        draining = asyncio.create_task(server.drain(allowed))
+        assert 0 < await going_away(session_of(writer)) <= allowed
+        await ask(reader, writer)  # it goes on as ever
+        with pytest.raises(multi.SessionLost) as lost:
+            await reader.readline()
+        assert lost.value.reason.cause is Cause.GOING_AWAY
+        assert 0.8 * allowed <= loop.time() - began <= allowed + OVER
+        await draining
+        assert server.stats().sessions_ended == {"going_away": 1}
+        with pytest.raises(multi.SessionLost):
+            await writer.wait_closed()
+
+    run(scenario())
+
+
+def test_new_sessions_are_refused_in_words_and_living_ones_join_connections() -> None:
+    config = {"connection_priority": [["tcp", "ipv4", "127.0.0.1"]]}
+
+    async def scenario() -> None:
+        server = await multi.start_server(echo, SEALED.server())
+        reader, writer = await multi.open_connection(SEALED.client(server.port, **config))
+        await ask(reader, writer)
+        server.start_draining(30.0)
+        assert not server.is_serving()
+        impatient = {"multi_config": {"open_timeout": 0.5}}
+        with pytest.raises(multi.SessionRefused) as refused:
+            await multi.open_connection(SEALED.client(server.port, **config, **impatient))
+        assert refused.value.reason.cause is Cause.GOING_AWAY
+        session = session_of(writer)
+        (added,) = await session.add_connection(["tcp", "ipv4", "127.0.0.2"])
+        await until(lambda: any(c.id == added and c.state.value == "active" for c in session.connections))
+        await ask(reader, writer)
+        writer.close()
+        await writer.wait_closed()
+        await server.wait_closed()
+        assert server.stats().sessions_ended == {"closed": 1}
+
+    run(scenario())
+
+
+def test_an_application_that_opens_another_session_on_the_word_is_served_elsewhere() -> None:
+    async def scenario() -> None:
+        old, new = [await multi.start_server(echo, SEALED.server()) for _ in range(2)]
+        both = {
+            "connection_priority": [
+                {"transport": "tcp", "ip": "ipv4", "interface": "any", "remote_port": server.port, "group": "one"}
+                for server in (old, new)
+            ]
+        }
+        reader, writer = await multi.open_connection(SEALED.client(old.port, **both))
+        await ask(reader, writer)
+        old.start_draining(5.0)
+        await going_away(session_of(writer))
+        reader_2, writer_2 = await multi.open_connection(SEALED.client(old.port, **both))
+        await ask(reader_2, writer_2)
+        assert len(new.sessions) == 1
+        for each in (writer, writer_2):
+            each.close()
+            await each.wait_closed()
+        await old.wait_closed()
+        assert old.stats().sessions_ended == {"closed": 1}
+        new.close()
+        await new.wait_closed()
+
+    run(scenario())
+
+
+def test_what_a_handler_has_written_arrives_and_it_hears_why_it_can_write_no_more() -> None:
+    wrote = 0
+    heard: asyncio.Future[BaseException]
+
+    async def pour(_: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        nonlocal wrote
+        try:
+            while True:
+                writer.write(bytes(10_000))
+                await writer.drain()
+                wrote += 10_000
+                await asyncio.sleep(0.001)
+        except multi.SessionLost as error:
+            heard.set_result(error)
+            raise
+
+    async def scenario() -> None:
+        nonlocal heard
+        heard = asyncio.get_running_loop().create_future()
+        server = await multi.start_server(pour, SEALED.server())
+        reader, writer = await multi.open_connection(SEALED.client(server.port))
+        await reader.readexactly(10_000)
+        draining = asyncio.create_task(server.drain(1.0))
+        got = 10_000
+        try:
+            while data := await reader.read(1 << 20):
+                got += len(data)
+        except multi.SessionLost as lost:
+            ended = lost.reason.cause
+        assert ended is Cause.GOING_AWAY
+        error = await heard
+        assert isinstance(error, multi.SessionLost)
+        assert error.reason.cause is Cause.GOING_AWAY
+        assert got >= wrote > 100_000
+        await draining
+        writer.transport.abort()
+
+    run(scenario())
+
+
+def test_sessions_end_one_after_the_other_in_the_last_fifth() -> None:
+    count, allowed = 20, 2.0
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        server = await multi.start_server(echo, SEALED.server())
+        pairs = [await multi.open_connection(SEALED.client(server.port)) for _ in range(count)]
+        for reader, writer in pairs:
+            await ask(reader, writer)
+        ends: list[float] = []
+
+        async def until_end(reader: multi.SessionReader) -> None:
+            with pytest.raises(multi.SessionLost):
+                await reader.read()
+            ends.append(loop.time() - began)
+
+        began = loop.time()
+        waiting = [asyncio.create_task(until_end(reader)) for reader, _ in pairs]
+        await server.drain(allowed)
+        await asyncio.gather(*waiting)
+        assert min(ends) >= 0.8 * allowed
+        assert max(ends) - min(ends) >= 0.1 * allowed
+        assert server.stats().sessions_ended == {"going_away": count}
+        for _, writer in pairs:
+            writer.transport.abort()
+
+    run(scenario())
+
+
+def test_a_client_that_reads_nothing_is_cut_off_when_the_time_is_over() -> None:
+    async def stuff(_: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        writer.write(bytes(50 << 20))
+        await writer.drain()
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        server = await multi.start_server(stuff, SEALED.server())
+        _, writer = await multi.open_connection(SEALED.client(server.port))
+        await until(lambda: session_of(writer).stats().bytes_received > 100_000)
+        began = loop.time()
+        await server.drain(0.5)
+        assert 0.45 <= loop.time() - began <= 0.5 + OVER
+        assert server.stats().sessions_ended == {"going_away": 1}
+        writer.transport.abort()
+
+    run(scenario())
+
+
+def test_a_second_drain_sets_the_time_anew() -> None:
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        server = await multi.start_server(echo, SEALED.server())
+        reader, writer = await multi.open_connection(SEALED.client(server.port))
+        await ask(reader, writer)
+        server.start_draining(60.0)
+        assert await going_away(session_of(writer)) == 60.0
+        began = loop.time()
+        await server.drain(0.2)
+        assert loop.time() - began <= 0.2 + OVER
+        with pytest.raises(multi.SessionLost):
+            await reader.read()
+        writer.transport.abort()
+
+    run(scenario())
+
+
+def test_serve_forever_lasts_until_the_last_session_has_ended() -> None:
+    async def scenario() -> None:
+        server = await multi.start_server(echo, SEALED.server(drain_timeout=60.0))
+        serving = asyncio.create_task(server.serve_forever())
+        reader, writer = await multi.open_connection(SEALED.client(server.port))
+        await ask(reader, writer)
+        server.start_draining()
+        assert await going_away(session_of(writer)) == 60.0
+        await ask(reader, writer)
+        assert not serving.done()
+        writer.close()
+        await writer.wait_closed()
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+
+    run(scenario())
+
+
+def test_a_server_without_sessions_is_drained_at_once_and_what_is_no_time_is_refused() -> None:
+    async def scenario() -> None:
+        server = await multi.start_server(echo, SEALED.server())
+        for wrong in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="the time to drain"):
+                await server.drain(wrong)
+        assert server.is_serving()
+        await asyncio.wait_for(server.drain(60.0), 1.0)
+        await server.drain()
+
+    run(scenario())
+
+
+def test_who_subscribes_late_hears_how_much_is_left() -> None:
+    async def scenario() -> None:
+        server = await multi.start_server(echo, SEALED.server())
+        reader, writer = await multi.open_connection(SEALED.client(server.port))
+        await ask(reader, writer)
+        server.start_draining(60.0)
+        await going_away(session_of(writer))
+        await asyncio.sleep(0.05)
+        (theirs,) = server.sessions
+        for session in (session_of(writer), theirs):
+            assert 59.0 < await going_away(session) < 60.0
+        server.abort()
+        await server.wait_closed()
+        writer.transport.abort()
+
+    run(scenario())
