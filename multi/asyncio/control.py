@@ -5,7 +5,8 @@ connects to the port for metrics is unknown, and gets nothing else. Each connect
 
     GET /metrics              the snapshot in Prometheus' text format
     GET /stats                the snapshot as JSON
-    GET /sessions?limit=100   those that moved bytes last, with their connections, as JSON
+    GET /sessions?limit=100   those that moved bytes last, with their connections, as JSON;
+                              with begins=5f1c those whose Session IDs begin so
     POST /command             {"command": NAME, ...}: see `COMMANDS`
 """
 
@@ -18,7 +19,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -52,11 +53,17 @@ class Controlled(Protocol):
     def recent_sessions(self, limit: int) -> list[Session]: ...
 
 
+Answering = Callable[[str, str, bytes], Awaitable["Answer"]]
+"""From method, target and body of a request."""
+
+
 class CommandError(MultiError):
     """A request that cannot be done; the text says why."""
 
 
-class _Answer(Exception):
+class Answer(Exception):
+    """What a request gets."""
+
     def __init__(self, status: str, body: bytes, content_type: str = JSON_TYPE) -> None:
         self.status, self.body, self.content_type = status, body, content_type
 
@@ -129,8 +136,8 @@ def _automatic(port: int) -> Path:
 class ControlSockets:
     """The control socket and the port for metrics of one server."""
 
-    def __init__(self, controlled: Controlled) -> None:
-        self._controlled = controlled
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
         self._servers: list[asyncio.Server] = []
         self._clients: set[asyncio.StreamWriter] = set()
         self._file: tuple[Path, int] | None = None
@@ -153,10 +160,10 @@ class ControlSockets:
             self.path = _automatic(port) if path.name == AUTOMATIC and path.parent == Path() else path
             sock = _bind(self.path)
             self._file = (self.path, self.path.stat().st_ino)
-            serve = partial(self._serve, self._everything)
+            serve = partial(self._serve, self._answers.everything)
             self._servers.append(await asyncio.start_unix_server(serve, sock=sock, limit=REQUEST_LIMIT))
         if metrics is not None:
-            serve = partial(self._serve, self._metrics)
+            serve = partial(self._serve, self._answers.metrics)
             try:
                 server = await asyncio.start_server(serve, LOOPBACK, metrics, limit=REQUEST_LIMIT)
             except OSError as error:
@@ -183,7 +190,7 @@ class ControlSockets:
 
     async def _serve(
         self,
-        answer: Callable[[str, str, bytes], _Answer],
+        answer: Answering,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
@@ -195,8 +202,8 @@ class ControlSockets:
             async with asyncio.timeout(REQUEST_TIMEOUT):
                 try:
                     request = await _request(reader)
-                    found = self._answered(answer, *request)
-                except _Answer as refusal:
+                    found = await answer_safely(answer, *request)
+                except Answer as refusal:
                     found = refusal
                 head = f"Content-Type: {found.content_type}\r\nContent-Length: {len(found.body)}\r\nConnection: close"
                 writer.write(f"HTTP/1.1 {found.status}\r\n{head}\r\n\r\n".encode() + found.body)
@@ -209,39 +216,61 @@ class ControlSockets:
             self._clients.discard(writer)
             writer.transport.abort()  # also when this is cancelled
 
-    # --- what is answered ---
 
-    def _answered(self, answer: Callable[[str, str, bytes], _Answer], method: str, target: str, body: bytes) -> _Answer:
-        try:
-            return answer(method, target, body)
-        except Exception as error:  # those who look must not end what they look at
-            logger.exception("control socket: %s %s", method, target)
-            return _failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
+# --- what is answered ---
 
-    def _metrics(self, method: str, target: str, _body: bytes) -> _Answer:
+
+class Answers(Protocol):
+    """What is asked on the sockets of a server."""
+
+    async def metrics(self, method: str, target: str, body: bytes) -> Answer:
+        """On the port for metrics."""
+
+    async def everything(self, method: str, target: str, body: bytes) -> Answer:
+        """On the control socket."""
+
+
+async def answer_safely(answering: Answering, method: str, target: str, body: bytes) -> Answer:
+    """Those who look must not end what they look at."""
+    try:
+        return await answering(method, target, body)
+    except Exception as error:
+        logger.exception("control socket: %s %s", method, target)
+        return failure("500 Internal Server Error", f"internal error: {type(error).__name__}")
+
+
+class ServerAnswers:
+    """Of one server in this process."""
+
+    def __init__(self, controlled: Controlled) -> None:
+        self._controlled = controlled
+
+    async def metrics(self, method: str, target: str, _body: bytes) -> Answer:
         if method != "GET" or urlsplit(target).path != "/metrics":
-            return _failure("404 Not Found", "only GET /metrics is answered here")
-        return _Answer("200 OK", exposition(self._controlled.stats()).encode(), CONTENT_TYPE)
+            return failure("404 Not Found", "only GET /metrics is answered here")
+        return metrics_answer(self._controlled.stats())
 
-    def _everything(self, method: str, target: str, body: bytes) -> _Answer:
+    async def everything(self, method: str, target: str, body: bytes) -> Answer:
         url = urlsplit(target)
         match method, url.path:
             case "GET", "/stats":
-                return _json(self._controlled.stats().as_dict())
+                return in_json(self._controlled.stats().as_dict())
             case "GET", "/sessions":
-                wanted = parse_qs(url.query).get("limit", [str(SESSIONS_SHOWN)])[0]
-                if not wanted.isascii() or not wanted.isdigit() or len(wanted) > 6:
-                    return _failure("400 Bad Request", "limit: a number of sessions")
-                return _json([session.stats().as_dict() for session in self._controlled.recent_sessions(int(wanted))])
+                wanted = parse_qs(url.query)
+                limit, beginning = wanted.get("limit", [str(SESSIONS_SHOWN)])[0], wanted.get("begins", [""])[0]
+                if not limit.isascii() or not limit.isdigit() or len(limit) > 6:
+                    return failure("400 Bad Request", "limit: a number of sessions")
+                found = self._beginning(beginning) if beginning else self._controlled.recent_sessions(int(limit))
+                return in_json([session.stats().as_dict() for session in found[: int(limit)]])
             case "POST", "/command":
                 try:
-                    return _json({"done": self._command(body)})
+                    return in_json(self._command(body))
                 except (MultiError, ValueError, TypeError) as error:
-                    return _failure("400 Bad Request", str(error))
-        return self._metrics(method, target, body)
+                    return failure("400 Bad Request", str(error))
+        return await self.metrics(method, target, body)
 
-    def _command(self, body: bytes) -> str:
-        """Do what a request asks for; return what was done, in words. Raises CommandError and what sessions raise."""
+    def _command(self, body: bytes) -> dict[str, object]:
+        """Do what a request asks for; return what was done. Raises CommandError and what sessions raise."""
         try:
             wanted = json.loads(body)
         except ValueError as error:
@@ -257,7 +286,7 @@ class ControlSockets:
         sessions = self._meant(wanted.pop("session"))
         for session in sessions:
             perform(session, **wanted)
-        return f"{name} for {len(sessions)} session{'s' * (len(sessions) != 1)}"
+        return done(name, len(sessions))
 
     def _meant(self, name: object) -> Sequence[Session]:
         """Those whose Session ID begins with `name`: one, or with `all` every one."""
@@ -265,10 +294,13 @@ class ControlSockets:
             raise CommandError("session: the first digits of a Session ID, or `all`")
         if name == "all":
             return self._controlled.sessions
-        found = [session for session in self._controlled.sessions if session.id.hex().startswith(name.lower())]
+        found = self._beginning(name)
         if len(found) != 1:
-            raise CommandError(f"{len(found) or 'no'} sessions begin with {name!r}")
+            raise CommandError(not_one(len(found), name))
         return found
+
+    def _beginning(self, name: str) -> list[Session]:
+        return [session for session in self._controlled.sessions if session.id.hex().startswith(name.lower())]
 
 
 def _role(session: Session, connection: object, role: object) -> None:
@@ -301,28 +333,41 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
 """What can be asked for of a session: parameters beside `session`, and who does it."""
 
 
+def done(command: str, sessions: int) -> dict[str, object]:
+    """What the answer to a command says."""
+    return {"done": f"{command} for {sessions} session{'s' * (sessions != 1)}", "sessions": sessions}
+
+
+def not_one(found: int, name: str) -> str:
+    return f"{found or 'no'} sessions begin with {name!r}"
+
+
 # --- HTTP ---
 
 
 async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
-    """(method, target, body); raises _Answer for what is none."""
+    """(method, target, body); raises Answer for what is none."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     except asyncio.LimitOverrunError:
-        raise _failure("431 Request Header Fields Too Large", "the request is too long") from None
+        raise failure("431 Request Header Fields Too Large", "the request is too long") from None
     words = head[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise _failure("400 Bad Request", "this is no HTTP request")
+        raise failure("400 Bad Request", "this is no HTTP request")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > REQUEST_LIMIT:
-        raise _failure("413 Content Too Large", f"at most {REQUEST_LIMIT} bytes")
+        raise failure("413 Content Too Large", f"at most {REQUEST_LIMIT} bytes")
     return words[0], words[1], await reader.readexactly(int(length))
 
 
-def _json(value: object) -> _Answer:
-    return _Answer("200 OK", json.dumps(value).encode())
+def metrics_answer(stats: ServerStats) -> Answer:
+    return Answer("200 OK", exposition(stats).encode(), CONTENT_TYPE)
 
 
-def _failure(status: str, text: str) -> _Answer:
-    return _Answer(status, json.dumps({"error": text}).encode())
+def in_json(value: object) -> Answer:
+    return Answer("200 OK", json.dumps(value).encode())
+
+
+def failure(status: str, text: str) -> Answer:
+    return Answer(status, json.dumps({"error": text}).encode())

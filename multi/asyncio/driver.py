@@ -771,6 +771,7 @@ class SessionDriver:
             state=core.state,
             scheduler=core.scheduling.policy.scheduler,
             peer=core.peer_psk_id or "",
+            idle=max(0.0, self.now() - core.moved_at),
             streams=len(core.receiver.streams),
             memory=self.memory,
             bytes_sent=total.bytes_sent,

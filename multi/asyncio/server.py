@@ -17,7 +17,7 @@ from typing import Self
 from weakref import WeakSet
 
 from multi.asyncio.admission import Admission, source_of
-from multi.asyncio.control import ControlSockets
+from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.lifeline import LoopShutdownHook
@@ -156,7 +156,7 @@ class Server:
         """The connections of ended sessions."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_connection = 0
-        self.control = ControlSockets(self)
+        self.control = ControlSockets(ServerAnswers(self))
         self._draining = Draining(self._loop, self._table.values)
         self._closing = False
         self._empty = asyncio.Event()

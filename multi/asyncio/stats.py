@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from math import isfinite
+from typing import Any
 
 from multi.asyncio.info import ConnectionInfo
 from multi.protocol.connection import Connection
@@ -95,6 +96,12 @@ class ServerStats:
         """For JSON."""
         return _of_dataclass(self)
 
+    @staticmethod
+    def from_dict(said: Mapping[str, Any]) -> ServerStats:
+        """What `as_dict` has made, of the same version."""
+        transports = {name: TransportStats(**stats) for name, stats in said["transports"].items()}
+        return ServerStats(**{**said, "transports": transports})
+
 
 @dataclass(frozen=True, slots=True)
 class SessionStats:
@@ -107,6 +114,8 @@ class SessionStats:
     """What this side sends with."""
     peer: str
     """The key of `auth` that the peer has proved itself with; empty without one."""
+    idle: float
+    """Seconds since bytes of its streams have moved."""
     streams: int
     """Streams that the peer may still send on."""
     memory: int

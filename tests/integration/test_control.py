@@ -164,12 +164,16 @@ def test_commands_change_the_session_they_name(tmp_path: Path) -> None:
             await event_of(theirs, lambda _: sum(c.state.value == "active" for c in theirs.connections) == 2)
             name = theirs.id.hex()
             done = await command(command="role", session=name[:6], connection=theirs.connections[1].id, role="backup")
-            assert done == (200, {"done": "role for 1 session"})
+            assert done == (200, {"done": "role for 1 session", "sessions": 1})
             await until(lambda: sorted(c.role.name.lower() for c in pair.session.connections) == ["active", "backup"])
             assert (await command(command="scheduler", session="all", scheduler="RR"))[0] == 200
             assert theirs.scheduler == "RR"
             shown = json.loads((await ask(path, "GET /sessions?limit=5"))[1])
             assert [(s["id"], s["scheduler"], len(s["connections"])) for s in shown] == [(name, "RR", 2)]
+            assert 0 <= shown[0]["idle"] < 60
+            for beginning, found in ((name[:6].upper(), [name]), ("x", [])):
+                begun = json.loads((await ask(path, f"GET /sessions?begins={beginning}"))[1])
+                assert [session["id"] for session in begun] == found
 
             for wrong, text in (
                 ({"command": "role", "session": name, "connection": 99, "role": "backup"}, "living: 0, 1"),
