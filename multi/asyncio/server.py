@@ -162,6 +162,7 @@ class Server:
         self._empty = asyncio.Event()
         self._leaving: WeakSet[SessionDriver] = WeakSet()
         """Ended sessions; those whose sockets are still open live on in them."""
+        self._binding = asyncio.Lock()
         self._watch: asyncio.TimerHandle | None = None
         self._files_in_use = self._certificate_files()
         self._certificate_trouble = ""
@@ -253,9 +254,11 @@ class Server:
             for name in wanted:
                 listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
                 self._listeners.append(listener)
+                self._check_open()  # somebody may have closed it meanwhile
                 port = port or listener.address[1]
             if (control := self._config.control) is not None:
                 await self.control.open(self._config.control_path, control.metrics_port, port)
+                self._check_open()
             if self._config.ssl_config is not None:
                 self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)
         except BaseException:
@@ -311,11 +314,9 @@ class Server:
 
     async def serve_forever(self) -> None:
         """Serve until cancelled, or until `close`: as asyncio's, it ends with CancelledError and a closed server."""
+        await self.start_serving()
         if self._serving is not None:
             raise RuntimeError(f"server {self!r} is already being awaited on serve_forever()")
-        if self._closing:
-            raise RuntimeError(f"server {self!r} is closed")
-        await self.start_serving()
         self._serving = self._loop.create_future()
         try:
             await self._serving
@@ -325,10 +326,14 @@ class Server:
 
     async def start_serving(self) -> None:
         """Bind and accept, where `start_server` was told not to; else there is nothing to do."""
+        async with self._binding:  # whoever asks together binds once
+            self._check_open()
+            if not self._listeners:
+                await self._listen()
+
+    def _check_open(self) -> None:
         if self._closing:
             raise RuntimeError(f"server {self!r} is closed")
-        if not self._listeners:
-            await self._listen()
 
     def renew_certificates(self) -> None:
         """Read the files of `ssl_config` again, for connections to come; sessions and connections that live go on.

@@ -9,6 +9,7 @@ import pytest
 
 import multi
 from multi.protocol.segment import HEADER_LENGTH, SegmentType, peek
+from multi.transports.base import Listener, Transport, transport
 
 HOST = "127.0.0.1"
 LISTEN = {"listen": {"host": HOST, "port": 0, "transports": ["tcp"]}}
@@ -78,3 +79,45 @@ async def test_a_bug_with_one_connection_does_not_keep_the_others_waiting(monkey
         assert await answer_to(server, b"\x01\xff" + bytes(HEADER_LENGTH)) == b""
         assert failures == ["a bug"]
         unlucky.close()
+
+
+def bound_slowly(monkeypatch: pytest.MonkeyPatch) -> list[Listener]:
+    """Transports that are loaded late, as one is whose code has to be imported; what they bind."""
+    bound: list[Listener] = []
+
+    async def late(name: str) -> Transport:
+        made = transport(name)
+        listen = made.listen
+
+        async def listening(*arguments: Any) -> Listener:
+            listener = await listen(*arguments)
+            bound.append(listener)
+            return listener
+
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(made, "listen", listening)
+        return made
+
+    monkeypatch.setattr("multi.asyncio.server.loaded_transport", late)
+    return bound
+
+
+async def test_who_starts_serving_together_binds_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_slowly(monkeypatch)
+    server = await multi.start_server(ignore, LISTEN, start_serving=False)
+    await asyncio.gather(server.start_serving(), server.start_serving())
+    assert len(bound) == len(server.sockets) == 1
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_server_that_is_closed_while_it_binds_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    bound = bound_slowly(monkeypatch)
+    server = await multi.start_server(ignore, LISTEN, start_serving=False)
+    starting = asyncio.create_task(server.start_serving())
+    await asyncio.sleep(0)
+    server.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await starting
+    assert [listener.sock.fileno() for listener in bound] == [-1]
+    assert not server.is_serving()
