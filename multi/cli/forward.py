@@ -104,7 +104,7 @@ async def _forward(
             _print(f"{port.port.address} (UDP) leads to {item.target}")
         _print("ready")
         try:
-            await asyncio.get_running_loop().create_future()
+            await client.wait()
         finally:
             _print(f"forwarded: {client.counters}")
 

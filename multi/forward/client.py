@@ -19,7 +19,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.forward.dial import dial
-from multi.forward.opening import answer_of, forward, open_stream
+from multi.forward.opening import MAX_CONNECTIONS, answer_of, forward, open_stream
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -45,7 +45,6 @@ HELLO_TIMEOUT = 10.0  # seconds a server gets to say that it forwards
 SESSION_TIMEOUT = 10.0  # seconds a new connection waits for a session that is dialled again
 REDIAL_DELAY = 0.2  # seconds until a lost session is dialled again, doubled with each failure
 LONGEST_REDIAL_DELAY = 5.0  # seconds; a server that is back should be noticed while somebody waits
-MAX_CONNECTIONS = 8192  # at this end at the same time; a flood is refused before it takes the memory
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end, when all is done
 NOT_FORWARDING = "the server does not forward (is it `multi serve` with --forward-to?)"
 
@@ -197,6 +196,11 @@ class ForwardClient:
         self._session = session
         self._opened.set()
 
+    async def wait(self) -> None:
+        """Forward for ever; raises what keeps it from going on, which no lost session does."""
+        assert self._keeper is not None
+        await asyncio.shield(self._keeper)
+
     async def _keep(self, session: Session) -> None:
         """Open another session whenever one has ended."""
         while True:
@@ -206,22 +210,29 @@ class ForwardClient:
             self._log("the session is there again")
 
     async def _until_end(self, session: Session) -> None:
-        accepting = asyncio.create_task(self._accept(session))
-        handing = asyncio.create_task(self._table.run()) if self._table is not None else accepting
+        """Serve the session until the server ends it or it is lost; raises what else keeps it from being served."""
+        reading = asyncio.create_task(_read_to_end(session))
+        parts = [reading, asyncio.create_task(self._accept(session))]
+        if self._table is not None:
+            parts.append(asyncio.create_task(self._table.run()))
+        running = set(parts)
         try:
-            while await session.reader.read(BUFFERED):
-                pass
-        except MultiError as error:
-            logger.info("the session has ended: %s", error)
+            while not reading.done():
+                ended, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for part in ended:
+                    try:
+                        part.result()
+                    except MultiError as error:
+                        logger.info("the session has ended: %s", error)
         finally:
             self._session = None  # at once: what comes in from now on waits for the next one
             self._opened.clear()
-            accepting.cancel()
             # The server says nothing more: what runs over the session shall end with it, and not wait.
             session.abort("the server has ended forwarding")
-            handing.cancel()
             self._table = None
-            await asyncio.gather(accepting, handing, return_exceptions=True)
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
             await session.settle()
 
     async def _dial_again(self) -> Session:
@@ -278,6 +289,11 @@ class ForwardClient:
             raise
         stream.writer.write(encode_answer(Code.OK, str(Address(*sock.getpeername()[:2]))))
         await relay(near, stream, self.counters)
+
+
+async def _read_to_end(session: Session) -> None:
+    while await session.reader.read(BUFFERED):
+        pass
 
 
 def parse_bound(text: str) -> Address:

@@ -11,6 +11,7 @@ from multi.forward.relay import Counters, Pair, relay
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
 DEFAULT_PRIORITY = 3
+MAX_CONNECTIONS = 8192  # that came in at one end at the same time; a flood is refused before it takes the memory
 
 
 async def open_stream(session: Session, head: Head, priority: int = DEFAULT_PRIORITY) -> Pair:

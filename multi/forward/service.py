@@ -21,7 +21,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, printable
 from multi.forward.dial import dial, dial_udp, refusal_of
-from multi.forward.opening import forward
+from multi.forward.opening import MAX_CONNECTIONS, forward
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -220,7 +220,12 @@ class _Client:
 
     async def _listen_on(self, address: Address, priority: int, stream: Pair) -> None:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._start(self._accepted(Pair(reader, writer), bound, priority))
+            near = Pair(reader, writer)
+            if len(self._tasks) >= MAX_CONNECTIONS:
+                self._service.counters.failed += 1
+                near.reset()
+            else:
+                self._start(self._accepted(near, bound, priority))
 
         try:
             server = await asyncio.start_server(

@@ -904,3 +904,66 @@ def test_clients_with_a_key_get_what_their_key_may_do(tmp_path: Path) -> None:
                     listener.close()
 
     run(scenario())
+
+
+def test_a_port_of_the_server_takes_only_so_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody on the server's machine may connect to it."""
+    monkeypatch.setattr(far_end, "MAX_CONNECTIONS", 10)
+
+    async def scenario() -> None:
+        async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
+            (port,) = (listener.port for listener in w.client._targets)
+            flood = [await asyncio.open_connection(HOST, port) for _ in range(30)]
+            refused = 0
+            for reader, writer in flood:
+                writer.write(b"x")
+                try:
+                    assert await reader.read(1) == b"x"
+                except ConnectionResetError:
+                    refused += 1
+            assert 20 <= refused < 30
+            assert w.service.counters.failed == refused
+            for _, writer in flood:
+                await closed(writer)
+            await stands_still(lambda: w.client.counters.open)
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"x")
+            assert await reader.read(1) == b"x", "there is room again"
+            await closed(writer)
+
+    run(scenario())
+
+
+def test_what_keeps_a_client_from_going_on_is_told_and_not_waited_for() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+
+            def full(line: str) -> None:
+                raise OSError(errno.ENOSPC, line)
+
+            waiting = asyncio.create_task(w.client.wait())
+            w.client._log = full
+            w.server.abort()
+            with pytest.raises(OSError, match="the session has ended"):
+                await asyncio.wait_for(waiting, 5)
+
+    run(scenario())
+
+
+def test_a_client_that_cannot_take_the_servers_connections_any_more_does_not_go_on_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
+
+            def bug(*_: object) -> None:
+                raise ZeroDivisionError("a bug")
+
+            monkeypatch.setattr(w.client, "_start_stream", bug)
+            (port,) = (listener.port for listener in w.client._targets)
+            _, writer = await asyncio.open_connection(HOST, port)
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(w.client.wait(), 5)
+            await closed(writer)
+
+    run(scenario())
