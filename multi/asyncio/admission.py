@@ -243,7 +243,9 @@ class Admission(AdmissionControl):
         self._log = LimitLog(self._loop.time)
         self._half_open: BySource[Hashable] = BySource()
         self._with_descriptor: BySource[Hashable] = BySource()
-        """Connections, half open or not."""
+        """Connections, half open or not, until their sockets are closed."""
+        self._goodbyes: dict[ConnectionId, SessionDriver] = {}
+        """Those of them that have ended, the first first."""
         self._drops: dict[Hashable, Callable[[str], None]] = {}
         self._waiting: BySource[Hashable] = BySource()
         """Those for whose peers something is to be done."""
@@ -302,11 +304,15 @@ class Admission(AdmissionControl):
     def free_descriptor(self, host: str) -> bool:
         """The last file descriptor has gone to a connection from `host`: whether another one is given up for it.
 
-        Strangers go first, so that a flood displaces itself. Where there are no more of them than come in at any time,
-        the source pays that holds the most and more than its share: with what it needs least, also in use where
-        somebody from elsewhere waits.
+        What has ended and only says goodbye goes first, then strangers, so that a flood displaces itself. Where there
+        are no more of them than come in at any time, the source pays that holds the most and more than its share: with
+        what it needs least, also in use where somebody from elsewhere waits.
         """
         self.report("file_descriptors", host)
+        if self._goodbyes:
+            connection, driver = next(iter(self._goodbyes.items()))
+            driver.cut_short(connection)
+            return True
         held, heaviest = self._with_descriptor, self._with_descriptor.busiest
         beyond = held.count(heaviest) > self._share * len(held)
         goes: SessionDriver | None = None
@@ -446,6 +452,7 @@ class Admission(AdmissionControl):
         self._charge(source, receiver.window.held)
         receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
         driver.on_event = partial(self._event, driver)
+        driver.on_released = self._released
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(self._limits.segment_timeout, self._sweep)
 
@@ -464,7 +471,7 @@ class Admission(AdmissionControl):
         for connection in account.pending:
             self.settled((driver, connection))
         for connection in account.hosts:
-            self._with_descriptor.discard(connection)
+            self._ended(driver, connection)
 
     # --- connections of sessions ---
 
@@ -577,11 +584,21 @@ class Admission(AdmissionControl):
         self.settled((driver, event.connection))
         if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
             del account.hosts[event.connection]
-            self._with_descriptor.discard(event.connection)
+            self._ended(driver, event.connection)
             if limit := LIMIT_OF.get(event.reason.cause):
                 self.report(limit, host)
         elif event.state is ConnectionState.ACTIVE:
             account.host = host
+
+    def _ended(self, driver: SessionDriver, connection: ConnectionId) -> None:
+        """A connection has ended; its socket may still say goodbye."""
+        if connection in self._with_descriptor:
+            self._goodbyes[connection] = driver
+
+    def _released(self, connection: ConnectionId) -> None:
+        """Its socket is closed."""
+        self._with_descriptor.discard(connection)
+        self._goodbyes.pop(connection, None)
 
     # --- memory: of a source, or of all under the empty name ---
 

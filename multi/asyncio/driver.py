@@ -193,6 +193,8 @@ class SessionDriver:
         self.on_opened: Callable[[SessionDriver], None] = _ignore
         self.on_closed: Callable[[SessionDriver], None] = _ignore
         self.on_event: Callable[[Event], None] = _ignore
+        self.on_released: Callable[[ConnectionId], None] = _ignore
+        """A connection's socket is closed, which may be some time after the connection has ended."""
         self.on_dialled: Callable[[Candidate, ChannelInfo], None] = _ignore
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
         self.past = Tallies()
@@ -200,7 +202,7 @@ class SessionDriver:
         self._dials: dict[ConnectionId, asyncio.Task[None]] = {}
         self._unfinished: set[asyncio.Future[Any]] = set()
         """Dials, the cancelled ones included, and what is done in threads at the end."""
-        self._leaving: set[_Link] = set()
+        self._leaving: dict[ConnectionId, _Link] = {}
         """Channels that say goodbye; their sockets are still open."""
         self._left = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -455,7 +457,7 @@ class SessionDriver:
 
     def forked(self) -> None:
         """In a child of this process: only one of the two may use the keys, and take back what was changed here."""
-        self.on_closed = self.on_event = _ignore
+        self.on_closed = self.on_event = self.on_released = _ignore
         self._break(FORKED)
 
     def _break(self, reason: Reason) -> None:
@@ -468,12 +470,17 @@ class SessionDriver:
 
     def abort_channels(self) -> None:
         """Close all sockets at once, also those that say goodbye."""
-        leaving, self._leaving = self._leaving, set()
-        for link in (*self.links.values(), *leaving):
-            link.channel.abort()
+        links = {**self.links, **self._leaving}
         self.links.clear()
-        self._left.set()
-        self._let_go()
+        for link in links.values():
+            link.channel.abort()
+            self.released(link)
+
+    def cut_short(self, connection: ConnectionId) -> None:
+        """Close the socket of a connection that says goodbye, at once."""
+        if (link := self._leaving.get(connection)) is not None:
+            link.channel.abort()
+            self.released(link)
 
     async def _cut(self) -> None:
         """The event loop shuts down: what was closed may end in order; else the peer is told if a socket takes it."""
@@ -550,18 +557,18 @@ class SessionDriver:
         if link is not None:
             if effect.abort:
                 link.channel.abort()
+                self.released(link)
             else:
-                self._leaving.add(link)
+                self._leaving[link.id] = link
                 link.channel.flush()
                 link.channel.close()
 
     def released(self, link: _Link) -> None:
         """The socket of a channel is closed."""
-        if link in self._leaving:
-            self._leaving.remove(link)
-            if not self._leaving:
-                self._left.set()
-                self._let_go()
+        self.on_released(link.id)
+        if self._leaving.pop(link.id, None) is not None and not self._leaving:
+            self._left.set()
+            self._let_go()
 
     def _let_go(self) -> None:
         if self.closed.done() and not self._leaving:

@@ -633,3 +633,25 @@ def test_sessions_that_hold_all_descriptors_make_room_for_who_comes_from_elsewhe
             run(scenario())
         finally:
             server.kill()
+
+
+def test_connections_that_only_say_goodbye_make_room_first(development_certificates: Path) -> None:
+    """Whoever ends sessions and keeps his sockets open holds the server's as long as it waits for his goodbye."""
+
+    async def scenario() -> None:
+        async with serving(Way(development_certificates)) as (server, _):
+            leavers = [await HandMade.at(server.port, ELSEWHERE) for _ in range(3)]
+            for leaver in leavers:
+                await leaver.confirm()
+            server.abort_clients()
+            assert not server.sessions
+            honest = await HandMade.at(server.port)
+            await honest.confirm()
+            assert all(server.admission.free_descriptor(ELSEWHERE) for _ in leavers)
+            async with asyncio.timeout(0.5):  # no goodbye is waited for
+                for leaver in leavers:
+                    await leaver.gone()
+            assert len(server.sessions) == 1
+            honest.writer.transport.abort()
+
+    run(scenario())

@@ -17,7 +17,7 @@ from multi.asyncio.settings import local_scheduler
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.reasons import Cause
-from multi.types import STREAM_ZERO, SessionId, Side
+from multi.types import STREAM_ZERO, ConnectionId, SessionId, Side
 
 
 def new_driver() -> SessionDriver:
@@ -136,7 +136,7 @@ async def test_a_session_that_has_ended_is_let_go_when_its_last_goodbyes_are_cut
 ) -> None:
     driver, released = new_driver(), list[bool]()
     monkeypatch.setattr(driver._lifeline, "release", lambda: released.append(True))
-    driver._leaving.add(Mock())
+    driver._leaving[ConnectionId(0)] = Mock(id=0)
     driver.core.abort(now=driver.now())
     driver.pump()
     assert released == []
