@@ -31,7 +31,9 @@ class Outstanding:
     start: int
     end: int
     carriers: tuple[ConnectionId, ...]
+    first_sent_at: float
     sent_at: float
+    """When it was sent last."""
     acked: bool = False
     lost: bool = False
     """True while it waits to be rescued."""
@@ -153,7 +155,7 @@ class SendStream:
         ):
             last.end = end  # small segments sent together are lost and sent again together: one then, not hundreds
         else:
-            self._outstanding.append(Outstanding(start, end, carriers, now))
+            self._outstanding.append(Outstanding(start, end, carriers, now, now))
         return start, self.slice(start, end)
 
     def slice(self, start: int, end: int) -> list[Buffer]:
@@ -183,7 +185,7 @@ class SendStream:
         if item.end - item.start <= size:
             return item
         index = bisect_left(self._outstanding, item.start, self._outstanding_head, key=lambda o: o.start)
-        rest = Outstanding(item.start + size, item.end, item.carriers, item.sent_at)
+        rest = Outstanding(item.start + size, item.end, item.carriers, item.first_sent_at, item.sent_at)
         item.end = rest.start
         self._outstanding.insert(index + 1, rest)
         if item.lost:
@@ -236,7 +238,7 @@ class SendStream:
             if head < len(items) and items[head].start < cumulative and not items[head].acked:
                 # No honest peer acknowledges part of a segment; for another one, released bytes would be sent again.
                 part = items[head]
-                newly.append(Outstanding(part.start, cumulative, part.carriers, part.sent_at))
+                newly.append(Outstanding(part.start, cumulative, part.carriers, part.first_sent_at, part.sent_at))
                 part.start = cumulative
             self._outstanding_head = head
             self.acked = cumulative

@@ -412,7 +412,7 @@ class Sender:
         """Copy what has a deadline and is still not acknowledged when a copy has to leave to be in time.
 
         Before anything new: bulk would take all the credit. Whether the first connection is slow or dead need not be
-        known for it.
+        known for it. What can no longer be in time is as any other late bytes.
         """
         for stream in [stream for stream in self.active.values() if stream.deadline]:
             for item in list(stream.outstanding()):
@@ -423,8 +423,8 @@ class Sender:
                 if self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
                     return
                 best = soonest(others)
-                takes = arrival(best, size + best.not_sent)
-                if takes <= stream.deadline <= now - item.sent_at + takes + DEADLINE_SLACK:
+                spare = stream.deadline - (now - item.first_sent_at) - arrival(best, size + best.not_sent)
+                if 0 <= spare <= DEADLINE_SLACK:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
 
     def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:

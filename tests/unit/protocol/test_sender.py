@@ -548,20 +548,34 @@ def test_a_deadline_that_no_copy_can_meet_costs_none() -> None:
     assert bench.fill() == {}
 
 
+def test_no_copy_leaves_for_a_deadline_that_has_passed() -> None:
+    bench = urgent(0.2)
+    bench.now = 0.25
+    assert bench.fill() == {}
+    bench = Bench((MBYTE, 0.010), (MBYTE, 0.040), (MBYTE, 0.040), reinject="rescue")
+    bench.sender.streams[StreamId(0)].deadline = 0.2
+    bench.write(1000)
+    bench.fill()
+    bench.now = 0.15
+    assert list(bench.fill()) == [1]
+    bench.now = 0.31  # as long after the copy as the copy left after the first
+    assert bench.fill() == {}
+
+
 def test_copies_for_deadlines_leave_before_new_bytes_and_are_bounded() -> None:
     bench = urgent(0.1)
     bench.stream(priority=5)
     bench.write(4_000_000, stream=2)
     bench.credit(0, 0)
     bench.credit(1, 2000)
-    bench.now = 0.08
+    bench.now = 0.05
     assert bench.fill()[1][0] == (StreamId(0), 0, 1000)
-    bench = Bench((MBYTE, 0.010), (MBYTE, 0.040), reinject="rescue")
+    bench = Bench((MBYTE, 0.010), (1000 * MBYTE, 0.040), reinject="rescue")
     bench.sender.streams[StreamId(0)].deadline = 1.0
     bench.credit(1, 0)
     bench.write(2_000_000)
     bench.fill()
     bench.credit(1, 4_000_000)
-    bench.now = 0.99
+    bench.now = 0.94
     bench.fill()
     assert 0 < bench.sender.reinjected_bytes <= 256 * 1024 + 0.15 * bench.sender.used
