@@ -1,11 +1,11 @@
 """Floods of what strangers and clients can send cheaply, and what honest clients on the same server notice of them.
 
-Server, attacker and honest clients are processes of their own. For each flood, first as much of it as the attacker can
-send shows what one piece of it costs the server, and so how many a second would take all of its processor. Then the
-attacker sends half as many, and then again as many as it can. Honest clients of five other networks say something every
-50 ms and hear it again; what counts is the 99th percentile of how long that takes while half is sent, and how long
-after the end of too much somebody still waits for more than 100 ms. Three processes share the machine, so the first
-line is what they take without any attack.
+Server, attacker and honest clients are processes of their own. For each flood, first the rate is looked for from which
+on the server's thread has no rest any more, step by step: what one piece costs in a flood that drops most of them says
+nothing of it. Then the attacker sends half as many, and then as many as it can. Honest clients of five other networks
+say something every 50 ms and hear it again; what counts is the 99th percentile of how long that takes while half is
+sent, and how long after the end of too much somebody still waits for more than 100 ms. Three processes share the
+machine, so the first line is what they take without any attack, and waiting for a processor counts as having no rest.
 
     python -m benchmarks.hostile.floods [--quick] [FLOOD...]
 """
@@ -41,6 +41,14 @@ PROMISE = 0.100  # seconds, for 99 of 100 answers under half of what saturates t
 RECOVERY = 1.0  # seconds after the end of whatever flood until answers come in time again
 NETWORKS = 200  # that a flood comes from
 OPEN = 4000  # connections that it holds open
+SATURATED = 0.95  # of the time the server's thread runs or waits for a processor
+STEP = 2.0  # seconds of each rate tried
+FIRST_RATE = 50.0  # pieces a second tried first
+SMALLEST_STEP, LARGEST_STEP = 1.2, 8.0  # times the rate before
+AIM = 0.9  # of what would saturate it if each piece cost the same
+RESTED = 0.3  # of the time that the server may still have no rest when it has come to all it was sent
+LONGEST_REST = 15.0  # seconds
+KEPT_UP = 0.8  # of the rate wanted; an attacker that sends less can do no more
 BATCH = 0.005  # seconds between two looks at how many pieces are due
 SEGMENTS = 64  # in one write of a flood of tiny segments
 DATAGRAMS = 300  # different ones in a flood of QUIC packets
@@ -60,7 +68,19 @@ async def _serve(way: str, certificates: str) -> None:
         config["ssl_config"] = {"cert": f"{certificates}/server-cert.pem", "key": f"{certificates}/server-key.pem"}
     server = await multi.start_server(echo, config)
     say(server.port)
-    await answer(lambda _: {"cpu": time.process_time(), "hits": {k: v for k, v in server.statistics.items() if v}})
+    await answer(
+        lambda _: {
+            "cpu": time.process_time(),
+            "busy": _busy(),
+            "hits": {k: v for k, v in server.statistics.items() if v},
+        }
+    )
+
+
+def _busy() -> float:
+    """Seconds that this thread has run or waited for a processor (proc_pid_schedstat(5))."""
+    ran, waited, _ = map(int, Path("/proc/thread-self/schedstat").read_text().split())
+    return (ran + waited) / 1e9
 
 
 # --- honest clients ---
@@ -313,31 +333,46 @@ def _percentile(answers: list[tuple[float, float]], share: float = 0.99) -> floa
 
 
 class _Part:
-    """What everybody did in one part: the server's and the attacker's processor time, and honest answers."""
+    """What everybody did in one part: the server's and the attacker's time, and honest answers."""
 
     def __init__(self, kind: str, port: int, server: Process, honest: Process, rate: float, seconds: float) -> None:
         with Process(MODULE, "--flood", kind, str(port), str(rate)) as attacker:
             attacker.line()
             honest.ask()
-            before = server.ask()
+            before, began = server.ask(), time.monotonic()
             time.sleep(seconds)
-            self.met, after, flood = honest.ask(), server.ask(), attacker.ask()
+            after, flood = server.ask(), attacker.ask()
+            seconds = time.monotonic() - began
+            self.met = honest.ask()
         self.ended = time.monotonic()
-        self.sent, self.seconds = flood["sent"], flood["seconds"]
-        self.server, self.attacker = after["cpu"] - before["cpu"], flood["cpu"]
-        self._server, self._from = server, before["cpu"]
+        self.rate = flood["sent"] / flood["seconds"]
+        """Pieces a second that were really sent."""
+        self.busy = (after["busy"] - before["busy"]) / seconds
+        self.server, self.attacker = (after["cpu"] - before["cpu"]) / seconds, flood["cpu"] / flood["seconds"]
 
-    def cost(self, idle: float) -> float:
-        """Seconds of the server for a piece, what it had not come to when the flood ended included."""
-        before = self._server.ask()["cpu"]
-        while True:
-            time.sleep(RECOVERY)
-            now = self._server.ask()["cpu"]
-            if now - before < 2 * idle * RECOVERY + 0.02:
-                break
-            before = now
-        seconds = time.monotonic() - self.ended + self.seconds
-        return float(max(now - self._from - idle * seconds, 1e-9) / max(self.sent, 1))
+
+def _rest(server: Process) -> None:
+    """Wait until the server has come to what it was sent."""
+    until, busy = time.monotonic() + LONGEST_REST, server.ask()["busy"]
+    while time.monotonic() < until:
+        time.sleep(RECOVERY)
+        before, busy = busy, server.ask()["busy"]
+        if busy - before < RESTED * RECOVERY:
+            return
+
+
+def _saturating(kind: str, port: int, server: Process, honest: Process) -> tuple[float, bool]:
+    """(pieces a second from which on the server has no rest, True), or (as many as the attacker can send, False)."""
+    rate, most = FIRST_RATE, 0.0
+    while True:
+        part = _Part(kind, port, server, honest, rate, STEP)
+        _rest(server)
+        if part.busy >= SATURATED:
+            return part.rate, True
+        if part.rate < KEPT_UP * rate:
+            return max(most, part.rate), False
+        most = part.rate
+        rate *= min(LARGEST_STEP, max(SMALLEST_STEP, AIM * SATURATED / part.busy))
 
 
 def _measure(kind: str, certificates: str, seconds: float) -> None:
@@ -347,31 +382,30 @@ def _measure(kind: str, certificates: str, seconds: float) -> None:
         port = server.line()
         honest = stack.enter_context(Process(MODULE, "--honest", way, str(port)))
         honest.line()
-        before, _ = server.ask()["cpu"], honest.ask()
+        before, _ = server.ask(), honest.ask()
         time.sleep(seconds)
-        idle, calm = server.ask()["cpu"] - before, honest.ask()
-        parts = (kind, port, server, honest)
-        most = _Part(*parts, 0.0, seconds)
-        cost = most.cost(idle / seconds)
-        half = _Part(*parts, 0.5 / cost, seconds)
-        over = _Part(*parts, 0.0, seconds)
+        idle, calm = (server.ask()["cpu"] - before["cpu"]) / seconds, honest.ask()
+        rate, saturates = _saturating(kind, port, server, honest)
+        half = _Part(kind, port, server, honest, rate / 2, seconds)
+        _rest(server)
+        over = _Part(kind, port, server, honest, 0.0, seconds)
         time.sleep(3 * RECOVERY)
         met = honest.ask()
         hits = server.ask()["hits"]
     late = [began + wait for began, wait in met["answers"] if wait > PROMISE and began + wait > over.ended]
     recovered = max(late, default=over.ended) - over.ended
     found = _percentile(half.met["answers"])
-    print(f"\n{kind}: {cost * 1e6:.0f} us of the server for each, so {1 / cost:.0f} a second would take all of it")
-    print(f"  without: {_shown(calm['answers'])}, the server takes {idle / seconds:.0%} of a core")
+    what = "leave the server no rest" if saturates else "are all that the attacker can send, and leave the server rest"
+    print(f"\n{kind}: {rate:.0f} a second {what}")
+    print(f"  without: {_shown(calm['answers'])}, the server takes {idle:.0%} of a core")
     print(
-        f"  half, {half.sent / half.seconds:.0f} of {0.5 / cost:.0f} a second: {_shown(half.met['answers'])}; server "
-        f"{half.server / seconds:.0%}, attacker {half.attacker / half.seconds:.0%} of a core "
-        f"({_verdict(found, PROMISE)})"
+        f"  half, {half.rate:.0f} a second: {_shown(half.met['answers'])}; server {half.server:.0%} of a core, no rest "
+        f"for {half.busy:.0%}, attacker {half.attacker:.0%} ({_verdict(found, PROMISE)})"
     )
     print(
-        f"  as many as it can, {over.sent / over.seconds:.0f} a second: {_shown(over.met['answers'])}; server "
-        f"{over.server / seconds:.0%}, attacker {over.attacker / over.seconds:.0%}; answers in time again after "
-        f"{recovered:.2f} s ({_verdict(recovered, RECOVERY)}); lost {met['lost'] or 'nothing'}"
+        f"  as many as it can, {over.rate:.0f} a second: {_shown(over.met['answers'])}; server {over.server:.0%}, "
+        f"attacker {over.attacker:.0%}; answers in time again after {recovered:.2f} s "
+        f"({_verdict(recovered, RECOVERY)}); lost {met['lost'] or 'nothing'}"
     )
     print(f"  limits hit: {hits}; load {os.getloadavg()[0]:.1f}", flush=True)
 
