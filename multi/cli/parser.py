@@ -103,6 +103,12 @@ def make_parser() -> argparse.ArgumentParser:
     _add_testbed(_add(commands, "testbed", "", "two hosts with emulated networks on this machine"))
 
     _add_top(_add(commands, "top", "multi.cli.top:run_top", "see what a running server does, and give it orders"))
+
+    trace = _add(commands, "trace", "multi.cli.trace:run_trace", "tell or draw what a session did, from its trace")
+    trace.add_argument("file", metavar="FILE", type=Path, help="the trace: a file that `trace` or --trace has left")
+    picture = "draw it: a PNG, PDF or SVG; needs matplotlib"
+    trace.add_argument("-o", "--output", metavar="FILE", type=Path, help=picture)
+    trace.add_argument("--json", dest="as_json", action="store_true", help="print the summary as JSON")
     return parser
 
 

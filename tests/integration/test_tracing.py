@@ -6,14 +6,17 @@ import asyncio
 import json
 import logging
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import multi
+from multi.cli.main import main
 from tests.integration.cli_runner import run_forked
 from tests.integration.support import Pair, Way, event_of, multi_pair, run, until
+from tests.unit.lab.traces import two_networks
 
 SEALED = Way(Path())
 TWO = [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]]
@@ -176,3 +179,53 @@ def test_commands_write_traces_where_they_are_told_and_say_at_once_where_they_ca
     run(scenario())
     (path,) = (tmp_path / "new" / "traces").glob("*-client.sqlog")
     assert records(path)[-1]["name"] == "multi:session_ended"
+
+
+def test_a_trace_is_told_and_drawn(tmp_path: Path) -> None:
+    trace = {"dir": str(tmp_path)}
+
+    async def scenario() -> multi.SessionStats:
+        async with multi_pair(SEALED, trace=trace, connection_priority=TWO) as pair:
+            await two_connections(pair)
+            pair.writer.write(bytes(SIZE))
+            await pair.server_reader.readexactly(SIZE)
+            return pair.session.stats()
+
+    stats = run(scenario())
+    (path,) = tmp_path.glob("*.sqlog")
+    told = run_forked("trace", path, "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    assert (found["session"], found["bytes_sent"]) == (stats.id, stats.bytes_sent)
+    assert [c["bytes_sent"] for c in found["connections"]] == [c.bytes_sent for c in stats.connections]
+    assert all(c["ended"] and c["up_seconds"] > 0 for c in found["connections"])
+    words = run_forked("trace", path)
+    assert words.returncode == 0, words.stderr
+    assert words.stdout.startswith(f"client of session {stats.id[:8]}, began 2")
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install 'multi-session[plot]'")
+    picture = tmp_path / "trace.png"
+    assert main(["trace", str(path), "-o", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["trace", str(path), "-o", str(tmp_path / "trace.doc")]) == 2
+
+
+def test_without_matplotlib_the_trace_is_told_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = two_networks(tmp_path / "a.sqlog")
+    monkeypatch.setitem(sys.modules, "multi.lab.trace.picture", None)
+    assert main(["trace", str(path), "-o", str(tmp_path / "a.png")]) == 1
+    out, error = capsys.readouterr()
+    assert "ended: the session is closed" in out
+    assert "pip install 'multi-session[plot]'" in error
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_what_is_no_trace_is_said_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("{}")
+    for name, text in (("a", "is no trace"), ("missing", "no such file or directory")):
+        done = run_forked("trace", tmp_path / name)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("multi: ")
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1
