@@ -209,7 +209,7 @@ def why_it_ended(reason: multi.Reason) -> str:
 
 
 async def open_urgent(session: multi.Session) -> tuple[multi.StreamId, multi.SessionWriter]:
-    _reader, writer = await session.open_stream(priority=0, deadline=0.2)
+    _reader, writer = await session.open_stream(priority=0, deadline=0.2, steering="latency")
     stream: multi.StreamId = writer.get_extra_info("stream")
     return stream, writer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import warnings
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
@@ -16,7 +16,7 @@ from multi.asyncio.stats import SessionStats
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry, load_steering
-from multi.config.model import ROLES
+from multi.config.model import ROLES, SteeringSpec
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
 from multi.paths.manager import SESSION_ENDED
@@ -27,6 +27,7 @@ from multi.protocol.state import SessionState
 from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers.base import Scheduler
+from multi.schedulers.steering import PREFIX
 from multi.types import (
     DEFAULT_LIMIT,
     STREAM_ZERO,
@@ -115,32 +116,43 @@ class Session:
     # --- streams ---
 
     async def open_stream(
-        self, priority: int = DEFAULT_PRIORITY, deadline: float = 0.0
+        self,
+        priority: int = DEFAULT_PRIORITY,
+        deadline: float = 0.0,
+        steering: str | Mapping[str, Any] | None = None,
     ) -> tuple[SessionReader, SessionWriter]:
         """Open a further stream, priority 0 (first) to 7. Waits while the peer allows no more.
 
         With a `deadline`, in seconds, what either side has sent and is not acknowledged is copied to another connection
-        as long as that can still be in time; copies are bounded.
+        as long as that can still be in time; copies are bounded. `steering` is a mode, or an object, as in the
+        configuration; None = as the session. Raises ConfigError for what is not allowed there.
         """
-        return self._pair(await self._new_stream(priority, deadline))
+        return self._pair(await self._new_stream(priority, deadline, steering))
 
     async def create_stream(
-        self, protocol_factory: Callable[[], P], *, priority: int = DEFAULT_PRIORITY
+        self,
+        protocol_factory: Callable[[], P],
+        *,
+        priority: int = DEFAULT_PRIORITY,
+        deadline: float = 0.0,
+        steering: str | Mapping[str, Any] | None = None,
     ) -> tuple[SessionTransport, P]:
         """Open a further stream for a protocol, as `create_connection` does for the first one.
 
         The peer finds it in `streams()`, as reader and writer; `writer.transport.set_protocol` gives it to a protocol.
         """
-        transport = SessionTransport(
-            self._driver, await self._new_stream(priority), self._extra_info, closes_session=False
-        )
+        stream = await self._new_stream(priority, deadline, steering)
+        transport = SessionTransport(self._driver, stream, self._extra_info, closes_session=False)
         return transport, transport.run(protocol_factory)
 
-    async def _new_stream(self, priority: int, deadline: float = 0.0) -> StreamId:
+    async def _new_stream(self, priority: int, deadline: float, steering: str | Mapping[str, Any] | None) -> StreamId:
+        wanted = None if steering is None else load_steering(steering)
         while True:
             self._check_open()
             stream = self._core.open_stream(priority, deadline, now=self._driver.now())
             if stream is not None:
+                if wanted is not None:
+                    self._steer([stream], wanted)
                 self._driver.pump_soon()
                 return stream
             await self._driver.wait_writable(STREAM_ZERO)
@@ -315,14 +327,39 @@ class Session:
             self._core.set_scheduler(policy, scheduler, now=self._driver.now())
         self._driver.pump()
 
-    def set_steering(self, mode: str, *, max_rtt_ms: float = 0.0, max_loss: float = 0.0) -> None:
+    def set_steering(
+        self,
+        mode: str | None,
+        *,
+        max_rtt_ms: float = 0.0,
+        max_loss: float = 0.0,
+        streams: Iterable[SessionWriter | SessionTransport] | None = None,
+    ) -> None:
         """Steer differently from now on: the modes and thresholds of the configuration's `steering`, 0 = none.
 
-        The client's server follows. Raises ConfigError for what is not allowed there.
+        With the writers or transports of some `streams` these are a group that is steered by itself, and None returns
+        them to what the session does; streams with the same mode and thresholds are one group whenever they are
+        steered. The client's server follows. Raises ConfigError for what is not allowed in the configuration,
+        LocalProtocolError for a stream of another session or one that has ended.
         """
-        steering = load_steering({"mode": mode, "max_rtt_ms": max_rtt_ms, "max_loss": max_loss})
-        name, parameters = steering.scheduler
-        self.set_scheduler(name, **parameters)
+        if mode is None and streams is None:
+            raise LocalProtocolError("only streams can be steered as their session is")
+        asked = {"mode": mode, "max_rtt_ms": max_rtt_ms, "max_loss": max_loss}
+        steering = None if mode is None else load_steering(asked)
+        if streams is None:
+            assert steering is not None
+            name, parameters = steering.scheduler
+            self.set_scheduler(name, **parameters)
+            return
+        group = [(stream.get_extra_info("session"), stream.get_extra_info("stream")) for stream in streams]
+        if any(session is not self for session, _ in group):
+            raise LocalProtocolError("a stream of another session cannot be steered here")
+        self._steer([stream for _, stream in group], steering)
+        self._driver.pump()
+
+    def _steer(self, streams: Sequence[StreamId], steering: SteeringSpec | None) -> None:
+        name, parameters = ("", {}) if steering is None else steering.scheduler
+        self._core.steer(streams, name, tuple(parameters.items()), now=self._driver.now())
 
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
         """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
@@ -402,6 +439,9 @@ class Session:
                 return self
             case "stream":
                 return stream
+            case "steering":
+                steering = self._core.scheduling.steering_of(stream)
+                return default if steering is None else steering.name.removeprefix(PREFIX)
             case "connections":
                 return self.connections
             case "psk_id":

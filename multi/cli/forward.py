@@ -17,7 +17,7 @@ from multi.forward.opening import forward
 from multi.forward.protocol import Address, Connect, parse_address
 from multi.forward.proxy import Credentials
 from multi.forward.relay import Counters
-from multi.forward.specs import Forward, Listener, parse_forward, parse_listener
+from multi.forward.specs import Forward, Listener, Treatment, parse_forward, parse_listener, parse_treatment
 from multi.forward.stdio import standard_streams
 
 INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy command at the end
@@ -26,7 +26,7 @@ INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy
 # --- multi connect ---
 
 
-def run_connect(config: ConfigLike, target: str, priority: int) -> int:
+def run_connect(config: ConfigLike, target: str, priority: int, steering: str | None) -> int:
     """Carry standard input to `target` and what comes back to standard output, until both have ended. Returns 0.
 
     Raises ConfigError, ForwardRefused, NoUsableConnection, SessionRefused, SessionLost, BrokenPipeError.
@@ -36,16 +36,17 @@ def run_connect(config: ConfigLike, target: str, priority: int) -> int:
         address = parse_address(target)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    asyncio.run(_connect(loaded, address, priority))
+    asked = [f"priority={priority}", *([f"steering={steering}"] if steering is not None else [])]
+    asyncio.run(_connect(loaded, address, parse_treatment(asked, "--steering")))
     return 0
 
 
-async def _connect(config: Config, target: Address, priority: int) -> None:
+async def _connect(config: Config, target: Address, treatment: Treatment) -> None:
     _interrupt_on_signals()
     async with standard_streams() as near:
         session = await open_session(config)
         try:
-            await forward(near, session, Connect(target), priority, Counters())
+            await forward(near, session, Connect(target), treatment, Counters())
             await finish_session(session)
         except BaseException as error:
             session.abort(str(error) or "interrupted")

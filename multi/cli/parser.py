@@ -126,6 +126,8 @@ def _add_bench(parser: _Parser) -> None:
 def _add_connect(parser: _Parser) -> None:
     parser.add_argument("target", metavar="HOST:PORT", help="what the server shall connect to")
     parser.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 (first, default) to 7")
+    steering = "latency, balance, priority, standby, redundant or adaptive (default: as the configuration says)"
+    parser.add_argument("--steering", metavar="MODE", help=steering)
 
 
 def _add_forward(parser: _Parser) -> None:
@@ -133,7 +135,9 @@ def _add_forward(parser: _Parser) -> None:
     parser.add_argument("-L", metavar="SPEC", dest="local", action="append", default=[], help=local)
     remote = "[ADDR:]PORT:HOST:PORT: connections to a port of the server's lead to HOST:PORT here"
     parser.add_argument("-R", metavar="SPEC", dest="remote", action="append", default=[], help=remote)
-    socks = "[ADDR:]PORT: be a proxy here, SOCKS5 and HTTP CONNECT; each SPEC may end with ,priority=0 to 7"
+    socks = (
+        "[ADDR:]PORT: be a proxy here, SOCKS5 and HTTP CONNECT; each SPEC may end with ,priority=0 to 7,steering=MODE"
+    )
     parser.add_argument("--socks", metavar="SPEC", dest="proxies", action="append", default=[], help=socks)
     udp = "[ADDR:]PORT:HOST:PORT: datagrams that come to a UDP port here go to HOST:PORT there, and answers back"
     parser.add_argument("--udp", metavar="SPEC", dest="datagrams", action="append", default=[], help=udp)

@@ -35,7 +35,7 @@ from multi.forward.protocol import (
 )
 from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
 from multi.forward.service import HEAD_TIMEOUT, with_room_for_streams
-from multi.forward.specs import Forward
+from multi.forward.specs import Forward, Treatment
 from multi.forward.udp import FlowTable
 from multi.reasons import Cause, Reason
 
@@ -167,9 +167,9 @@ class ForwardClient:
             raise SessionLost(Reason(Cause.TRANSPORT, "the server is out of reach")) from None
         return self._session
 
-    async def forward(self, near: Pair, target: Address, priority: int) -> None:
+    async def forward(self, near: Pair, target: Address, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
-        await forward(near, await self.session(), Connect(target), priority, self.counters)
+        await forward(near, await self.session(), Connect(target), treatment, self.counters)
 
     async def datagrams(self) -> tuple[Session, FlowTable]:
         """The session and its datagrams. Raises SessionLost, LocalProtocolError where the server takes none."""
@@ -184,7 +184,8 @@ class ForwardClient:
         """Ask for the ports of the server's; new connections take this session from now on."""
         self._targets.clear()
         for remote in self._remotes:
-            stream = await open_stream(session, Listen(remote.listen, remote.priority), remote.priority)
+            priority = remote.treatment.priority
+            stream = await open_stream(session, Listen(remote.listen, priority), Treatment(priority))
             try:
                 bound = parse_bound(await answer_of(stream))
             except ForwardRefused as error:
@@ -269,6 +270,7 @@ class ForwardClient:
     async def _accepted(self, stream: Pair) -> None:
         """A connection to a port of the server's, which leads to a target here."""
         assert isinstance(stream.reader, SessionReader)
+        assert isinstance(stream.writer, SessionWriter)
         try:
             async with asyncio.timeout(HEAD_TIMEOUT):
                 head = await read_head(stream.reader)
@@ -287,6 +289,9 @@ class ForwardClient:
         except BaseException:
             sock.close()
             raise
+        if remote.treatment.steering is not None:  # the server has opened the stream, and follows its client
+            session: Session = stream.writer.get_extra_info("session")
+            session.set_steering(**remote.treatment.steering, streams=[stream.writer])
         stream.writer.write(encode_answer(Code.OK, str(Address(*sock.getpeername()[:2]))))
         await relay(near, stream, self.counters)
 

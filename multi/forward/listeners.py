@@ -15,7 +15,7 @@ from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
-from multi.forward.specs import EVERYWHERE, Forward, Listener
+from multi.forward.specs import EVERYWHERE, Forward, Listener, Treatment
 from multi.forward.udp import Flows, UdpPort
 
 logger = logging.getLogger("multi.forward")
@@ -29,7 +29,7 @@ async def listen_for(client: ForwardClient, forward: Forward) -> asyncio.Server:
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         near = Pair(reader, writer)
-        client.start(near, client.forward(near, forward.target, forward.priority))
+        client.start(near, client.forward(near, forward.target, forward.treatment))
 
     return await _listen(forward.listen, accepted)
 
@@ -43,14 +43,14 @@ async def listen_as_proxy(client: ForwardClient, listener: Listener, credentials
         raise ConfigError(f"{listener.listen} is not loopback: that needs --socks-auth", "--socks")
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client.start(Pair(reader, writer), _serve_wish(client, listener.priority, credentials, reader, writer))
+        client.start(Pair(reader, writer), _serve_wish(client, listener.treatment, credentials, reader, writer))
 
     return await _listen(listener.listen, accepted)
 
 
 async def _serve_wish(
     client: ForwardClient,
-    priority: int,
+    treatment: Treatment,
     credentials: Credentials,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -64,11 +64,11 @@ async def _serve_wish(
         await _end(writer)
         return
     if wish.associate:
-        await _associate(client, priority, wish, reader, writer)
+        await _associate(client, treatment, wish, reader, writer)
         return
     stream = None
     try:
-        stream = await open_stream(await client.session(), Connect(wish.target), priority)
+        stream = await open_stream(await client.session(), Connect(wish.target), treatment)
         bound = await answer_of(stream)
     except ENDS as error:
         client.counters.failed += 1
@@ -88,11 +88,11 @@ async def _serve_wish(
 
 
 async def _associate(
-    client: ForwardClient, priority: int, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    client: ForwardClient, treatment: Treatment, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     """UDP ASSOCIATE: datagrams of this program, from the address it is connected from, as long as it is connected."""
     program = Address(*writer.get_extra_info("peername")[:2])
-    flows = Flows(client.datagrams, priority, client.counters)
+    flows = Flows(client.datagrams, treatment, client.counters)
     source: Address | None = None
 
     def received(data: bytes, sender: Address) -> None:
@@ -122,7 +122,7 @@ class UdpListener:
 
     def __init__(self, client: ForwardClient, forward: Forward) -> None:
         self._target = forward.target
-        self._flows = Flows(client.datagrams, forward.priority, client.counters)
+        self._flows = Flows(client.datagrams, forward.treatment, client.counters)
         self.port = UdpPort(self._received)
 
     def _received(self, data: bytes, sender: Address) -> None:

@@ -8,13 +8,13 @@ from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
 from multi.forward.protocol import Code, ForwardRefused, Head, encode_head, read_answer
 from multi.forward.relay import Counters, Pair, relay
+from multi.forward.specs import USUAL, Treatment
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
-DEFAULT_PRIORITY = 3
 MAX_CONNECTIONS = 8192  # that came in at one end at the same time; a flood is refused before it takes the memory
 
 
-async def open_stream(session: Session, head: Head, priority: int = DEFAULT_PRIORITY) -> Pair:
+async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL) -> Pair:
     """Ask the other end for what `head` says; bytes may be sent before the answer, which is the first thing to read.
 
     Raises ForwardRefused when the other end allows no more streams for too long, SessionLost.
@@ -22,7 +22,7 @@ async def open_stream(session: Session, head: Head, priority: int = DEFAULT_PRIO
     first = encode_head(head)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
-            reader, writer = await session.open_stream(priority)
+            reader, writer = await session.open_stream(treatment.priority, steering=treatment.steering)
     except TimeoutError:
         raise ForwardRefused(Code.BUSY, "the session has as many streams as the other end allows") from None
     writer.write(first)
@@ -42,10 +42,10 @@ async def answer_of(stream: Pair) -> str:
         raise ForwardRefused(Code.TIMED_OUT, f"no answer from the other end within {ANSWER_TIMEOUT:g} s") from None
 
 
-async def forward(near: Pair, session: Session, head: Head, priority: int, counters: Counters) -> None:
+async def forward(near: Pair, session: Session, head: Head, treatment: Treatment, counters: Counters) -> None:
     """Forward a connection until it has ended in both directions; what ends it early resets both and is raised."""
     try:
-        stream = await open_stream(session, head, priority)
+        stream = await open_stream(session, head, treatment)
     except BaseException:
         counters.failed += 1
         near.reset()

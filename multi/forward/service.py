@@ -37,6 +37,7 @@ from multi.forward.protocol import (
 )
 from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
 from multi.forward.rules import UNPRIVILEGED, Permissions, Rules
+from multi.forward.specs import Treatment
 from multi.forward.udp import MAX_FLOWS, FlowTable, IdleClock, UdpPort, stream_id, until_end_or_idle
 
 logger = logging.getLogger("multi.forward")
@@ -246,7 +247,7 @@ class _Client:
         """A connection to a port listened on for the client, who says where it leads."""
         peer = Address(*near.writer.get_extra_info("peername")[:2])
         try:
-            await forward(near, self._session, Accepted(listener, peer), priority, self._service.counters)
+            await forward(near, self._session, Accepted(listener, peer), Treatment(priority), self._service.counters)
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error)
 
@@ -268,7 +269,7 @@ class _Client:
             port.send(data)
 
         port = UdpPort(back)
-        table.add(number, out)  # before anything is awaited: others ask at the same time
+        table.add(stream, out)  # before anything is awaited: others ask at the same time
         try:
             async with self._opening:
                 sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)

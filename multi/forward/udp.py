@@ -18,6 +18,7 @@ from multi.errors import DatagramTooLarge, LocalProtocolError, MultiError
 from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Flow, ForwardRefused
 from multi.forward.relay import ENDS, Counters, Pair
+from multi.forward.specs import Treatment
 
 logger = logging.getLogger("multi.forward")
 
@@ -35,22 +36,26 @@ class FlowTable:
 
     def __init__(self, session: Session) -> None:
         self._datagrams = session.datagrams(ttl=TIME_TO_LIVE, copies="auto")
-        self._receivers: dict[int, Receive] = {}
+        self._in_pairs = session.datagrams(ttl=TIME_TO_LIVE, copies=2)
+        self._flows: dict[int, tuple[Pair, Receive]] = {}
 
     def __len__(self) -> int:
-        return len(self._receivers)
+        return len(self._flows)
 
-    def add(self, stream: int, receive: Receive) -> None:
+    def add(self, stream: Pair, receive: Receive) -> None:
         """Datagrams of this flow go to `receive` from now on."""
-        self._receivers[stream] = receive
+        self._flows[stream_id(stream)] = stream, receive
 
-    def remove(self, stream: int) -> None:
-        self._receivers.pop(stream, None)
+    def remove(self, number: int) -> None:
+        self._flows.pop(number, None)
 
-    def send(self, stream: int, data: bytes) -> bool:
-        """Send one; False when it is dropped because it fits no connection."""
+    def send(self, number: int, data: bytes) -> bool:
+        """Send one, twice where the flow's stream is steered so; False when it is dropped because it fits nowhere."""
+        flow = self._flows.get(number)
+        redundant = flow is not None and flow[0].writer.get_extra_info("steering") == "redundant"
+        datagrams = self._in_pairs if redundant else self._datagrams
         try:
-            self._datagrams.send(_FLOW.pack(stream) + data)
+            datagrams.send(_FLOW.pack(number) + data)
         except DatagramTooLarge:
             logger.info("a datagram of %d bytes is dropped: %d fit", len(data), self._datagrams.max_size - _FLOW.size)
             return False
@@ -63,9 +68,9 @@ class FlowTable:
         """Hand out what comes until the session ends."""
         async for message in self._datagrams:
             if len(message) >= _FLOW.size:
-                receive = self._receivers.get(_FLOW.unpack_from(message)[0])
-                if receive is not None:
-                    receive(message[_FLOW.size :])
+                flow = self._flows.get(_FLOW.unpack_from(message)[0])
+                if flow is not None:
+                    flow[1](message[_FLOW.size :])
 
 
 class UdpPort(asyncio.DatagramProtocol):
@@ -152,11 +157,11 @@ class Flows:
     def __init__(
         self,
         table: Callable[[], Coroutine[Any, Any, tuple[Session, FlowTable]]],
-        priority: int,
+        treatment: Treatment,
         counters: Counters,
     ) -> None:
         self._table = table
-        self._priority = priority
+        self._treatment = treatment
         self._counters = counters
         self._flows: dict[Hashable, _Flow] = {}
 
@@ -176,7 +181,7 @@ class Flows:
         self._counters.open += 1
         try:
             session, table = await self._table()
-            await flow.run(session, table, target, self._priority)
+            await flow.run(session, table, target, self._treatment)
         except ENDS as error:
             self._counters.failed += 1
             logger.info("datagrams to %s: %s", target, error)
@@ -214,15 +219,15 @@ class _Flow:
         self._counters.count_received(len(data))
         self._reply(data)
 
-    async def run(self, session: Session, table: FlowTable, target: Address, priority: int) -> None:
-        stream = await open_stream(session, Flow(target), priority)
+    async def run(self, session: Session, table: FlowTable, target: Address, treatment: Treatment) -> None:
+        stream = await open_stream(session, Flow(target), treatment)
         number = stream_id(stream)
 
         def out(data: bytes) -> None:
             if table.send(number, data):
                 self._counters.count_sent(len(data))
 
-        table.add(number, self._receive)
+        table.add(stream, self._receive)
         try:
             await answer_of(stream)
             self._out = out

@@ -20,6 +20,7 @@ from multi.protocol.handshake import (
     GOING_AWAY,
     MAX_TICKETS,
     PROOF_LENGTH,
+    STEERING,
     Accept,
     Admit,
     Challenge,
@@ -448,7 +449,7 @@ class ServerAuthenticator(Authenticator):
             choice=choice,
             resume_timeout=_milliseconds(settings.resume_timeout),
             reset=self._reset_commitment(),
-            extensions=_extensions(settings),
+            extensions=(*_extensions(settings), (STEERING, b"")),
         )
         shared = pair.agree(hello.key)
         self._hello_part = part

@@ -16,7 +16,14 @@ from multi.protocol.segment import SegmentType
 from multi.types import ConnectionId, StreamId
 
 EPHEMERAL = frozenset(
-    {SegmentType.DRAIN, SegmentType.ADDRESS, SegmentType.TICKETS, SegmentType.RATE, SegmentType.AWAY}
+    {
+        SegmentType.DRAIN,
+        SegmentType.ADDRESS,
+        SegmentType.TICKETS,
+        SegmentType.RATE,
+        SegmentType.STEER,
+        SegmentType.AWAY,
+    }
 )  # of no use once the session ends
 MAX_AHEAD = 256  # control segments outstanding beyond the first unacknowledged one; bounds the peer's memory
 

@@ -22,6 +22,7 @@ from multi.protocol.payloads import (
     DrainStep,
     Fields,
     Keepalive,
+    Parameters,
     decode_ack,
     decode_addresses,
     decode_away,
@@ -31,6 +32,7 @@ from multi.protocol.payloads import (
     decode_policy,
     decode_rate,
     decode_role,
+    decode_scheduler,
     encode_keepalive,
 )
 from multi.protocol.scheduling import Scheduling
@@ -282,6 +284,11 @@ class Incoming:
                 if segment.sequence > self._policy_number:
                     self._policy_number = segment.sequence
                     self._scheduling.peer_wants(policy)
+            case SegmentType.STEER:
+                name, parameters = decode_scheduler(payload)
+                if self._session.side is Side.CLIENT:
+                    raise RemoteProtocolError("only a client steers streams")
+                self._steer(segment, name, parameters)
             case SegmentType.TICKETS:
                 self._auth.take_tickets(decode_tickets(payload))
             case SegmentType.ADDRESS:
@@ -300,6 +307,14 @@ class Incoming:
                     self._session.peer_goes_away(seconds)
             case _:
                 self._streams.control(segment, now)
+
+    def _steer(self, segment: Segment, name: str, parameters: Parameters) -> None:
+        self._streams.of_peer(segment.stream)
+        stream = self._session.sender.streams.get(segment.stream)
+        if stream is not None and segment.sequence > stream.steer_sequence:
+            stream.steer_sequence = segment.sequence
+            self._scheduling.peer_steers(stream, name, parameters)
+            self._session.needs_flush = True
 
     def _drain(self, connection: Connection, step: DrainStep, carrier: Connection, now: float) -> None:
         """The peer says how far a connection is on its way out."""

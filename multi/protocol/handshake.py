@@ -54,6 +54,8 @@ DATAGRAMS = 1
 """Kind of the extension, without a value, that says: this side takes DATAGRAM segments."""
 GOING_AWAY = 3
 """The same for AWAY; of a client only."""
+STEERING = 5
+"""The same for STEER; of a server only."""
 
 Extensions = tuple[tuple[int, bytes], ...]
 """(kind, value), kinds rising. What a side can do; unknown kinds mean nothing."""

@@ -220,13 +220,16 @@ def decode_close(payload: bytes | memoryview) -> Close:
 
 DEFAULT_SCHEDULER = "adaptive"
 
+Parameters = tuple[tuple[str, float], ...]
+"""Names and values of a scheduler's parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """How the sender of this wants the peer to schedule towards it; it travels in HELLO and POLICY."""
 
     scheduler: str = DEFAULT_SCHEDULER
-    parameters: tuple[tuple[str, float], ...] = ()
+    parameters: Parameters = ()
     switch: bool = False
     """mode `switch`: one connection carries the data, the next stands by."""
     reinject: str = "full"
@@ -237,16 +240,21 @@ _REINJECT = ("off", "rescue", "full")
 
 def encode_policy(policy: Policy) -> bytes:
     """Raises LocalProtocolError for what no peer would take."""
-    if len(policy.parameters) > MAX_PARAMETERS:
-        raise LocalProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
     if policy.reinject not in _REINJECT:
         raise LocalProtocolError(f"reinject {policy.reinject!r} is none of {', '.join(_REINJECT)}")
-    parts = [_name(policy.scheduler, MAX_NAME), bytes([len(policy.parameters)])]
-    for key, value in policy.parameters:
+    mode = bytes([int(policy.switch), _REINJECT.index(policy.reinject)])
+    return encode_scheduler(policy.scheduler, policy.parameters) + mode
+
+
+def encode_scheduler(scheduler: str, parameters: Parameters) -> bytes:
+    """A scheduler by its name. Raises LocalProtocolError for what no peer would take."""
+    if len(parameters) > MAX_PARAMETERS:
+        raise LocalProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
+    parts = [_name(scheduler, MAX_NAME), bytes([len(parameters)])]
+    for key, value in parameters:
         if not isfinite(value):
             raise LocalProtocolError(f"scheduler parameter {key} is not finite")
         parts += [_name(key, MAX_PARAMETER_NAME), struct.pack("!d", value)]
-    parts.append(bytes([int(policy.switch), _REINJECT.index(policy.reinject)]))
     return b"".join(parts)
 
 
@@ -258,15 +266,26 @@ def _name(text: str, limit: int) -> bytes:
 
 
 def decode_policy(fields: Fields) -> Policy:
-    scheduler = fields.text(fields.unsigned(1))
-    count = fields.unsigned(1)
-    if count > MAX_PARAMETERS:
-        raise RemoteProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
-    parameters = tuple((_parameter_name(fields), fields.real()) for _ in range(count))
+    scheduler, parameters = _decode_scheduler(fields)
     switch, reinject = fields.unsigned(1), fields.unsigned(1)
     if switch > 1 or reinject >= len(_REINJECT):
         raise RemoteProtocolError("malformed policy")
     return Policy(scheduler, parameters, bool(switch), _REINJECT[reinject])
+
+
+def decode_scheduler(payload: bytes | memoryview) -> tuple[str, Parameters]:
+    fields = Fields(payload)
+    found = _decode_scheduler(fields)
+    fields.end()
+    return found
+
+
+def _decode_scheduler(fields: Fields) -> tuple[str, Parameters]:
+    scheduler = fields.text(fields.unsigned(1))
+    count = fields.unsigned(1)
+    if count > MAX_PARAMETERS:
+        raise RemoteProtocolError(f"more than {MAX_PARAMETERS} scheduler parameters")
+    return scheduler, tuple((_parameter_name(fields), fields.real()) for _ in range(count))
 
 
 def _parameter_name(fields: Fields) -> str:

@@ -1,17 +1,24 @@
-"""Which scheduler a session sends with: this side's choice, the peer's wish, and what stands in for one that fails."""
+"""Which scheduler a session and its streams send with: this side's choice, the peer's wish, and what stands in.
+
+A stream sends as the session does until it is steered by itself. A client's steering is carried to the server, which
+sends the other direction of that stream; a server's concerns what it sends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from multi.errors import ConfigError
+from multi.errors import ConfigError, LocalProtocolError
 from multi.events import SchedulerChanged, Warned
 from multi.protocol.base import SessionBase
-from multi.protocol.payloads import DEFAULT_SCHEDULER, Policy, encode_policy
+from multi.protocol.payloads import DEFAULT_SCHEDULER, Parameters, Policy, encode_policy, encode_scheduler
 from multi.protocol.segment import SegmentType
+from multi.protocol.send_stream import SendStream, StreamSteering
 from multi.schedulers.base import Scheduler
-from multi.types import Side
+from multi.types import Side, StreamId
+
+MAX_SHARED = 16  # groups of streams remembered, so that streams that are opened later join theirs
 
 SchedulerMaker = Callable[[str, dict[str, float]], Scheduler]
 
@@ -28,6 +35,10 @@ class Scheduling:
         self._make = make
         self._make_for_peer = make_for_peer
         self.policy = session.settings.policy
+        self._peer_steers: bool | None = None
+        """Whether the peer has announced that it takes STEER; None while it is not known."""
+        self._warned = False
+        self._shared: dict[tuple[str, Parameters], StreamSteering] = {}
 
     def first(self) -> Scheduler:
         """The scheduler the session begins with."""
@@ -59,6 +70,66 @@ class Scheduling:
             self._tell_of(policy)
         self._use(policy, scheduler, by_peer=True, reason=reason)
 
+    # --- streams  ---
+
+    def steer(self, streams: Sequence[StreamId], name: str, parameters: Parameters) -> None:
+        """Schedule `streams` as one group with the scheduler `name`; empty = as the session again.
+
+        A client also asks the server to. Raises LocalProtocolError for a stream that has ended.
+        """
+        sending = self._session.sender.streams
+        found = [sending[stream] for stream in streams if stream in sending]
+        if len(found) < len(streams):
+            raise LocalProtocolError("a stream that has ended cannot be steered")
+        encode_scheduler(name, parameters)  # what no server could be told changes nothing
+        steering = self._group(name, parameters, self._make) if name else None
+        for stream in found:
+            stream.steering = steering
+        if self._session.side is Side.CLIENT:
+            self._tell_how(found)
+
+    def steering_of(self, stream: StreamId) -> StreamSteering | None:
+        """How a stream is steered by itself; None = as the session, or it has ended."""
+        found = self._session.sender.streams.get(stream)
+        return found.steering if found is not None else None
+
+    def peer_known(self, *, steers: bool) -> None:
+        """The peer has said whether it takes STEER."""
+        self._peer_steers = steers
+        if self._session.side is Side.CLIENT:
+            self._tell_how([stream for stream in self._session.sender.streams.values() if stream.steering])
+
+    def _tell_how(self, streams: Sequence[SendStream]) -> None:
+        if self._peer_steers:
+            for stream in streams:
+                name, parameters = (stream.steering.name, stream.steering.parameters) if stream.steering else ("", ())
+                self._session.outbox.add(SegmentType.STEER, encode_scheduler(name, parameters), stream.id)
+        elif self._peer_steers is False and streams and not self._warned:
+            self._warned = True
+            self._session.notify(Warned("the server's version of multi sends every stream as the session"))
+
+    def peer_steers(self, stream: SendStream, name: str, parameters: Parameters) -> None:
+        """STEER: a server follows unless its own configuration says otherwise."""
+        if not self._session.settings.follow_peer_policy:
+            return
+        try:
+            stream.steering = self._group(name, parameters, self._make_for_peer) if name else None
+        except ConfigError as error:
+            stream.steering = None
+            self._session.notify(Warned(f"stream {stream.id} is sent as the session: {error}"))
+
+    def _group(self, name: str, parameters: Parameters, make: SchedulerMaker) -> StreamSteering:
+        shared = self._shared
+        found = shared.get((name, parameters))
+        if found is None:
+            found = StreamSteering(name, parameters, make(name, dict(parameters)))
+            while len(shared) >= MAX_SHARED:
+                del shared[next(iter(shared))]
+            shared[name, parameters] = found
+        return found
+
+    # --- what stands in  ---
+
     def _tell_of(self, policy: Policy) -> None:
         if not self._session.outbox.holds(SegmentType.POLICY):  # a peer that acknowledges nothing could pile them up
             self._session.outbox.add(SegmentType.POLICY, encode_policy(policy))
@@ -69,8 +140,13 @@ class Scheduling:
         self._session.sender.reinject = policy.reinject
         self._session.notify(SchedulerChanged(policy.scheduler, by_peer, reason))
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception, stream: SendStream) -> None:
         """The application's scheduler is no reason to lose the session. The default one is: there is no other."""
+        if stream.steering is not None:
+            text = f"scheduler {stream.steering.name} failed: {error!r}{_place(error)}"
+            stream.steering = None
+            self._session.notify(Warned(f"{text}; stream {stream.id} is sent as the session"))
+            return
         scheduler = self._make(DEFAULT_SCHEDULER, {})
         if type(self._session.sender.scheduler) is type(scheduler):
             raise error

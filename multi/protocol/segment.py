@@ -67,13 +67,14 @@ class SegmentType(IntEnum):
     ADDRESS = 40
     TICKETS = 41
     RATE = 42
+    STEER = 43
     DATAGRAM = 128
     AWAY = 192
 
 
 HANDSHAKE_TYPES = frozenset(range(SegmentType.HELLO, SegmentType.ADMIT + 1))
 OPTIONAL_CONTROL = 192  # from here on types are control: who does not know one acknowledges it, and skips it
-CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.RATE + 1), *range(OPTIONAL_CONTROL, 256)))
+CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.STEER + 1), *range(OPTIONAL_CONTROL, 256)))
 OPTIONAL_TYPES = range(128, 256)
 """Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
 _KNOWN_TYPES = frozenset((*SegmentType, *OPTIONAL_TYPES))

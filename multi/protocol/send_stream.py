@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
-from multi.protocol.payloads import MAX_OFFSET, Range
+from multi.protocol.payloads import MAX_OFFSET, Parameters, Range
+from multi.schedulers.base import Scheduler
 from multi.types import ConnectionId, StreamId
 
 COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more object and buffer
@@ -39,6 +40,18 @@ class Outstanding:
     """True while it waits to be rescued."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamSteering:
+    """How streams divide their bytes among the connections, where that is not as the session does.
+
+    Those that are steered alike share one: they are one group to its scheduler.
+    """
+
+    name: str
+    parameters: Parameters
+    scheduler: Scheduler
+
+
 @dataclass(slots=True, eq=False)
 class SendStream:
     """Offsets are those of the wire: `acked <= next_offset <= end_offset`."""
@@ -51,6 +64,10 @@ class SendStream:
     """The streams of the session that have bytes which are not acknowledged; this one enters and leaves by itself."""
     deadline: float = 0.0
     """Seconds in which bytes should arrive once they are sent; 0 = none."""
+    steering: StreamSteering | None = None
+    """None = as the session."""
+    steer_sequence: int = -1
+    """Number of the newest STEER taken."""
     acked: int = 0
     next_offset: int = 0
     end_offset: int = 0

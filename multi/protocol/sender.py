@@ -67,8 +67,8 @@ class Sender:
     reinject: str
     window: int
     """Absolute: bytes over all streams the peer allows."""
-    _scheduler_failed: Callable[[Exception], None]
-    """Puts another scheduler in the place of one that raised, or raises itself."""
+    _scheduler_failed: Callable[[Exception, SendStream], None]
+    """Puts another scheduler in the place of the stream's, which raised, or raises itself."""
     window_known: bool = False
     """It is the peer's own word: HELLO or ACCEPT has come."""
     streams: dict[StreamId, SendStream] = field(default_factory=dict)
@@ -278,6 +278,9 @@ class Sender:
                 return True
         return False
 
+    def _scheduler_of(self, stream: SendStream) -> Scheduler:
+        return self.scheduler if stream.steering is None else stream.steering.scheduler
+
     def _select(
         self, stream: SendStream, size: int, usable: Sequence[Connection], again: bool, now: float
     ) -> Sequence[Connection]:
@@ -288,10 +291,10 @@ class Sender:
         growing = since_grown < GROWING * self._window_size
         request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, growing)
         try:
-            chosen = self.scheduler.select(request, usable)
+            chosen = self._scheduler_of(stream).select(request, usable)
             picked: Sequence[Connection] = [c for c in usable if c.credit > 0 and c in chosen]
         except Exception as error:
-            self._scheduler_failed(error)
+            self._scheduler_failed(error, stream)
             return self._select(stream, size, usable, again, now)
         if not picked:
             self.hold_until = now + HOLD_CHECK
@@ -357,16 +360,19 @@ class Sender:
         if now > self._run_at + RUN_GAP:
             self._run = 0
         backlog = 0
-        for waiting in self.active.values():
-            backlog += waiting.end_offset - waiting.next_offset
+        for unsent in self.active.values():
+            backlog += unsent.end_offset - unsent.next_offset
         if not backlog:
             return True
         priority = -1
+        waiting: list[Scheduler] = []
+        """Those that keep new bytes for a better connection; what others decide about goes on."""
         while True:
             room = self.window - self.used
-            stream = self._next_stream() if room > 0 else None
+            stream = self._next_stream(waiting) if room > 0 else None
             if stream is None or stream.next_offset == stream.end_offset:
-                return True
+                # A connection that was not wanted for new bytes may still help with old ones.
+                return not waiting or self.reinject == "full"
             if stream.priority != priority:
                 priority = stream.priority
                 self._backlog = self._ahead_of(priority, backlog)
@@ -380,8 +386,8 @@ class Sender:
                 size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
             picked = self._select(stream, size, usable, False, now)
             if not picked:
-                # The scheduler keeps new bytes for a better connection; this one may still help with old ones.
-                return self.reinject == "full"
+                waiting.append(self._scheduler_of(stream))
+                continue
             if size > SLOW_SEGMENT:
                 size = min(available, min([c.segment_size for c in picked]))
             self._send_first(stream, size, picked, now)
@@ -398,12 +404,17 @@ class Sender:
             return max(backlog, self._run)
         return ahead
 
-    def _next_stream(self) -> SendStream | None:
-        """Strict between priorities, round robin within. It may turn out to have nothing to send."""
+    def _next_stream(self, waiting: Sequence[Scheduler] = ()) -> SendStream | None:
+        """Strict between priorities, round robin within. It may turn out to have nothing to send.
+
+        What a scheduler of `waiting` decides about is left out.
+        """
         if len(self.active) == 1:
             (only,) = self.active.values()
-            return only
+            return None if waiting else only
         ready = [s for s in self.active.values() if s.sendable > 0]
+        if waiting:
+            ready = [s for s in ready if self._scheduler_of(s) not in waiting]
         return min(ready, key=lambda s: (s.priority, s.id <= self._turn.get(s.priority, -1), s.id), default=None)
 
     # --- opportunistic reinjection  ---

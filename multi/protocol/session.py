@@ -39,7 +39,7 @@ from multi.protocol.base import SessionBase
 from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming, never
-from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, Extensions, Join, Refuse, RefuseCode
+from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, STEERING, Extensions, Join, Refuse, RefuseCode
 from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
@@ -48,6 +48,7 @@ from multi.protocol.payloads import (
     Address,
     Close,
     DrainStep,
+    Parameters,
     Policy,
     encode_addresses,
     encode_away,
@@ -520,6 +521,15 @@ class SessionCore(SessionBase):
             return
         self.scheduling.set(policy, scheduler)
 
+    def steer(self, streams: Sequence[StreamId], scheduler: str, parameters: Parameters = (), *, now: float) -> None:
+        """Schedule `streams` with the scheduler of this name, as one group; empty = as the session again.
+
+        A client also asks the server to. Raises ConfigError, LocalProtocolError for a stream that has ended.
+        """
+        self._act(now)
+        if self.state is not SessionState.CLOSED:
+            self.scheduling.steer(streams, scheduler, parameters)
+
     def suspect(self, connection: ConnectionId, reason: Reason, *, now: float) -> None:
         """Something outside says that the connection may be dead (carrier lost, clock jump)."""
         self._act(now)
@@ -823,6 +833,7 @@ class SessionCore(SessionBase):
         kinds = {kind for kind, _ in extensions}
         self.datagrams.peer_takes = DATAGRAMS in kinds
         self._peer_hears_away = GOING_AWAY in kinds
+        self.scheduling.peer_known(steers=STEERING in kinds)
         if policy is not None:
             self.scheduling.peer_wants(policy)
 

@@ -24,6 +24,7 @@ from multi.protocol.payloads import (
     decode_policy,
     decode_rate,
     decode_role,
+    decode_scheduler,
     decode_unsigned,
     encode_ack,
     encode_addresses,
@@ -34,6 +35,7 @@ from multi.protocol.payloads import (
     encode_policy,
     encode_rate,
     encode_role,
+    encode_scheduler,
     encode_unsigned,
 )
 from multi.types import Role, StreamId
@@ -63,6 +65,7 @@ DECODERS: dict[str, Callable[[bytes], bytes]] = {
     "close": _close,
     "policy": _policy,
     "rate": lambda payload: encode_rate(*decode_rate(payload)),
+    "steer": lambda payload: encode_scheduler(*decode_scheduler(payload)),
     "role": lambda payload: encode_role(*decode_role(payload)),
     "drain": lambda payload: encode_drain(*decode_drain(payload)),
     "away": lambda payload: encode_away(decode_away(payload)),
@@ -90,6 +93,7 @@ SEEDS: dict[str, list[bytes]] = {
         encode_policy(Policy("s" * 255, tuple(("p" * 64, 1e308) for _ in range(16)))),
     ],
     "rate": [encode_rate(5, 1e6)],
+    "steer": [encode_scheduler("steering.latency", (("max_rtt", 0.1),)), encode_scheduler("", ())],
     "role": [encode_role(5, Role.BACKUP)],
     "drain": [encode_drain(5, step) for step in DrainStep],
     "address": [

@@ -43,6 +43,7 @@ from multi.protocol.payloads import (
     encode_keepalive,
     encode_policy,
     encode_role,
+    encode_scheduler,
     encode_unsigned,
 )
 from multi.protocol.segment import MAX_DATA_PAYLOAD, SegmentType, encode
@@ -50,6 +51,7 @@ from multi.protocol.session import MAX_CONTROL_BACKLOG
 from multi.protocol.settings import EARLY_DATA_LIMIT, Protect, SessionSettings
 from multi.reasons import Cause, Reason
 from multi.schedulers import scheduler_names
+from multi.schedulers.steering import MODES, PREFIX
 from multi.types import MESSAGES, ConnectionFacts, Role, SessionId, Side, StreamId
 from tests.fuzz.fuzz_handshake import spoken
 from tests.fuzz.mutation import Choices
@@ -122,6 +124,9 @@ class Grammar:
                 return encode_policy(
                     Policy(name, parameters, choices.chance(2), choices.pick(("off", "rescue", "full")))
                 )
+            case SegmentType.STEER:
+                name = choices.pick((*(PREFIX + mode for mode in MODES), "", "no such scheduler"))
+                return encode_scheduler(name, (("max_rtt", 0.1),) * choices.below(2))
             case SegmentType.ROLE:
                 return encode_role(self._number(), choices.pick(tuple(Role)))
             case SegmentType.DRAIN:
@@ -181,6 +186,7 @@ _LIKELY = (
     *(SegmentType.DATA, SegmentType.DATA, SegmentType.DATA, SegmentType.ACK, SegmentType.ACK, SegmentType.KEEPALIVE),
     *(SegmentType.FIN, SegmentType.RESET, SegmentType.STOP_SENDING, SegmentType.OPEN, SegmentType.MAX_STREAMS),
     *(SegmentType.DRAIN, SegmentType.ROLE, SegmentType.POLICY, SegmentType.ADDRESS, SegmentType.DATAGRAM),
+    SegmentType.STEER,
 )
 
 

@@ -10,7 +10,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ import multi
 from multi.config import load_config
 from multi.errors import ConfigError, RemoteProtocolError
 from multi.forward import client as near_end
-from multi.forward import proxy, stdio
+from multi.forward import opening, proxy, stdio
 from multi.forward import service as far_end
 from multi.forward.client import ForwardClient
 from multi.forward.dial import dial
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
 from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, Listen
+from multi.forward.relay import Pair, relay
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
-from multi.forward.specs import Forward, Listener
+from multi.forward.specs import USUAL, Forward, Listener, Treatment
 from multi.forward.udp import UdpPort
 from multi.types import Family
 from tests.integration.support import HOST, Way, run, until
@@ -61,8 +62,8 @@ class World:
     stack: AsyncExitStack
     log: list[str] = field(default_factory=list)
 
-    async def forward(self, target: Address) -> int:
-        server = await listen_for(self.client, Forward(Address(HOST, 0), target))
+    async def forward(self, target: Address, treatment: Treatment = USUAL) -> int:
+        server = await listen_for(self.client, Forward(Address(HOST, 0), target, treatment))
         self.stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         return port
@@ -104,7 +105,7 @@ async def world(rules: str = "localhost:*,listen=*", remotes: tuple[Forward, ...
         server = await multi.start_server(service.serve, with_room_for_streams(load_config(WAY.server())))
         stack.push_async_callback(server.wait_closed)
         stack.callback(server.abort)
-        remotes = tuple(Forward(r.listen, Address(r.target.host, r.target.port or port)) for r in remotes)
+        remotes = tuple(replace(r, target=Address(r.target.host, r.target.port or port)) for r in remotes)
         client = ForwardClient(load_config(WAY.client(server.port)), remotes, log=log.append)
         await stack.enter_async_context(client)
         yield World(port, server, service, client, stack, log)
@@ -243,6 +244,38 @@ def test_a_port_of_the_server_leads_here() -> None:
             writer.write_eof()
             assert await reader.read() == b"hello"
             await closed(writer)
+
+    run(scenario())
+
+
+def test_the_streams_of_a_rule_are_steered_as_it_says_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams: list[Pair] = []
+
+    async def noting(near: Pair, far: Pair, *rest: Any) -> None:
+        streams.append(far)
+        await relay(near, far, *rest)
+
+    for module in (near_end, far_end, opening):
+        monkeypatch.setattr(module, "relay", noting)
+
+    async def modes(port: int) -> list[str | None]:
+        """Of the two ends of a stream that carries a connection to this port."""
+        streams.clear()
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"x")
+        assert await reader.readexactly(1) == b"x"
+        found = [stream.writer.get_extra_info("steering") for stream in streams]
+        await closed(writer)
+        return found
+
+    async def scenario() -> None:
+        back = Forward(Address(HOST, 0), Address(HOST, 0), Treatment(3, {"mode": "latency"}))
+        async with world(remotes=(back,)) as w:
+            there, twice = Address(HOST, w.echo), Treatment(0, {"mode": "redundant", "max_loss": 0.1})
+            assert await modes(await w.forward(there, twice)) == ["redundant"] * 2
+            assert await modes(await w.forward(there)) == [None] * 2
+            listening = w.log[0].removeprefix("forwarding (127.0.0.1): listening on 127.0.0.1:")
+            assert await modes(int(listening)) == ["latency"] * 2
 
     run(scenario())
 

@@ -490,6 +490,57 @@ def test_steering_is_configured_and_changed_live_on_both_sides(development_certi
     run(scenario())
 
 
+def test_a_stream_and_a_group_of_streams_are_steered_by_themselves_on_both_sides(
+    development_certificates: Path,
+) -> None:
+    async def scenario() -> None:
+        async with (
+            world(development_certificates) as w,
+            multi.connect(w.config(OVER_IPV4, OVER_IPV6, multi_config={"wait": "all"})) as session,
+        ):
+            _, writer = await w.inbox.next()
+            other = writer.get_extra_info("session")
+            found = other.streams()
+
+            async def opened(
+                **steering: Any,
+            ) -> tuple[multi.SessionWriter, multi.SessionReader, multi.SessionWriter]:
+                _, near = await session.open_stream(**steering)
+                near.write(b"x")
+                reader, far = await anext(found)
+                assert await reader.readexactly(1) == b"x"
+                return near, reader, far
+
+            def modes(*ends: multi.SessionWriter) -> list[str | None]:
+                return [end.get_extra_info("steering") for end in ends]
+
+            near, reader, far = await opened(steering={"mode": "redundant", "max_loss": 0.5})
+            usual, _, far_usual = await opened()
+            assert modes(near, far, usual, far_usual) == ["redundant", "redundant", None, None]
+            before = [info.bytes_sent for info in session.connections]
+            near.write(pattern(1000))
+            assert await reader.readexactly(1000) == pattern(1000)
+            sent = [info.bytes_sent - was for info, was in zip(session.connections, before, strict=True)]
+            assert all(size >= 1000 for size in sent)
+
+            session.set_steering("standby", streams=[near, usual])
+            await until(lambda: modes(near, far, usual, far_usual) == ["standby"] * 4)
+            session.set_steering(None, streams=[near])
+            await until(lambda: modes(near, far, usual, far_usual) == [None, None, "standby", "standby"])
+            transport, _ = await session.create_stream(asyncio.Protocol, steering="latency")
+            assert transport.get_extra_info("steering") == "latency"
+
+            assert session.scheduler == other.scheduler == "adaptive"
+            with pytest.raises(multi.ConfigError, match='found "fast"'):
+                await session.open_stream(steering="fast")
+            with pytest.raises(multi.LocalProtocolError, match="only streams"):
+                session.set_steering(None)
+            with pytest.raises(multi.LocalProtocolError, match="another session"):
+                session.set_steering("latency", streams=[far])
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("answer", ["raises", "nonsense"])
 def test_a_scheduler_that_fails_is_replaced_and_the_session_goes_on(
     answer: str, development_certificates: Path, caplog: pytest.LogCaptureFixture

@@ -6,6 +6,7 @@ written and what arrived. What must hold on the way is checked by `oracles`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from multi.errors import SessionLost
@@ -34,6 +35,7 @@ from multi.protocol.connection import SAMPLE_INTERVAL
 from multi.protocol.payloads import Policy
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
+from multi.schedulers.steering import PREFIX
 from multi.types import MESSAGES, STREAM_ZERO, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 MAX_ROUNDS = 200  # effects that cause effects; more would be two parts answering each other for ever
@@ -105,6 +107,12 @@ class End:
             self.own_streams.append(stream)
             self.pump()
         return stream
+
+    def steer(self, streams: Sequence[StreamId], mode: str) -> None:
+        """Those of the streams that have not ended."""
+        living = [stream for stream in streams if stream in self.session.sender.streams]
+        self.session.steer(living, PREFIX + mode, now=self.now)
+        self.pump()
 
     def set_role(self, connection: ConnectionId, role: Role) -> None:
         self.session.set_role(connection, role, now=self.now)

@@ -25,6 +25,7 @@ from multi.protocol.payloads import Policy
 from multi.protocol.session import LEAVING
 from multi.protocol.settings import Protect, SessionSettings
 from multi.reasons import Reason
+from multi.schedulers.steering import MODES
 from multi.types import STREAM_ZERO, Candidate, Role, StreamId
 
 SCHEDULERS = (
@@ -326,6 +327,10 @@ class RandomRun:
         stream = end.open_stream(self._random.randint(0, 7))
         self._log(end.name, "opens", "-" if stream is None else stream)
         if stream is not None:
+            if self._random.random() < 0.3:
+                mode = self._random.choice(list(MODES))
+                self._log(end.name, "steers", stream, mode)
+                end.steer([stream, STREAM_ZERO] if self._random.random() < 0.2 else [stream], mode)
             self._written[end.name] = self._written.get(end.name, 0) + 1000
             end.write(self._random.randbytes(1000), stream)
 

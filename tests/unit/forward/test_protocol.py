@@ -25,7 +25,7 @@ from multi.forward.protocol import (
     read_head,
 )
 from multi.forward.proxy import unpack_datagram
-from multi.forward.specs import Forward, Listener, parse_forward, parse_listener
+from multi.forward.specs import Forward, Listener, Treatment, parse_forward, parse_listener
 
 
 class Bytes:
@@ -167,14 +167,29 @@ def test_forwards_are_written_as_for_ssh() -> None:
     assert parse_forward("5000:db:5432", "-L") == Forward(Address("127.0.0.1", 5000), there)
     assert parse_forward("0.0.0.0:5000:db:5432", "-L") == Forward(Address("0.0.0.0", 5000), there)
     assert parse_forward("[::1]:5000:[::2]:1", "-L") == Forward(Address("::1", 5000), Address("::2", 1))
-    assert parse_forward("*:5000:db:5432,priority=0", "-L") == Forward(Address("*", 5000), there, 0)
+    assert parse_forward("*:5000:db:5432,priority=0", "-L") == Forward(Address("*", 5000), there, Treatment(0))
     assert parse_listener("1080", "--socks") == Listener(Address("127.0.0.1", 1080))
-    assert parse_listener("[::1]:1080,priority=7", "--socks") == Listener(Address("::1", 1080), 7)
+    assert parse_listener("[::1]:1080,priority=7", "--socks") == Listener(Address("::1", 1080), Treatment(7))
+
+
+def test_a_rule_says_how_its_streams_are_steered() -> None:
+    assert parse_listener("1080,steering=latency", "--socks").treatment == Treatment(3, {"mode": "latency"})
+    asked = {"mode": "standby", "max_rtt_ms": 80.0, "max_loss": 0.05}
+    found = parse_forward("5000:db:5432,max_rtt_ms=80,priority=1,steering=standby,max_loss=0.05", "-L")
+    assert found.treatment == Treatment(1, asked)
 
 
 @pytest.mark.parametrize(
-    "text", ["", "5000", "5000:db", "5000:db:x", ":5000:db:1", "5000:db:1,priority=8", "5000:db:1,prio=1", "70000:db:1"]
+    "options",
+    ["priority=8", "priority=", "prio=1", "priority=1,priority=1", "steering=fast", "max_loss=0.1", "steering"]
+    + [f"steering=latency,{more}" for more in ("max_loss=2", "max_loss=x", "max_rtt_ms=nan", "max_rtt_ms=-1")],
 )
+def test_a_wrong_option_of_a_rule_is_an_error_that_names_the_rules_option(options: str) -> None:
+    with pytest.raises(ConfigError, match=r"--udp.*allowed"):
+        parse_forward(f"5000:db:1,{options}", "--udp")
+
+
+@pytest.mark.parametrize("text", ["", "5000", "5000:db", "5000:db:x", ":5000:db:1", "70000:db:1"])
 def test_a_wrong_forward_is_an_error_that_names_the_option(text: str) -> None:
     with pytest.raises(ConfigError, match="-L"):
         parse_forward(text, "-L")

@@ -116,7 +116,7 @@ def test_a_peer_that_acknowledges_nothing_gets_no_more_than_it_can_keep() -> Non
     assert numbers(one) == list(range(MAX_AHEAD, MAX_AHEAD + 4))
 
 
-@pytest.mark.parametrize("type_", sorted(set(T) & set(range(T.FIN, T.RATE + 1))))
+@pytest.mark.parametrize("type_", sorted(set(T) & set(range(T.FIN, T.STEER + 1))))
 def test_closing_waits_for_everything_but_what_is_of_no_use_afterwards(type_: SegmentType) -> None:
     outbox, _ = ends()
     outbox.add(type_, b"")

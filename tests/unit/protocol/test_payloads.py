@@ -32,6 +32,7 @@ from multi.protocol.payloads import (
     decode_policy,
     decode_rate,
     decode_role,
+    decode_scheduler,
     decode_unsigned,
     encode_ack,
     encode_addresses,
@@ -40,6 +41,7 @@ from multi.protocol.payloads import (
     encode_policy,
     encode_rate,
     encode_role,
+    encode_scheduler,
     encode_unsigned,
     stream_ack_size,
 )
@@ -123,6 +125,12 @@ CODECS: list[Codec] = [
     ),
     ("CLOSE", st.builds(Close, unsigned32, printable), encode_close, decode_close),
     ("POLICY", policies, encode_policy, lambda data: decode_policy(Fields(data))),
+    (
+        "STEER",
+        policies.map(lambda policy: (policy.scheduler, policy.parameters)),
+        lambda v: encode_scheduler(*v),
+        decode_scheduler,
+    ),
     ("RATE", st.tuples(unsigned32, st.floats(0, 1e15)), lambda v: encode_rate(*v), decode_rate),
     (
         "ROLE",

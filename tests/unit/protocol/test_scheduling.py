@@ -16,7 +16,7 @@ from multi.schedulers import create_scheduler
 from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.types import SessionId, Side
 
-from .wiring import CLEAR, Ends
+from .wiring import CLEAR, STREAM_0, Ends
 
 
 def server() -> tuple[SessionCore, list[str]]:
@@ -139,7 +139,7 @@ def test_a_default_scheduler_that_fails_is_a_bug_and_no_reason_to_try_it_again()
         Side.CLIENT, SessionId(bytes(16)), SessionSettings(), entropy=bytes, make_scheduler=make, now=0.0
     )
     with pytest.raises(KeyError, match="a bug of the application"):
-        session.scheduling.failed(KeyError("a bug of the application"))
+        session.scheduling.failed(KeyError("a bug of the application"), session.sender.streams[STREAM_0])
 
 
 def test_a_server_with_a_scheduler_of_its_own_does_not_follow() -> None:

@@ -38,6 +38,7 @@ from multi.protocol.payloads import (
     encode_policy,
     encode_rate,
     encode_role,
+    encode_scheduler,
     encode_unsigned,
 )
 from multi.protocol.sealing import Cipher
@@ -90,6 +91,13 @@ EXAMPLES: dict[SegmentType, bytes] = {
     SegmentType.JOIN: encode(SegmentType.JOIN, SESSION, Join(_ORIGIN, _NONCE, _TERMS, _TICKET, _PROOF).encode()),
     SegmentType.ADMIT: encode(SegmentType.ADMIT, SESSION, Admit(_NONCE, _PROOF).encode()),
     SegmentType.RATE: encode(SegmentType.RATE, SESSION, encode_rate(5, 1e6), sequence=10),
+    SegmentType.STEER: encode(
+        SegmentType.STEER,
+        SESSION,
+        encode_scheduler("steering.latency", (("max_rtt", 0.1),)),
+        sequence=11,
+        stream=StreamId(2),
+    ),
     SegmentType.TICKETS: encode(SegmentType.TICKETS, SESSION, encode_tickets([Ticket(7, _TICKET)]), sequence=9),
     SegmentType.CHALLENGE: encode(
         SegmentType.CHALLENGE, SESSION, Challenge(Choice(5, True, Cipher.CHACHA20_POLY1305), _NONCE, _PROOF).encode()

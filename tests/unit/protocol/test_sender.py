@@ -65,7 +65,7 @@ class Bench:
             self.connect(rate, rtt)
         self.stream()
 
-    def replace(self, error: Exception) -> None:
+    def replace(self, error: Exception, stream: SendStream) -> None:
         self.failures.append(error)
         self.sender.scheduler = create_scheduler("lowest_latency", {})
 
