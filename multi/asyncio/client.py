@@ -19,11 +19,18 @@ from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRe
 from multi.paths.manager import Mode, PathManager
 from multi.paths.racing import Connect
 from multi.protocol.session import SessionCore
+from multi.reasons import Cause
 from multi.types import Side
+
+REPLACED = 0.2  # seconds until a server that was being stopped may have a successor; doubled each time
 
 
 async def open_session(config: Config, limit: int, *, owns_close: bool) -> Session:
-    """See `multi.asyncio.api.open_connection`; `owns_close`: closing the writer closes the session."""
+    """See `multi.asyncio.api.open_connection`; `owns_close`: closing the writer closes the session.
+
+    Where all servers that can be reached are being stopped, a session with another ID is tried: a balancer may have
+    chosen by the ID, and would go on leading this one there.
+    """
     if config.is_server:
         raise ConfigError("this is a server's configuration: a client needs connection_priority", "connection_priority")
     if limit <= 0:
@@ -31,8 +38,21 @@ async def open_session(config: Config, limit: int, *, owns_close: bool) -> Sessi
     check_certificate_files(config)
     await load_transports(config)
     loop = asyncio.get_running_loop()
+    until = loop.time() + config.multi_config.open_timeout
+    delay = REPLACED
+    while True:
+        try:
+            return await _open(config, limit, until - loop.time(), owns_close=owns_close)
+        except SessionRefused as error:
+            if error.reason.cause is not Cause.GOING_AWAY or loop.time() + delay >= until:
+                raise
+        await asyncio.sleep(delay)
+        delay *= 2
+
+
+async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool) -> Session:
+    loop = asyncio.get_running_loop()
     started = loop.time()
-    timeout = config.multi_config.open_timeout
     core = SessionCore(
         Side.CLIENT,
         config.session_id_bytes(os.urandom),

@@ -36,8 +36,7 @@ SUSPECT_GRACE = 0.2  # seconds a suspect connection has to recover before anothe
 TRIAL_PING = 0.1  # seconds between questions to a connection that must prove itself
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
-# Said, or not said, by a server under load; or by one that is being stopped, while its successor starts.
-WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.GOING_AWAY, Cause.HANDSHAKE_TIMEOUT))
+WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
 NETWORK_GONE = "the network went away"
@@ -131,6 +130,9 @@ class PathManager:
         self._announced_all = False
         self._detached = False
         self._established = False
+        self.begun = False
+        """Data may have been sent, so the session keeps its ID; before, one with another ID is the better answer to a
+        server that is being stopped, for a balancer may know the ID."""
         self._stopped = False
         self._given_up = False
         self._expecting = expecting
@@ -561,7 +563,8 @@ class PathManager:
         self._announce_all()
         if slot.wants_dial and not slot.attempts and slot.retry_at is None:
             shed = reason.cause is Cause.PEER_CLOSED and slot.refusals <= HUNG_UP_MAX
-            waits = shed or reason.cause in WORTH_WAITING
+            replaced = self.begun and reason.cause is Cause.GOING_AWAY
+            waits = shed or replaced or reason.cause in WORTH_WAITING
             self._plan_next(slot, now, answered=answered, raced=attempt.raced, waits=waits)
         handover = self._handover
         if handover is not None and slot in handover.slots and attempt.started > handover.since:

@@ -821,6 +821,8 @@ class SessionCore(SessionBase):
         connection.allowance = EARLY_DATA_LIMIT if connection.lanes > 1 or not connection.authenticated else None
         if not self._opened:
             self._opened = True
+            if self.paths is not None:
+                self.paths.begun = True
             self.emit(SessionOpened())
 
     def peer_known(

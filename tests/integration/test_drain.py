@@ -274,3 +274,67 @@ def test_who_subscribes_late_hears_how_much_is_left() -> None:
         writer.transport.abort()
 
     run(scenario())
+
+
+def test_a_balancer_that_remembers_session_ids_leads_the_next_attempt_elsewhere() -> None:
+    """It sends the first ID it sees to a server that is being stopped, and would do so for ever."""
+
+    async def scenario() -> None:
+        old, new = [await multi.start_server(echo, SEALED.server()) for _ in range(2)]
+        _, busy = await multi.open_connection(SEALED.client(old.port))
+        old.start_draining(30.0)
+        table: dict[bytes, int] = {}
+
+        async def balance(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            first = await reader.readexactly(24)
+            port = table.setdefault(first[8:24], new.port if table else old.port)
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", port)
+            there_writer.write(first)
+            await asyncio.gather(pipe(reader, there_writer), pipe(there_reader, writer))
+
+        async def pipe(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            try:
+                while data := await source.read(65536):
+                    target.write(data)
+            except ConnectionError:
+                pass
+            target.close()
+
+        balancer = await asyncio.start_server(balance, "127.0.0.1", 0)
+        reader, writer = await multi.open_connection(SEALED.client(balancer.sockets[0].getsockname()[1]))
+        await ask(reader, writer)
+        assert list(table.values()) == [old.port, new.port]
+        for each in (writer, busy):
+            each.close()
+            await each.wait_closed()
+        balancer.close()
+        new.close()
+        await asyncio.gather(old.wait_closed(), new.wait_closed())
+
+    run(scenario())
+
+
+def test_bytes_sent_before_the_refusal_wait_for_the_successor(development_certificates: Path) -> None:
+    """Inside TLS data may follow HELLO at once: the session keeps its ID, and the same server is asked again."""
+    way = Way(development_certificates, "tcp-tls")
+
+    async def scenario() -> None:
+        old = await multi.start_server(echo, way.server())
+        port = old.port
+        _, busy = await multi.open_connection(way.client(port))
+        await session_of(busy).confirmed()
+        draining = asyncio.create_task(old.drain(0.5))
+        await going_away(session_of(busy))
+        reader, writer = await multi.open_connection(way.client(port))
+        writer.write(b"early\n")
+        await draining
+        listening = {"host": "127.0.0.1", "port": port, "transports": ["tcp"]}
+        new = await multi.start_server(echo, way.server(listen=listening))
+        assert await reader.readline() == b"early\n"
+        writer.close()
+        await writer.wait_closed()
+        busy.transport.abort()
+        new.close()
+        await new.wait_closed()
+
+    run(scenario())

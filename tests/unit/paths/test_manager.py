@@ -260,12 +260,19 @@ def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role
 @pytest.mark.parametrize("cause", [Cause.REFUSED_BUSY, Cause.GOING_AWAY, Cause.HANDSHAKE_TIMEOUT])
 def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause) -> None:
     world = World(candidate(0))
+    world.paths.begun = True
     for attempt in range(20):
         world.paths.attempt_failed(ConnectionId(attempt), Reason(cause, "not now"), world.now)
         world.run(1.0)
     assert len(world.dials) == 21
     assert not world.paths.hopeless
     assert len(world.paths.failures) == 1, "said once, however often it was heard"
+
+
+def test_a_server_that_is_being_stopped_is_told_at_once_as_long_as_another_session_will_do() -> None:
+    world = World(candidate(0))
+    world.paths.attempt_failed(ConnectionId(0), Reason(Cause.GOING_AWAY, "elsewhere"), world.now)
+    assert world.paths.hopeless
 
 
 def test_a_peer_that_hangs_up_without_a_word_is_asked_a_few_times_more() -> None:
