@@ -17,9 +17,9 @@ class Address(Protocol):
 
 Event: TypeAlias = tuple[Any, ...]
 """A word and what belongs to it: ("connected",), ("lost", code, type of frame or None where an application closed,
-reason), ("data", stream, bytes, whether it ends), ("reset", stream, code), ("stopped", stream, code), ("issued", id),
-("retired", id), ("path_opened", path, address), ("path_closed", path, code, whether by the peer),
-("path_status", path, whether as a backup)."""
+reason), ("data", stream, bytes, whether it ends), ("message", bytes), ("reset", stream, code), ("stopped", stream,
+code), ("issued", id), ("retired", id), ("path_opened", path, address), ("path_closed", path, code, whether by the
+peer), ("path_status", path, whether as a backup)."""
 
 Path: TypeAlias = tuple[
     tuple[int, bool, bool, bool],
@@ -78,6 +78,9 @@ class Connection:
     def receive(self, data: bytes | bytearray | memoryview, segment: int, address: Address, now: float) -> None: ...
     def handle_timer(self, now: float) -> None: ...
     def write(self, stream: int, data: bytes | bytearray | memoryview, end: bool = False) -> None: ...
+    def send_message(self, data: bytes | bytearray | memoryview) -> None:
+        """A DATAGRAM frame; where too many wait, the oldest are dropped."""
+    def update_keys(self) -> None: ...
     def close(self, code: int, reason: str) -> None: ...
     @property
     def multipath(self) -> bool: ...
@@ -100,6 +103,10 @@ class Connection:
     def secrets(self) -> list[tuple[str, bytes]]: ...
     def peer_certificates(self) -> list[bytes]: ...
     def has_stream(self, stream: int) -> bool: ...
+    def message_size(self) -> int:
+        """Bytes of the largest for `send_message`, 0 = one of both ends takes none."""
+    def queued_messages(self) -> int:
+        """Bytes of messages that wait to be sent."""
     def outstanding(self) -> tuple[int, int]:
         """Bytes of all streams: not acknowledged, and of these not sent."""
     def all_acknowledged(self) -> bool: ...

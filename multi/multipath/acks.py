@@ -6,16 +6,20 @@ from collections.abc import Sequence
 
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath
+from multi.multipath.scheduling import usable
 
 CLEARLY = 7 / 8  # of a round trip: a path that is hardly nearer would only make round trips of several kinds
+LATELY = 0.02  # seconds; a path is heard more often than once a round trip while it carries something
 PING_INTERVAL = 0.1  # seconds at least between two probes of a path that carries nothing but acknowledgements
 
 
-def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts]) -> list[int]:
+def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts], now: float) -> list[int]:
     """Ids of the paths that carry acknowledgements of what came on the path `of`; empty if there is none at all.
 
     Whatever is asked for, a path that does not answer carries them only where no other does: both ends suspect a path
-    after one overshoot, and would wait for each other's acknowledgements for ever.
+    after one overshoot, and would wait for each other's acknowledgements for ever. Nor does another path carry them
+    from which nothing has come of late, or that the peer wants as a backup: the peer may know already that it is dead,
+    which who only receives learns later.
     """
     healthy = [path for path in paths if path.state is PathState.ACTIVE]
     if not healthy:
@@ -25,7 +29,8 @@ def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts]) -> list
     own = next((path for path in healthy if path.id == of.id), None)
     if policy is AckPath.SAME and own is not None:
         return [own.id]
-    best = min(healthy, key=lambda path: (not path.rtt, path.rtt, path.id))
+    heard = [path for path in usable(healthy) if now <= path.heard_at + max(path.rtt, LATELY)]
+    best = min(heard or ([own] if own is not None else healthy), key=lambda path: (not path.rtt, path.rtt, path.id))
     if own is not None and (not best.rtt or (own.rtt and best.rtt > own.rtt * CLEARLY)):
         best = own
     return [best.id]

@@ -17,40 +17,59 @@ RATE_GAIN = 0.3  # weight of a new rate sample
 
 
 class RateMeter:
-    """Acknowledged bytes per second over windows of at least one round trip."""
+    """Acknowledged bytes per second over windows of at least one round trip.
+
+    Judged as in draft-cheng-iccrg-delivery-rate-estimation: a sample of a time in which the sender had less to send
+    than the path would have taken tells what the path carries at least, so it counts only where it raises the rate.
+    """
 
     def __init__(self) -> None:
         self.rate = 0.0
+        """Bytes per second; 0 = nothing was acknowledged yet."""
         self.is_lower_bound = True
+        """No sample yet was bounded by the path: a few control frames tell nothing of what it carries."""
         self._samples: deque[tuple[float, float]] = deque()
         """Moments and rates, each larger than those that follow."""
         self._since = 0.0
         self._acked = 0
-        self._idled = True
+        self._limited_until = 1
+        """Bytes acknowledged in all when what was sent while there was too little has gone by."""
+
+    @property
+    def known(self) -> float:
+        """The rate, 0 where only lower bounds of it are known."""
+        return 0.0 if self.is_lower_bound else self.rate
 
     @property
     def peak(self) -> float:
-        """The largest lately: what the path has shown that it carries. The mean follows a growing window too late."""
+        """The largest lately, known as `known` is. The mean follows a growing window too late."""
         return self._samples[0][1] if self._samples else 0.0
 
-    def update(self, now: float, acked: int, rtt: float, idle: bool) -> None:
-        """`acked` bytes in all so far; `idle`: the sender has had less to send than it might have."""
-        self._idled = self._idled or idle
+    def sent_too_little(self, acked: int, in_flight: int) -> None:
+        """So many bytes are acknowledged in all and in flight, and the path would have taken more."""
+        self._limited_until = max(1, acked + in_flight)
+
+    def update(self, now: float, acked: int, rtt: float) -> None:
+        """`acked` bytes in all so far, `rtt` seconds."""
         elapsed = now - self._since
         if elapsed < max(RATE_WINDOW, rtt):
             return
         if acked > self._acked and self._since:
-            measured = (acked - self._acked) / elapsed
-            while self._samples and (self._samples[-1][1] <= measured or self._samples[0][0] < now - PEAK_TIME):
-                self._samples.pop() if self._samples[-1][1] <= measured else self._samples.popleft()
-            self._samples.append((now, measured))
-            if self._idled:
-                # The application paused: this shows what the path can do at least, not at most.
-                self.rate, self.is_lower_bound = max(self.rate, measured), True
-            else:
-                self.rate = self.rate + RATE_GAIN * (measured - self.rate) if self.rate else measured
-                self.is_lower_bound = False
-        self._since, self._acked, self._idled = now, acked, idle
+            self._sample(now, (acked - self._acked) / elapsed, limited=self._acked < self._limited_until)
+        self._since, self._acked = now, acked
+
+    def _sample(self, now: float, measured: float, *, limited: bool) -> None:
+        if limited:
+            self.rate = max(self.rate, measured)
+            if self.is_lower_bound or measured < self.peak:
+                return
+        elif self.is_lower_bound:
+            self.rate, self.is_lower_bound = max(self.rate, measured), False
+        else:
+            self.rate += RATE_GAIN * (measured - self.rate)
+        while self._samples and (self._samples[-1][1] <= measured or self._samples[0][0] < now - PEAK_TIME):
+            self._samples.pop() if self._samples[-1][1] <= measured else self._samples.popleft()
+        self._samples.append((now, measured))
 
 
 class LeastLately:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 from typing import NamedTuple
 
 
@@ -41,3 +42,5 @@ class PathFacts(NamedTuple):
     """Packets declared lost."""
     probe_count: int = 0
     """Probe timeouts in a row."""
+    heard_at: float = inf
+    """When something of the peer has come there last; inf = not noted."""

@@ -15,6 +15,8 @@ use crate::tls::{Secrets, Verifier};
 
 /// Bytes of TLS handshake, in each of its phases, that may come before what is missing.
 const MOST_CRYPTO: usize = 64 * 1024;
+/// Bytes of DATAGRAM frames that are held in each direction: what a socket gives at once, four times.
+pub const MESSAGES: usize = 256 * 1024;
 const MOST_MTU: u16 = 65_527;
 
 pub fn bad(error: impl std::fmt::Display) -> PyErr {
@@ -154,7 +156,8 @@ impl Config {
             .receive_window(self.first_window.into())
             .send_window(u64::MAX)
             .crypto_buffer_size(MOST_CRYPTO)
-            .datagram_receive_buffer_size(None)
+            .datagram_receive_buffer_size(Some(MESSAGES))
+            .datagram_send_buffer_size(MESSAGES)
             .initial_rtt(self.initial_rtt)
             .initial_mtu(datagram_size)
             .mtu_discovery_config(None)

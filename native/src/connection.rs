@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use rustls::pki_types::CertificateDer;
 
-use crate::config::{Config, bad};
+use crate::config::{Config, MESSAGES, bad};
 use crate::ids::{Id, Ids};
 use crate::tls::{Secrets, Verifier};
 
@@ -32,6 +32,7 @@ enum Told {
     Connected,
     Lost { code: u64, frame: Option<u64>, reason: String },
     Data { stream: u64, parts: Vec<Bytes>, end: bool },
+    Message(Bytes),
     Reset { stream: u64, code: u64 },
     Stopped { stream: u64, code: u64 },
     Issued(Vec<u8>),
@@ -164,6 +165,22 @@ impl Connection {
         self.open_up_to(stream);
         self.push(stream);
         Ok(())
+    }
+
+    /// Queue a DATAGRAM frame; the oldest that wait are dropped where there are too many.
+    fn send_message(&mut self, data: PyBuffer<u8>) -> PyResult<()> {
+        let message = Bytes::copy_from_slice(contiguous(&data)?);
+        if let Some((_, inner)) = &mut self.inner {
+            let _ = inner.datagrams().send(message, true); // one that is too large is lost, as it would be on its way
+        }
+        Ok(())
+    }
+
+    /// Begin to use the next keys.
+    fn update_keys(&mut self) {
+        if let Some((_, inner)) = &mut self.inner {
+            inner.force_key_update();
+        }
     }
 
     fn close(&mut self, code: u32, reason: &str) {
@@ -308,6 +325,17 @@ impl Connection {
         self.open.contains(&stream)
     }
 
+    /// Bytes of the largest that `send_message` takes; 0 = one of both ends takes none.
+    fn message_size(&mut self) -> usize {
+        self.inner.as_mut().and_then(|(_, inner)| inner.datagrams().max_size()).unwrap_or(0)
+    }
+
+    /// Bytes of messages that wait to be sent.
+    fn queued_messages(&mut self) -> usize {
+        let free = self.inner.as_mut().map_or(MESSAGES, |(_, inner)| inner.datagrams().send_buffer_space());
+        MESSAGES.saturating_sub(free + std::mem::size_of::<Bytes>())
+    }
+
     /// Bytes of all streams: not acknowledged, and of these not sent.
     fn outstanding(&self) -> (u64, u64) {
         let (unacknowledged, unsent) =
@@ -444,6 +472,7 @@ impl Connection {
             Told::Connected => ("connected",).into_pyobject(py)?,
             Told::Lost { code, frame, reason } => ("lost", code, frame, reason).into_pyobject(py)?,
             Told::Data { stream, parts, end } => ("data", stream, joined(py, &parts)?, end).into_pyobject(py)?,
+            Told::Message(data) => ("message", PyBytes::new(py, &data)).into_pyobject(py)?,
             Told::Reset { stream, code } => ("reset", stream, code).into_pyobject(py)?,
             Told::Stopped { stream, code } => ("stopped", stream, code).into_pyobject(py)?,
             Told::Issued(id) => ("issued", PyBytes::new(py, &id)).into_pyobject(py)?,
@@ -550,6 +579,11 @@ impl Connection {
                     }
                     _ => {}
                 }
+            }
+        }
+        if let Some((_, inner)) = &mut self.inner {
+            while let Some(message) = inner.datagrams().recv() {
+                self.told.push_back(Told::Message(message));
             }
         }
         for id in std::mem::take(&mut *self.ids.told.lock().unwrap()) {

@@ -1,4 +1,4 @@
-"""Multipath QUIC with implementations that are not ours: `make interop`.
+"""Multipath QUIC with implementations that are not ours, and of our two engines with each other: `make interop`.
 
 Real engines, modelled links, virtual time: picoquic is loaded into the process, noq is one of its own. What is not to
 be had is skipped, and said at the end; exit code 1 if anything fails or nothing could be played.
@@ -19,7 +19,7 @@ from tests.interop import peers
 def main() -> int:
     status, skipped = 0, []
     pythons: dict[str, str] = {}
-    for name, get in (("picoquic", peers.picoquic), ("noq", peers.noq)):
+    for name, get in (("picoquic", peers.picoquic), ("noq", peers.noq), ("native", peers.native)):
         print(f"interop: getting {name}", file=sys.stderr, flush=True)
         try:
             found = get()

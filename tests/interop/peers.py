@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.interop.noq import BINARY, FOLDER
@@ -48,6 +49,12 @@ def noq() -> Path:
         raise Unavailable("no C compiler")
     _run("cargo fails", "cargo", "build", "--release", "--locked", "--quiet", "--manifest-path", f"{FOLDER}/Cargo.toml")
     return BINARY
+
+
+def native() -> None:
+    """Our engine that `make native` builds."""
+    if find_spec("multi_noq") is None:
+        raise Unavailable("`make native` builds it")
 
 
 def _new_python() -> str | None:

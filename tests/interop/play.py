@@ -1,6 +1,6 @@
 """Plays every scenario with one foreign implementation, both ways round, and prints a row of the table for each.
 
-`python -m tests.interop.play picoquic|noq CERTIFICATES`; exit code 1 if any fails.
+`python -m tests.interop.play picoquic|noq|native CERTIFICATES`; exit code 1 if any fails.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ def implementation(name: str) -> MakeForeign:
         from tests.interop.noq import Noq
 
         return Noq
+    if name == "native":
+        from tests.interop.native import Native
+
+        return Native  # type: ignore[return-value]  # it has what is called of it
     from tests.interop.picoquic import Picoquic
 
     return Picoquic

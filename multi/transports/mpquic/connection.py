@@ -20,6 +20,7 @@ from multi.transports.mpquic.paths import ConnectionPaths
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
 PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when it is back it should be known soon
+AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
 _STATUS = (PathFrame.PATH_STATUS_BACKUP, PathFrame.PATH_STATUS_AVAILABLE)
 
@@ -50,6 +51,7 @@ class MultipathConnection(ConnectionPaths):
         for path in self._open():
             if self._has_control(path, now):
                 made += self._send(path, now, self._max_datagram_size, data=False)
+        self._note_unused(now)
         return made
 
     def _handshake_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
@@ -76,7 +78,7 @@ class MultipathConnection(ConnectionPaths):
                 continue
             path.space.ack_at = None
             known = known if known is not None else [each.facts() for each in self._open()]
-            for carrier in acks.carriers(self._policy.ack_path, path.facts(), known):
+            for carrier in acks.carriers(self._policy.ack_path, path.facts(), known, now):
                 self._paths[carrier].acks_due[path.id] = path
 
     def _data_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
@@ -90,7 +92,7 @@ class MultipathConnection(ConnectionPaths):
                     if path.state is PathState.SUSPECT and self._probes(path):
                         made += self._send(path, now, self._max_datagram_size, data=True)
                 break
-            views = [view_of(facts, self._paths[facts.id].rate.rate, self._credit(facts.id, now)) for facts in able]
+            views = [view_of(facts, self._paths[facts.id].rate.known, self._credit(facts.id, now)) for facts in able]
             size = min(backlog, QUANTUM * self._max_datagram_size)
             chosen = choose(self._scheduler, views, size, backlog, backlog, now)
             if not chosen:
@@ -101,6 +103,12 @@ class MultipathConnection(ConnectionPaths):
                 break
             made += sent
         return made
+
+    def _note_unused(self, now: float) -> None:
+        """Paths that would have taken more: what they deliver now is no measure of what they carry."""
+        for facts in usable([path.facts() for path in self._open()]):
+            if self._credit(facts.id, now):
+                self._paths[facts.id].rate.sent_too_little(facts.acked, facts.bytes_in_flight)
 
     def _backlog(self) -> int:
         """Bytes that streams and datagrams have to send; those that the peer takes no more of count too."""
@@ -149,8 +157,9 @@ class MultipathConnection(ConnectionPaths):
         builder.max_flight_bytes = min(room, most) if data and room > 0 else self._max_datagram_size
         if not network_path.is_validated and not self._is_client:
             builder.max_total_bytes = network_path.bytes_received * 3 - network_path.bytes_sent
+        own_ack_at = path.space.ack_at
         if path.acks_due:
-            path.space.ack_at = now
+            path.space.ack_at = AT_ONCE
         self._pacing_at = None
         queue, datagrams = self._streams_queue, self._datagrams_pending
         if not data:
@@ -165,8 +174,8 @@ class MultipathConnection(ConnectionPaths):
         path.pacing_at = self._pacing_at or path.pacing_at
         if path.challenged_at is None and network_path.local_challenge_sent:
             path.challenged_at = now
-        if path.acks_due:  # no room: an address that is not validated yet gets no more until something comes from it
-            path.space.ack_at = None
+        # What was planned is in `acks_due`, or has left; what came on this path itself may not be due yet.
+        path.space.ack_at = own_ack_at
         made = self._flush_builder(builder=builder, network_path=network_path, peer_cid=self._peer_cid.cid, now=now)
         made += self._answer_probes(now)
         path.sent += sum(len(datagram) for datagram, _ in made)

@@ -152,11 +152,16 @@ class Path:
         self.status_sequence = 0
         self.peer_status_sequence = -1
         self.sent = self.received = 0
+        self.heard_at = 0.0
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
         self.given_up: set[int] = set()
         """Packets that were sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0
+        self.suspect_from = 0
+        """The first packet since it has been suspect."""
+        self.late = False
+        """Some of what was given up has arrived: it was delayed, not lost."""
         self.rate = RateMeter()
         self.least_lately = LeastLately()
         self.min_rtts: dict[int, float] = {}
@@ -186,6 +191,7 @@ class Path:
             self.received,
             loss.lost,
             loss._pto_count,
+            self.heard_at,
         )
 
 

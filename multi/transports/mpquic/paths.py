@@ -295,7 +295,7 @@ class ConnectionPaths(BoundedConnection):
 
     def _give_up(self, path: Path, now: float) -> None:
         """What is in flight on the path in use may be lost: send it on others now, and ask the path for an answer."""
-        path.state = PathState.SUSPECT
+        path.state, path.suspect_from = PathState.SUSPECT, self._packet_number
         sent = self._send_elsewhere(path, now)
         if sent:
             path.given_up.update(packet.packet_number for packet in sent)
@@ -308,11 +308,14 @@ class ConnectionPaths(BoundedConnection):
         return sent
 
     def _answers(self, path: Path, acknowledged: RangeSet, now: float) -> None:
-        """Something that was sent there has arrived: it is no longer suspect."""
+        """A probe has arrived: it is no longer suspect. What arrived before says nothing of now."""
         if path.state is not PathState.SUSPECT:
             return
+        path.late = path.late or any(number in acknowledged for number in path.given_up)
+        if acknowledged.bounds().stop <= path.suspect_from:
+            return
         path.state = PathState.ACTIVE
-        late = any(number in acknowledged for number in path.given_up)
+        late, path.late = path.late, False
         path.given_up.clear()
         if path.given_up_at and not late:  # it was no delay: the path has lost what was in flight
             marker = QuicSentPacket(Epoch.ONE_RTT, True, True, False, 0, QuicPacketType.ONE_RTT, path.given_up_at)
@@ -417,9 +420,10 @@ class ConnectionPaths(BoundedConnection):
             path.first_rtt = now - path.challenged_at if path.challenged_at is not None else 0.0
             self._path_events.append(PathOpened(path.id, network_path.addr))
 
-    def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
+    def _payload_received(self, context: Any, *arguments: Any, **more: Any) -> tuple[bool, bool]:
         self._path_frames.eliciting = False
-        eliciting, probing = super()._payload_received(*arguments, **more)
+        self._current.heard_at = context.time
+        eliciting, probing = super()._payload_received(context, *arguments, **more)
         return eliciting and self._path_frames.eliciting, probing
 
     def _path_named(self, path_id: int, frame_type: int) -> Path | None:
@@ -461,8 +465,7 @@ class ConnectionPaths(BoundedConnection):
             if loss._rtt_initialized and not path.min_rtts:
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
             # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
-            loss._rtt_min, before = path.min_rtts.get(carrier, inf), loss.acked
-            late = [number for number in path.given_up if number in acknowledged]
+            loss._rtt_min = path.min_rtts.get(carrier, inf)
             sampled = loss._rtt_latest
             loss.on_ack_received(
                 ack_rangeset=acknowledged,
@@ -474,10 +477,8 @@ class ConnectionPaths(BoundedConnection):
                 path.min_rtts[carrier] = loss._rtt_min
             if loss._rtt_latest != sampled:
                 path.least_lately.update(context.time, loss._rtt_latest, loss._rtt_smoothed)
-            if loss.acked > before or late:
-                self._answers(path, acknowledged, context.time)
-            idle = loss.bytes_in_flight * 2 < self._most(path)
-            path.rate.update(context.time, loss.acked, loss._rtt_smoothed, idle)
+            self._answers(path, acknowledged, context.time)
+            path.rate.update(context.time, loss.acked, loss._rtt_smoothed)
 
     def _handle_path_abandon(self, context: Any, frame_type: int, buf: Any) -> None:
         path_id, code = pull_frame(PathFrame.PATH_ABANDON, buf).numbers

@@ -463,7 +463,9 @@ class QuicChannel:
         self._acked = max(self._acked, engine.acknowledged())
         idle = engine.bytes_in_flight * 2 < engine.congestion_window and not engine.unsent() and not self._held_back
         self._held_back = False
-        self._rate.update(time.monotonic(), self._acked, engine.round_trips.smoothed, idle)
+        if idle:
+            self._rate.sent_too_little(self._acked, engine.unacknowledged() - engine.unsent())
+        self._rate.update(time.monotonic(), self._acked, engine.round_trips.smoothed)
 
     # The end
 

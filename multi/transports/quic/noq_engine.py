@@ -18,6 +18,7 @@ from aioquic.quic.events import (
     ConnectionIdIssued,
     ConnectionIdRetired,
     ConnectionTerminated,
+    DatagramFrameReceived,
     HandshakeCompleted,
     StopSendingReceived,
     StreamDataReceived,
@@ -60,7 +61,7 @@ from multi.transports.quic.verification import verify
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -70,6 +71,7 @@ FIRST_WINDOW = 64 * 1024
 
 LEAST_IN_FLIGHT = 16 * 1024  # bytes, about the first window: of less, a path that was slow once would never be faster
 MOST_AT_ONCE = 44 * 1350  # bytes that a scheduler is asked about: a burst
+DATAGRAM = 1500  # bytes of a large one
 
 if multi_noq.VERSION != VERSION:
     raise TransportError(f"the QUIC engine 'noq' is of version {multi_noq.VERSION}, not {VERSION}: make native")
@@ -191,6 +193,16 @@ class Engine(PathEngine):
             self._written += len(data)
             with third_party():
                 self._connection.write(stream_id, data, end)
+
+    @property
+    def message_size(self) -> int:
+        return self._connection.message_size()
+
+    def send_message(self, data: bytes) -> None:
+        if self.closing is None:
+            self._known = None
+            with third_party():
+                self._connection.send_message(data)
 
     def close(self, error_code: int, reason: str = "") -> None:
         if self.closing is None:
@@ -316,6 +328,8 @@ class Engine(PathEngine):
         match name:
             case "data":
                 return StreamDataReceived(stream_id=values[0], data=values[1], end_stream=values[2])
+            case "message":
+                return DatagramFrameReceived(data=values[0])
             case "connected":
                 self._begin_paths()
                 return HandshakeCompleted(alpn_protocol=ALPN, early_data_accepted=False, session_resumed=False)
@@ -349,6 +363,7 @@ class Engine(PathEngine):
     def _now_known(self) -> _Known:
         if self._known is None:
             unacknowledged, unsent = self._connection.outstanding()
+            unsent += self._connection.queued_messages()
             paths = answering(self.paths())
             window = sum(path.congestion_window for path in paths)
             in_flight = sum(path.bytes_in_flight for path in paths)
@@ -368,41 +383,51 @@ class _Sharing:
         """When a scheduler that wanted to wait is asked again."""
 
     def bursts(self, now: float) -> list[Burst]:
-        paths = [_facts(path) for path in self._connection.paths()]
-        _, backlog = self._connection.outstanding()
-        views = [self._view(path, now, backlog) for path in usable(paths)]
+        paths = usable([_facts(path) for path in self._connection.paths()])
+        views = [self._view(path, now) for path in paths]
         self._connection.set_path_order([view.id for view in sorted(views, key=lambda view: (not view.rtt, view.rtt))])
-        if len(views) < 2:
-            self._connection.set_carriers(None)
-            return self._made(now)
+        made, left = self._shared(views, now)
+        for path, view in zip(paths, left, strict=True):
+            if view.credit >= DATAGRAM or view.in_flight * 2 < view.congestion_window:
+                self._meters[path.id].sent_too_little(path.acked, view.in_flight)
+        return made
+
+    def _shared(self, views: list[PathView], now: float) -> tuple[list[Burst], list[PathView]]:
+        """What is sent, and what is left of the paths' credit."""
+        _, backlog = self._connection.outstanding()
         made: list[Burst] = []
-        while backlog > 0 and any(view.credit > 0 for view in views):
+        while len(views) > 1 and backlog > 0 and any(view.credit > 0 for view in views):
             chosen = choose(self._scheduler, views, min(backlog, MOST_AT_ONCE), backlog, backlog, now)
             if not chosen:
                 self.retry_at = now + RETRY
                 break
             self._connection.set_carriers(chosen[:1])
-            burst = self._made(now, 1)
-            sent = sum(len(one.data) for one in burst if one.path == chosen[0])
-            made += burst
+            sent = 0
+            while not sent and (burst := self._made(now, 1)):  # what is no data of streams goes before, on any path
+                sent = sum(len(one.data) for one in burst if one.path == chosen[0])
+                made += burst
             backlog -= sent
             views = [_after(view, sent) if view.id == chosen[0] else view for view in views]
         # Whatever is no data of streams may leave anywhere. What has nothing more to say is not held up by a window.
-        self._connection.set_carriers([] if backlog > 0 else None)
-        return made + self._made(now)
+        carriers = [view.id for view in views] or None
+        self._connection.set_carriers([] if len(views) > 1 and backlog > 0 else carriers)
+        rest = self._made(now)
+        if len(views) == 1:
+            views = [_after(views[0], sum(len(one.data) for one in rest))]
+        return made + rest, views
 
     def _made(self, now: float, most: int = 0) -> list[Burst]:
         return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now, most))]
 
-    def _view(self, path: PathFacts, now: float, backlog: int) -> PathView:
+    def _view(self, path: PathFacts, now: float) -> PathView:
         meter = self._meters.setdefault(path.id, RateMeter())
-        idle = path.bytes_in_flight * 2 < path.congestion_window and not backlog
-        meter.update(now, path.acked, path.rtt, idle)
-        enough = most_in_flight(path.congestion_window, meter.rate, path.rtt, path.min_rtt, self._max_queue)
+        meter.update(now, path.acked, path.rtt)
+        enough = most_in_flight(path.congestion_window, meter.known, path.rtt, path.min_rtt, self._max_queue)
         enough = max(enough, min(path.congestion_window, LEAST_IN_FLIGHT))
         held = enough < path.congestion_window
         self._connection.set_enough_in_flight(path.id, max(1, enough) if held else 0)
-        return view_of(path, meter.rate, max(0, enough - path.bytes_in_flight))
+        bounded = path._replace(congestion_window=enough)
+        return view_of(bounded, meter.known, max(0, enough - path.bytes_in_flight))
 
 
 def _after(view: PathView, sent: int) -> PathView:

@@ -20,19 +20,53 @@ def test_nothing_is_capped_without_a_queue_a_rate_or_a_bound() -> None:
 def test_the_rate_follows_what_is_acknowledged() -> None:
     meter = RateMeter()
     for step in range(1, 100):
-        meter.update(step * 0.02, step * 20_000, rtt=0.02, idle=False)
-    assert 0.99e6 < meter.rate < 1.01e6
+        meter.update(step * 0.02, step * 20_000, rtt=0.02)
+    assert 0.99e6 < meter.known < 1.01e6
     assert not meter.is_lower_bound
 
 
-def test_a_rate_measured_while_little_was_sent_is_a_lower_bound() -> None:
+def test_what_was_measured_while_little_was_sent_never_lowers_the_rate() -> None:
     meter = RateMeter()
     for step in range(1, 50):
-        meter.update(step * 0.02, step * 20_000, rtt=0.02, idle=False)
-    meter.update(5.0, 49 * 20_000 + 10_000, rtt=0.02, idle=True)
-    meter.update(5.1, 49 * 20_000 + 20_000, rtt=0.02, idle=True)
+        meter.update(step * 0.02, step * 20_000, rtt=0.02)
+    acked = 49 * 20_000
+    for step in range(100):
+        meter.sent_too_little(acked, 1000)
+        meter.update(5.0 + step * 0.1, acked, rtt=0.02)
+        acked += 1000
+    assert meter.known > 0.99e6
+    assert meter.peak > 0.99e6
+
+
+def test_what_was_measured_while_little_was_sent_raises_the_rate() -> None:
+    meter = RateMeter()
+    for step in range(1, 10):
+        meter.update(step * 0.02, step * 2000, rtt=0.02)
+    meter.sent_too_little(18_000, 50_000)
+    for step in range(1, 4):
+        meter.update(0.18 + step * 0.02, 18_000 + step * 10_000, rtt=0.02)
+    assert meter.known > 0.49e6
+
+
+def test_a_few_control_frames_tell_no_rate() -> None:
+    meter = RateMeter()
+    meter.update(1.00, 0, rtt=0.04)
+    meter.sent_too_little(0, 80)
+    meter.update(1.04, 80, rtt=0.04)
+    assert (meter.known, meter.peak) == (0.0, 0.0)
+    assert meter.rate > 0
     assert meter.is_lower_bound
-    assert meter.rate > 0.99e6
+
+
+def test_a_sample_counts_again_when_what_was_sent_too_little_has_gone_by() -> None:
+    meter = RateMeter()
+    meter.update(1.0, 1000, rtt=0.04)
+    meter.sent_too_little(1000, 500)
+    meter.update(1.1, 1500, rtt=0.04)
+    assert meter.is_lower_bound
+    meter.update(1.2, 101_500, rtt=0.04)
+    assert not meter.is_lower_bound
+    assert 0.99e6 < meter.known < 1.01e6
 
 
 def test_a_queue_that_stands_is_told_from_a_process_that_is_busy_at_times() -> None:

@@ -183,6 +183,45 @@ def test_acknowledgements_leave_a_path_that_is_dead_in_their_direction(ack_path:
     assert made.facts(made.client)[0].state is PathState.SUSPECT
 
 
+def test_acknowledgements_that_leave_do_not_take_the_place_of_others_that_are_not_due_yet() -> None:
+    """They were forgotten where both came within a millisecond: the peer took that path for silent."""
+    made = connected([TEN, TEN])
+    made.run(lambda: False, 1.0)
+    paths, now = engine(made.client)._connection._paths, made.clock.now
+    paths[1].space.ack_at, paths[0].space.ack_at = now, now + 0.0005
+    made.client.pump()
+    assert paths[1].space.ack_at is None
+    assert paths[0].space.ack_at == now + 0.0005
+
+
+def test_a_path_whose_first_acknowledgements_were_of_control_alone_is_filled() -> None:
+    """Its rate is not known from a few small packets: it was left alone for the other path's sake."""
+    made = connected([TEN, TEN])
+    for _ in range(5):
+        engine(made.client).set_backup(1, not made.facts(made.client)[1].backup)
+        made.client.pump()
+        made.run(lambda: False, 0.2)
+    engine(made.client).set_backup(1, False)
+    made.client.pump()
+    made.run(lambda: False, 0.2)
+    assert made.download(MEGABYTE) < 0.62
+    assert all(link.carried > 0.35 * MEGABYTE for link in made.downs)
+
+
+def test_what_was_sent_before_a_network_was_lost_does_not_say_that_it_is_back() -> None:
+    made = connected([SLOW, SLOW])
+    made.client.write(bytes(2 * QUARTER), end=True)
+    made.run(lambda: made.server is not None and made.server.received > QUARTER // 2)
+    made.ups[0].silent = True  # acknowledgements are still on their way
+    engine(made.client).suspect_path(0, made.clock.now)
+    made.client.pump()
+    states = set()
+    for _ in range(20):
+        made.run(lambda: False, 0.01)
+        states.add(made.facts(made.client)[0].state)
+    assert states == {PathState.SUSPECT}
+
+
 def test_a_network_that_is_known_to_be_lost_is_acted_upon_at_once() -> None:
     made = connected([SLOW, SLOW])
     made.client.write(bytes(2 * QUARTER), end=True)
