@@ -452,7 +452,8 @@ class SessionDriver:
 
     def fail(self, error: Exception) -> None:
         """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""
-        logger.error("internal error in session %s", self.core.session_id.hex(), exc_info=error)
+        session_id = self.core.session_id.hex()
+        logger.error("internal error in session %s", session_id, exc_info=error, extra={"session": session_id})
         self._break(Reason(Cause.INTERNAL, f"internal error: {error!r}"))
 
     def forked(self) -> None:
@@ -519,7 +520,8 @@ class SessionDriver:
             channel = await (await loaded_transport(candidate.transport)).dial(candidate, self._settings)
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
-                logger.exception("transport %s failed", candidate.transport)
+                about = {"session": self.core.session_id.hex()}
+                logger.exception("transport %s failed", candidate.transport, extra=about)
             code = error.errno if isinstance(error, OSError) else None
             self.dial_errors.add(code)
             answered = code not in UNANSWERED
@@ -733,21 +735,22 @@ class SessionDriver:
     # --- events ---
 
     def _notify(self, event: Event) -> None:
-        session_id = self.core.session_id.hex()[:8]
+        session_id = self.core.session_id.hex()
+        about: dict[str, object] = {"session": session_id}
         if isinstance(event, ConnectionChanged):
             facts = event.facts
             where = f"{facts.transport} {facts.interface or facts.local}"
             state, reason = event.state, event.reason
-            logger.info(
-                "session %s connection %d (%s) %s: %s", session_id, event.connection, where, state.value, reason
-            )
+            text = "session %s connection %d (%s) %s: %s"
+            about["connection"] = event.connection
+            logger.info(text, session_id[:8], event.connection, where, state.value, reason, extra=about)
             if state in (ConnectionState.LOST, ConnectionState.CLOSED):
                 self._remember(event.connection)
         elif isinstance(event, Warned | BudgetChanged):
-            logger.warning("%s", event.message if isinstance(event, Warned) else event)
+            logger.warning("%s", event.message if isinstance(event, Warned) else event, extra=about)
             self._warnings.append(event)
         else:
-            logger.debug("session %s %s", session_id, event)
+            logger.debug("session %s %s", session_id[:8], event, extra=about)
             if isinstance(event, SessionConfirmed):
                 _wake(self.confirmed)
             elif isinstance(event, AddressesAnnounced):

@@ -170,7 +170,8 @@ class Networks:
             if not self._started.done():
                 self._started.set_exception(error)
                 return
-            logger.warning("%s, trying again in %g s", error, LOOK_AGAIN)
+            about = {"session": self._driver.core.session_id.hex()}
+            logger.warning("%s, trying again in %g s", error, LOOK_AGAIN, extra=about)
             self._look_after(LOOK_AGAIN)
         except Exception as error:  # the edge of a task: a bug here is no silent stop of roaming
             self._driver.fail(error)

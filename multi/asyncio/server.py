@@ -525,7 +525,8 @@ class Server:
                 session.abort("the server stops")
             raise
         except ConnectionError as error:
-            logger.info("session %s: %s", session.id.hex()[:8], error)
+            session_id = session.id.hex()
+            logger.info("session %s: %s", session_id[:8], error, extra={"session": session_id})
             if not core.leaving:  # it ends by itself, when what was written has arrived
                 session.abort(str(error))
         except Exception as error:

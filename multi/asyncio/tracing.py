@@ -292,7 +292,7 @@ class _SessionTrace:
         self._directory.told = True
         text = f"no trace can be written in {self._directory.path}: {(error.strerror or str(error)).lower()}"
         if self._driver.over:
-            logger.warning("%s", text)
+            logger.warning("%s", text, extra={"session": self._driver.core.session_id.hex()})
         else:
             self._driver.core.notify(Warned(text))
             self._driver.pump_soon()

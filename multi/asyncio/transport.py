@@ -118,7 +118,9 @@ class SessionTransport(asyncio.Transport):
         kept = data if isinstance(data, (bytes, bytearray, memoryview)) else memoryview(data)
         error = self._send_error()
         if self.closing or self._core.closing or self.driver.closed.done() or error is not None:
-            logger.debug("session %s: bytes written after the end are dropped", self._core.session_id.hex()[:8])
+            session_id = self._core.session_id.hex()
+            text = "session %s: bytes written after the end are dropped"
+            logger.debug(text, session_id[:8], extra={"session": session_id})
             if self._pushing and error is not None:
                 self.driver.loop.call_soon(self._force_close, error)
             return False

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from multi.cli.parser import make_parser
 
 if TYPE_CHECKING:
+    from multi.cli.logs import Format
     from multi.config import Config
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -24,10 +25,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Usage errors and --help raise SystemExit, as argparse does."""
     parsed = vars(make_parser().parse_args(arguments))
     verbosity: int = parsed.pop("verbose")
+    form: Format = parsed.pop("log_format")
     traces: Path | None = parsed.pop("trace", None)
     module, _, function = parsed.pop("run").partition(":")
+    from multi.cli.logs import log_to_stderr, say
+
+    log_to_stderr(verbosity, form)
     try:
-        _log_to_stderr(verbosity)
         if traces is not None:
             parsed["config"] = _traced(parsed["config"], traces)
         code: int = getattr(import_module(module), function)(**parsed)
@@ -36,14 +40,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         if verbosity > 1:
             raise
-        print(f"multi: interrupted; {error}" if str(error) else "multi: interrupted", file=sys.stderr)
+        say(f"interrupted; {error}" if str(error) else "interrupted", form)
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone; Python must not complain about it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except Exception as error:
-        return _report(error, traceback=verbosity > 0)
+        text, code = _in_words(error)
+        say(text, form, error if verbosity else None)
+        return code
 
 
 def _traced(config: str, directory: Path) -> Config:
@@ -59,14 +65,10 @@ def _traced(config: str, directory: Path) -> Config:
     return loaded.with_traces(directory.absolute())
 
 
-def _report(error: Exception, *, traceback: bool) -> int:
-    """Say what went wrong; return the exit code for it."""
-    from multi.errors import ConfigError, MultiError, printable
+def _in_words(error: Exception) -> tuple[str, int]:
+    """What went wrong, for people, and the exit code for it."""
+    from multi.errors import ConfigError, MultiError
 
-    if traceback:
-        import traceback as traces
-
-        traces.print_exception(error)
     expected = isinstance(error, MultiError | OSError)
     text = str(error) or type(error).__name__
     if isinstance(error, OSError) and not isinstance(error, MultiError):
@@ -75,25 +77,4 @@ def _report(error: Exception, *, traceback: bool) -> int:
     if not expected:
         text = f"internal error: {type(error).__name__}: {text} (-v shows where)"
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    print("multi: " + "\n".join(printable(line) for line in (text + notes).splitlines()), file=sys.stderr)
-    return USAGE if isinstance(error, ConfigError) else FAILED
-
-
-def _log_to_stderr(verbosity: int) -> None:
-    """Warnings always, more when asked for."""
-    import logging
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            # Looked up each time: the progress view puts itself between while it is on the screen.
-            print(self.format(record), file=sys.stderr)
-
-    handler = Handler()
-    handler.setFormatter(
-        logging.Formatter(
-            "%(asctime)s %(name)s %(levelname)s: %(message)s" if verbosity else "multi: warning: %(message)s"
-        )
-    )
-    logger = logging.getLogger("multi")
-    logger.handlers[:] = [handler]
-    logger.setLevel((logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)])
+    return text + notes, USAGE if isinstance(error, ConfigError) else FAILED

@@ -18,6 +18,7 @@ from multi.errors import closest
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 TRACE = "write a trace of each session to a file in this directory (docs/tracing.md)"
+LOG_FORMAT = "log for people (default), or JSON for programs: an object a line"
 VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
 CONNECT = "connect standard input and output to a port at the far end, as ssh's ProxyCommand"
 FORWARD = "forward ports and be a proxy for programs that know nothing of sessions"
@@ -45,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="multi", description="One session over all the networks of this device.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"multi {__version__}", help="show the version and exit")
     parser.add_argument("-v", "--verbose", action="count", default=0, help=VERBOSE)
+    parser.add_argument("--log-format", choices=("text", "json"), default="text", help=LOG_FORMAT)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_bench(_add(commands, "bench", "", "measure a session, like iperf3"))
 
@@ -195,6 +197,8 @@ def _add(commands: Commands, name: str, run: str, help: str, config: str = "") -
     added = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
     if run:
         added.add_argument("-v", "--verbose", action="count", default=argparse.SUPPRESS, help=VERBOSE)
+        formats = ("text", "json")
+        added.add_argument("--log-format", choices=formats, default=argparse.SUPPRESS, help=LOG_FORMAT)
         added.set_defaults(run=run)
     if config:
         added.add_argument("config", metavar="CONFIG", help=config)

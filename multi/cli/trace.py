@@ -8,25 +8,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from multi.errors import ConfigError, printable
+from multi.errors import ConfigError, DependencyError, printable
 from multi.lab.trace.reading import Trace, read_trace
 from multi.lab.trace.summary import shown, summary_of
 
 WIDTH = 10_000  # columns; nothing is cut or wrapped when a program reads the summary
-NO_PICTURE = "multi: no picture without matplotlib ({}); pip install 'multi-session[plot]' brings it"
+NO_PICTURE = "no picture without matplotlib ({}); pip install 'multi-session[plot]' brings it"
 
 
 def run_trace(file: Path, output: Path | None, *, as_json: bool) -> int:
-    """Print a summary of a trace, or draw it to `output`. Returns 0, or 1 where matplotlib is missing for that.
+    """Print a summary of a trace, or draw it to `output`. Returns 0.
 
-    Raises TraceError for what is no trace, OSError, ConfigError for a name that is no picture's.
+    Raises TraceError for what is no trace, OSError, ConfigError for a name that is no picture's, DependencyError where
+    matplotlib is missing for that, after the summary.
     """
     trace = read_trace(file)
     if as_json:
         print(json.dumps(summary_of(trace), indent=1))
     if output is not None:
-        return _draw(trace, output, as_json=as_json)
-    if not as_json:
+        _draw(trace, output, as_json=as_json)
+    elif not as_json:
         _show(trace)
     return 0
 
@@ -36,16 +37,14 @@ def _show(trace: Trace) -> None:
     Console(width=width, markup=False, highlight=False).print(shown(trace))
 
 
-def _draw(trace: Trace, output: Path, *, as_json: bool) -> int:
+def _draw(trace: Trace, output: Path, *, as_json: bool) -> None:
     try:
         from multi.lab.trace.picture import draw_trace
     except ImportError as error:
         if not as_json:
             _show(trace)
-        print(NO_PICTURE.format(error), file=sys.stderr)
-        return 1
+        raise DependencyError(NO_PICTURE.format(error)) from error
     try:
         draw_trace(trace, output)
     except ValueError as error:
         raise ConfigError(f"-o {printable(str(output))}: {error}") from error
-    return 0

@@ -224,7 +224,7 @@ class ForwardClient:
                     try:
                         part.result()
                     except MultiError as error:
-                        logger.info("the session has ended: %s", error)
+                        logger.info("the session has ended: %s", error, extra={"session": session.id.hex()})
         finally:
             self._session = None  # at once: what comes in from now on waits for the next one
             self._opened.clear()

@@ -77,6 +77,7 @@ class ForwardService:
 
         `first` is the line it has begun with, where that was read already.
         """
+        session: Session = writer.get_extra_info("session")
         who = printable(str(writer.get_extra_info("peername", ("unknown", 0))[0]))
         try:
             async with asyncio.timeout(HELLO_TIMEOUT):
@@ -87,10 +88,10 @@ class ForwardService:
             writer.write(HELLO)
             # Who a client is does not change: each of its connections has proved to belong to this session.
             permissions = self._rules.of(identities(writer))
-            client = _Client(writer.get_extra_info("session"), permissions, self, who)
+            client = _Client(session, permissions, self, who)
             await client.run(reader)
         except (*ENDS, ValueError, TimeoutError) as error:
-            logger.info("forwarding for %s stopped: %s", who, error)
+            logger.info("forwarding for %s stopped: %s", who, error, extra={"session": session.id.hex()})
         finally:
             writer.close()
 
@@ -124,6 +125,8 @@ class _Client:
         self._permissions = permissions
         self._service = service
         self._who = who
+        self._about = {"session": session.id.hex()}
+        """For lines of the log."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._relaying: set[asyncio.Task[Any]] = set()
         """Those of them that carry a connection."""
@@ -185,7 +188,7 @@ class _Client:
             writer.write(encode_answer(error.code, str(error)))
             writer.close()
         except (*ENDS, EOFError, TimeoutError) as error:
-            logger.debug("forwarded connection of %s ended: %s", self._who, error)
+            logger.debug("forwarded connection of %s ended: %s", self._who, error, extra=self._about)
             stream.reset()
         except BaseException:
             stream.reset()
@@ -199,7 +202,7 @@ class _Client:
             except BaseException:
                 sock.close()
                 raise
-        logger.info("forwarding for %s: connected to %s", self._who, head.target)
+        logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
         stream.writer.write(encode_answer(Code.OK, str(Address(*near.writer.get_extra_info("peername")[:2]))))
         task = asyncio.current_task()
         assert task is not None
@@ -249,7 +252,7 @@ class _Client:
         try:
             await forward(near, self._session, Accepted(listener, peer), Treatment(priority), self._service.counters)
         except ENDS as error:
-            logger.info("connection to %s for %s ended: %s", listener, self._who, error)
+            logger.info("connection to %s for %s ended: %s", listener, self._who, error, extra=self._about)
 
     async def _flow(self, head: Flow, stream: Pair) -> None:
         """Datagrams to one address and back, until one side ends the stream or nothing comes for too long."""

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,24 @@ def test_traceback_comes_with_verbose_only(files: Files, unused_port: int) -> No
     assert "Traceback" not in run_forked("get", config, "f").stderr
     assert "Traceback" in run_forked("-v", "get", config, "f").stderr
     assert "Traceback" in run_forked("get", "-v", config, "f").stderr
+
+
+def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, unused_port: int) -> None:
+    config = files.client_config(unused_port)
+    for arguments in (["-vv", "--log-format", "json", "get"], ["get", "--log-format", "json", "-vv"]):
+        done = run_forked(*arguments, config, "f")
+        assert done.returncode == 1
+        lines = [json.loads(line) for line in done.stderr.splitlines()]
+        assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+        assert all(datetime.fromisoformat(line["time"]).tzinfo is UTC for line in lines)
+        attempts = [line for line in lines if "failed" in line["message"] and line["logger"] == "multi.session"]
+        assert {len(bytes.fromhex(line["session"])) for line in attempts} == {16}
+        assert attempts[0]["level"] == "debug"
+        assert (lines[-1]["level"], lines[-1]["logger"]) == ("error", "multi.cli")
+        assert "refused" in lines[-1]["message"]
+        assert "Traceback" in lines[-1]["error"]
+    (line,) = run_forked("get", "--log-format", "json", config, "f").stderr.splitlines()
+    assert "error" not in json.loads(line)
 
 
 def test_interruption_does_not_wait_for_a_name_to_be_resolved(files: Files) -> None:

@@ -97,6 +97,8 @@ def _text(trace: Trace, note: Note) -> str:
             text = f"{lane} lost"
         case "session_detached":
             text = "no connection"
+        case "going_away":
+            text = "the server goes away"
         case "session_resumed":
             text = "connected again"
         case "handover_changed":

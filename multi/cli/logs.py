@@ -1,0 +1,66 @@
+"""What a command says on standard error: warnings, with -v more, and what went wrong in the end.
+
+As text for people, or as JSON for programs that collect logs: an object a line, whatever happens.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+from multi.errors import printable
+
+Format = Literal["text", "json"]
+
+LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+EXTRA = ("session", "connection")
+"""What `multi` says besides of a record, where there is one: `logging.LogRecord` has them as attributes."""
+
+logger = logging.getLogger("multi.cli")
+
+
+class JsonFormatter(logging.Formatter):
+    """`time` (UTC), `level`, `logger`, `message`; where there are such, `session`, `connection` and `error`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": f"{datetime.fromtimestamp(record.created, UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+class _Handler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        # Looked up each time: the progress view puts itself between while it is on the screen.
+        print(self.format(record), file=sys.stderr)
+
+
+def log_to_stderr(verbosity: int, form: Format) -> None:
+    """Warnings always, more when asked for."""
+    text = "%(asctime)s %(name)s %(levelname)s: %(message)s" if verbosity else "multi: warning: %(message)s"
+    handler = _Handler()
+    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(text))
+    root = logging.getLogger("multi")
+    root.handlers[:] = [handler]
+    root.setLevel(LEVELS[min(verbosity, 2)])
+
+
+def say(text: str, form: Format, error: Exception | None = None) -> None:
+    """What a command says last; of `error` the traceback too."""
+    if form == "json":
+        logger.error("%s", text, exc_info=error)
+        return
+    if error is not None:
+        import traceback
+
+        traceback.print_exception(error)
+    print("multi: " + "\n".join(printable(line) for line in text.splitlines()), file=sys.stderr)
