@@ -7,7 +7,7 @@ connects to the port for metrics is unknown, and gets nothing else. Each connect
     GET /stats                the snapshot as JSON
     GET /sessions?limit=100   those that moved bytes last, with their connections, as JSON;
                               with begins=5f1c those whose Session IDs begin so
-    POST /command             {"command": NAME, ...}: see `COMMANDS`
+    POST /command             {"command": NAME, ...}: see `COMMANDS` and `SERVER_COMMANDS`
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Controlled(Protocol):
     def stats(self) -> ServerStats: ...
 
     def recent_sessions(self, limit: int) -> list[Session]: ...
+
+    def start_draining(self, timeout: float | None = None) -> float: ...
 
 
 Answering = Callable[[str, str, bytes], Awaitable["Answer"]]
@@ -278,8 +280,13 @@ class ServerAnswers:
         if not isinstance(wanted, dict):
             raise CommandError("found no object with `command`")
         name = wanted.pop("command", None)
-        if not isinstance(name, str) or name not in COMMANDS:
-            raise CommandError(f"command: found {name!r}; allowed: {', '.join(COMMANDS)}")
+        if not isinstance(name, str) or name not in {**COMMANDS, **SERVER_COMMANDS}:
+            raise CommandError(f"command: found {name!r}; allowed: {', '.join((*COMMANDS, *SERVER_COMMANDS))}")
+        if name in SERVER_COMMANDS:
+            allowed, order = SERVER_COMMANDS[name]
+            if not set(wanted) <= set(allowed):
+                raise CommandError(f"{name} takes {', '.join(allowed)}")
+            return done(name, order(self._controlled, **wanted))
         parameters, perform = COMMANDS[name]
         if set(wanted) != {"session", *parameters}:
             raise CommandError(f"{name} takes {', '.join(('session', *parameters))}")
@@ -331,6 +338,17 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
     "abort": ((), _abort),
 }
 """What can be asked for of a session: parameters beside `session`, and who does it."""
+
+
+def _drain(server: Controlled, seconds: object = None) -> int:
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
+        raise CommandError(f"seconds: found {seconds!r}; allowed: a number")
+    server.start_draining(seconds)
+    return len(server.sessions)
+
+
+SERVER_COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., int]]] = {"drain": (("seconds",), _drain)}
+"""What can be asked for of the server: parameters, which may be left out, and who does it and counts the sessions."""
 
 
 def done(command: str, sessions: int) -> dict[str, object]:

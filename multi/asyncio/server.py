@@ -270,12 +270,11 @@ class Server:
         """Refuse new sessions. Living ones may still join connections until they end."""
         self._refuse_new()
         self._end_serving()
+        self._maybe_stop()
 
     def _refuse_new(self) -> None:
-        if not self._closing:
-            self._closing = True
-            self._table.refuse_new()
-            self._maybe_stop()
+        self._closing = True
+        self._table.refuse_new()
 
     def _end_serving(self) -> None:
         if self._serving is not None and not self._serving.done():
@@ -293,15 +292,17 @@ class Server:
         self.start_draining(timeout)
         await self.wait_closed()
 
-    def start_draining(self, timeout: float | None = None) -> None:
-        """As `drain`, without waiting, as for a signal: `serve_forever` returns when the last session has ended."""
+    def start_draining(self, timeout: float | None = None) -> float:
+        """As `drain`, without waiting: `serve_forever` ends with the last session. Returns the time it may take."""
         seconds = self._config.drain_timeout if timeout is None else timeout
         if not 0.0 <= seconds <= MAX_DRAIN:
             raise ValueError(f"found {seconds} as the time to drain; allowed: 0 to {MAX_DRAIN:g} s")
         self._refuse_new()
-        if not self._empty.is_set():
+        if len(self._table):
             logger.info("draining: %d sessions end within %g s", len(self._table), seconds)
             self._draining.begin(seconds)
+        self._loop.call_soon(self._maybe_stop)  # who asked for it by the control socket hears of it before
+        return seconds
 
     async def wait_closed(self) -> None:
         """Return when the server is closed and its last session has ended: `abort` makes that now.
@@ -396,7 +397,7 @@ class Server:
         await self.wait_closed()
 
     def _maybe_stop(self) -> None:
-        if self._closing and not len(self._table):
+        if self._closing and not len(self._table) and not self._empty.is_set():
             self._stop()
             self._empty.set()
             self._end_serving()

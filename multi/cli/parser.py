@@ -156,7 +156,7 @@ def _add_top(parser: _Parser) -> None:
     parser.add_argument("-n", metavar="N", dest="count", type=_session_count, default=20, help=shown)
     order = (
         "role SESSION ID active|backup, scheduler SESSION NAME, steering SESSION MODE, or abort SESSION; "
-        "SESSION: the first digits of one, or all"
+        "SESSION: the first digits of one, or all; drain [SECONDS]: stop the server, as SIGTERM does"
     )
     parser.add_argument("--do", metavar="WORD", dest="order", nargs="+", help=order)
 

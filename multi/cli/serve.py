@@ -10,19 +10,18 @@ from functools import partial
 from pathlib import Path
 
 from multi.asyncio.api import start_server
-from multi.asyncio.server import ClientCallback, Server
+from multi.asyncio.server import ClientCallback
+from multi.asyncio.signals import StopSignals
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, ConfigLike, load_config
-from multi.errors import ConfigError, MultiError, TransportError, printable
+from multi.errors import ConfigError, MultiError, printable
 from multi.forward.protocol import HELLO_KEY
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
 from multi.lab.files.protocol import LINE_LIMIT
 from multi.lab.files.service import REQUEST_TIMEOUT, FileService
 from multi.lab.files.tree import FileTree
-
-GRACE = 2.0  # seconds that transfers under way get to finish; what is cut off can be taken up again
 
 
 def run_serve(config: ConfigLike, directory: Path | None, *, allow_put: bool, forward_to: str | None) -> int:
@@ -76,51 +75,25 @@ async def _either(files: FileService, forwarding: ForwardService, reader: Sessio
 async def _serve(
     config: Config, on_client: ClientCallback, services: Sequence[FileService | ForwardService], what: str
 ) -> signal.Signals:
-    loop = asyncio.get_running_loop()
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     server = await start_server(on_client, config, limit=LINE_LIMIT)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    loop.add_signal_handler(signal.SIGHUP, _renew, server)
+    signals = StopSignals(server, _print)
     listen = config.listen
     assert listen is not None
     transports = ", ".join(listen.transports)
     _print(f"{what} on {listen.host} port {server.port} ({transports})")
     for line in server.control.addresses:
         _print(line)
-    first = await signals.get()
-    await _stop(server, services, signals)
-    return first
 
+    def under_way() -> str:
+        running = sum(service.running for service in services)
+        return f"{running} transfers under way" if running else ""
 
-def _renew(server: Server) -> None:
-    """What an administrator's SIGHUP asks for; a change of the files is noticed without it."""
-    try:
-        server.renew_certificates()
-        _print("certificates read again")
-    except TransportError as error:
-        _print(f"certificates cannot be used, the old ones stay: {error}")
-
-
-async def _stop(
-    server: Server, services: Sequence[FileService | ForwardService], signals: asyncio.Queue[signal.Signals]
-) -> None:
-    """No new sessions; what is under way may finish for a moment; a second signal ends it at once."""
-    server.close()
-    if running := sum(service.running for service in services):
-        _print(f"stopping: {running} transfers under way get {GRACE:g} s")
-        finished = asyncio.ensure_future(server.wait_closed())
-        impatient = asyncio.ensure_future(signals.get())
-        await asyncio.wait({finished, impatient}, timeout=GRACE, return_when=asyncio.FIRST_COMPLETED)
-        for task in (finished, impatient):
-            task.cancel()
-        await asyncio.gather(finished, impatient, return_exceptions=True)
-    server.abort()
-    await server.wait_closed()
+    first = await signals.stopped(under_way)
     for service in services:
         if isinstance(service, ForwardService):
             _print(f"forwarded: {service.counters}")
     _print("stopped")
+    return first
 
 
 def _print(line: str) -> None:

@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, control_sockets, runtime_directory
+from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, SERVER_COMMANDS, control_sockets, runtime_directory
 from multi.errors import ConfigError, TransportError, printable
 from multi.types import host_of
 
@@ -79,8 +79,10 @@ def _only_socket() -> Path:
 def _command(words: Sequence[str]) -> Json:
     """`role 5f1c 1 backup`, as the body of a request."""
     name, *values = words
+    if name in SERVER_COMMANDS:
+        return _server_command(name, values)
     if name not in COMMANDS:
-        raise ConfigError(f"found {name!r}; allowed: {', '.join(COMMANDS)}")
+        raise ConfigError(f"found {name!r}; allowed: {', '.join((*COMMANDS, *SERVER_COMMANDS))}")
     parameters = ("session", *COMMANDS[name][0])
     if len(values) != len(parameters):
         raise ConfigError(f"{name} takes {' '.join(map(str.upper, parameters))}")
@@ -90,6 +92,18 @@ def _command(words: Sequence[str]) -> Json:
             raise ConfigError(f"CONNECTION: found {command['connection']!r}; allowed: the number shown under id")
         command["connection"] = int(command["connection"])
     return command
+
+
+def _server_command(name: str, values: Sequence[str]) -> Json:
+    """`drain 30`."""
+    parameters = SERVER_COMMANDS[name][0]
+    if len(values) > len(parameters):
+        raise ConfigError(f"{name} takes [{' '.join(map(str.upper, parameters))}]")
+    try:
+        numbers = [float(value) for value in values]
+    except ValueError:
+        raise ConfigError(f"{parameters[0].upper()}: found {values[0]!r}; allowed: a number") from None
+    return {"command": name, **dict(zip(parameters, numbers, strict=False))}
 
 
 # --- asking ---

@@ -332,14 +332,56 @@ def test_server_stopped_in_a_transfer_ends_it_soon(files: Files) -> None:
         started("get", files.client_config(port, max_rate_mbps=SLOW), "big", cwd=files.here) as client,
     ):
         wait_for_line(client, PROGRESS)
-        server.send_signal(signal.SIGTERM)
+        server.send_signal(signal.SIGINT)
         output, _ = server.communicate(timeout=10)
         _, errors = client.communicate(timeout=10)
-    assert server.returncode == 0
+    assert server.returncode == 130
     assert "1 transfers under way" in output
     assert client.returncode == 1
     assert "the server stops" in errors
     assert "bytes are kept in big.multi-part" in errors
+
+
+def test_a_drained_server_lets_a_transfer_finish(files: Files) -> None:
+    (files.served / "big").write_bytes(content(6 * MEGABYTE))
+    with (
+        files.serving() as (server, port),
+        started("get", files.client_config(port, max_rate_mbps=SLOW), "big", cwd=files.here) as client,
+    ):
+        wait_for_line(client, PROGRESS)
+        server.send_signal(signal.SIGTERM)
+        wait_for_line(server, "^draining: 1 session to end within 25 s$")
+        _, errors = client.communicate(timeout=10)
+        output, _ = server.communicate(timeout=10)
+    assert (client.returncode, errors) == (0, "")
+    assert (server.returncode, output.splitlines()[-1]) == (0, "stopped")
+    assert "get big (127.0.0.2): done" in output
+
+
+def test_a_second_signal_ends_what_is_left(files: Files) -> None:
+    (files.served / "big").write_bytes(content(32 * MEGABYTE))
+    with (
+        files.serving() as (server, port),
+        started("get", files.client_config(port, max_rate_mbps=SLOW), "big", cwd=files.here) as client,
+    ):
+        wait_for_line(client, PROGRESS)
+        for _ in range(2):
+            server.send_signal(signal.SIGTERM)
+            wait_for_line(server, "^(draining|get big .* stopped): ")
+        server.communicate(timeout=10)
+        _, errors = client.communicate(timeout=10)
+    assert server.returncode == 0
+    assert client.returncode == 1
+    assert "bytes are kept in big.multi-part" in errors
+
+
+def test_a_server_that_is_drained_by_its_control_socket_leaves_in_order(files: Files) -> None:
+    path = files.root / "control.sock"
+    with files.serving(control={"socket": str(path)}) as (server, _):
+        assert run("top", path, "--do", "drain").stdout == "drain for 0 sessions\n"
+        output, errors = server.communicate(timeout=10)
+    assert (server.returncode, errors) == (0, "")
+    assert output.endswith("stopped\n")
 
 
 def in_small_disk(directory: Path, shell: str) -> list[str]:

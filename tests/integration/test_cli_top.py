@@ -95,10 +95,24 @@ def test_orders_are_carried_out_or_refused_in_words(tmp_path: Path) -> None:
             (("role", name, "first", "backup"), 2, "CONNECTION: found 'first'"),
             (("role", name), 2, "role takes SESSION CONNECTION ROLE"),
             (("dance",), 2, "found 'dance'; allowed: role"),
+            (("drain", "soon"), 2, "SECONDS: found 'soon'"),
+            (("drain", "1", "2"), 2, "drain takes [SECONDS]"),
+            (("drain", "-1"), 1, "found -1.0 as the time to drain"),
         ):
             refused = done(path, "--do", *order)
             assert (refused.returncode, refused.stdout) == (code, "")
             assert text in refused.stderr
+
+    beside(tmp_path, look)
+
+
+def test_a_server_is_drained_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def look(path: Path, pair: Pair) -> None:
+        ordered = done(path, "--do", "drain", "60")
+        assert (ordered.returncode, ordered.stdout) == (0, "drain for 1 session\n")
+        assert main(["top", str(path), "--once"]) == 0
+        assert capsys.readouterr().out.splitlines()[0].endswith(", accepting no new sessions")
+        assert pair.server_session.state is multi.SessionState.OPEN
 
     beside(tmp_path, look)
 

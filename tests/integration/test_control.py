@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import multi
-from multi.asyncio.control import COMMANDS, control_sockets
+from multi.asyncio.control import COMMANDS, SERVER_COMMANDS, control_sockets
 from multi.asyncio.metrics import exposition, metric_families
 from tests.integration.support import Inbox, Way, event_of, multi_pair, run, until
 
@@ -228,4 +228,7 @@ def test_the_documents_name_every_metric_and_every_command() -> None:
     stats = multi.ServerStats(transports={"tcp": multi.TransportStats()})
     assert set(re.findall(r"^\| `(multi_\w+)`", text, re.MULTILINE)) == {f.name for f in metric_families(stats)}
     _, _, commands = text.partition("| command |")
-    assert set(re.findall(r"^\| `(\w+)` \|", commands.partition("## ")[0], re.MULTILINE)) == set(COMMANDS)
+    assert set(re.findall(r"^\| `(\w+)` \|", commands.partition("## ")[0], re.MULTILINE)) == {
+        *COMMANDS,
+        *SERVER_COMMANDS,
+    }

@@ -12,10 +12,12 @@ import signal
 import sys
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from multi.asyncio.api import connect, start_server
 from multi.asyncio.session import Session
+from multi.asyncio.signals import StopSignals
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import ConfigLike, load_config
 from multi.lab.bench.protocol import (
@@ -182,18 +184,13 @@ async def _serve(config: ConfigLike) -> signal.Signals:
             print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
             writer.write(encode(report))
 
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     server = await start_server(on_client, loaded, limit=LINE_LIMIT)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    signals = StopSignals(server, partial(print, flush=True))
     assert loaded.listen is not None
     print(
         f"bench server on {loaded.listen.host} port {server.port} ({', '.join(loaded.listen.transports)})", flush=True
     )
-    first = await signals.get()
-    server.abort()
-    await server.wait_closed()
-    return first
+    return await signals.stopped()
 
 
 async def _send_to(

@@ -1,0 +1,71 @@
+"""What stops a process that serves: SIGTERM drains it, SIGINT ends it soon, a second one of them at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from multi.asyncio.server import Server
+from multi.errors import TransportError
+
+GRACE = 2.0  # seconds that work under way gets after SIGINT
+
+
+class StopSignals:
+    """Of the process of `server`, from now on; `say` gets a line for people about what they do.
+
+    SIGHUP reads certificates again; a change of the files is noticed without it.
+    """
+
+    def __init__(self, server: Server, say: Callable[[str], None]) -> None:
+        self._server = server
+        self._say = say
+        self._came: asyncio.Queue[signal.Signals] = asyncio.Queue()
+        loop = server.get_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._came.put_nowait, number)
+        loop.add_signal_handler(signal.SIGHUP, self._renew)
+
+    async def stopped(self, under_way: Callable[[], str] = str) -> signal.Signals:
+        """Return when the server has stopped, with the first signal; SIGTERM where it was drained without one.
+
+        `under_way` says in words what SIGINT leaves time for; nothing if there is nothing.
+        """
+        server, closed = self._server, asyncio.ensure_future(self._server.wait_closed())
+        try:
+            if (first := await self._next_signal(closed, None)) is None:
+                return signal.SIGTERM
+            if first is signal.SIGTERM:
+                seconds = server.start_draining()
+                if left := len(server.sessions):
+                    self._say(f"draining: {left} session{'s' * (left != 1)} to end within {seconds:g} s")
+                await self._next_signal(closed, None)
+            else:
+                server.close()
+                if what := under_way():
+                    self._say(f"stopping: {what} get {GRACE:g} s")
+                    await self._next_signal(closed, GRACE)
+            server.abort()
+            await closed
+        finally:
+            closed.cancel()
+        return first
+
+    async def _next_signal(self, closed: asyncio.Future[None], timeout: float | None) -> signal.Signals | None:
+        """The next one, unless the server has stopped or the time is over before."""
+        coming = asyncio.ensure_future(self._came.get())
+        either: set[asyncio.Future[Any]] = {closed, coming}
+        await asyncio.wait(either, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if coming.done():
+            return coming.result()
+        coming.cancel()
+        return None
+
+    def _renew(self) -> None:
+        try:
+            self._server.renew_certificates()
+            self._say("certificates read again")
+        except TransportError as error:
+            self._say(f"certificates cannot be used, the old ones stay: {error}")
