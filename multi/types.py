@@ -15,6 +15,10 @@ SESSION_ID_LENGTH = 16
 DEFAULT_LIMIT = 64 * 1024  # bytes, as asyncio's: the longest line a reader returns
 LISTEN_BACKLOG = 4096  # connections; the kernel cuts it down to net.core.somaxconn, often this
 STREAM_ZERO = StreamId(0)
+ROUTE_LENGTH = 8  # bytes at most of the token that tells a server from others behind the same address
+
+Address = tuple[str, int]
+"""(literal IP address, port)."""
 
 
 class Side(Enum):
@@ -166,6 +170,8 @@ class Candidate(Preferences):
     """Index of the `connection_priority` entry it came from."""
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
+    told: bool = False
+    """The server has told this address, and has not proved itself there."""
     network: str = field(default="", compare=False)
     """What identifies the network the interface is on; a further address there makes no other candidate."""
 
@@ -237,6 +243,8 @@ class ConnectionFacts(Preferences):
     kind: str = ""
     more_interfaces: tuple[str, ...] = ()
     """Further interfaces it has subflows on."""
+    told: bool = False
+    """It leads where a server has told that it is, and nobody has proved that yet: see `Candidate.told`."""
     local: str = ""
     """`address:port`, brackets around IPv6."""
     remote: str = ""

@@ -99,6 +99,9 @@ class TransportSettings:
     """Listeners only; those of one server share it."""
     backlog: int = LISTEN_BACKLOG
     """Listeners only: connections that may wait to be accepted."""
+    route: bytes = b""
+    """What tells a server from others behind the same address: dials show it to who stands between, where the transport
+    has a place for it, and listeners put it into the ids that they issue. Empty = nothing does."""
 
     def section(self, name: str, kind: type[S]) -> S:
         """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""

@@ -50,18 +50,20 @@ _WORDS = {  # where OpenSSL's own word says too little
 }
 
 
-def client_context(tls: TlsSettings) -> ssl.SSLContext:
+def client_context(tls: TlsSettings, route: bytes = b"") -> ssl.SSLContext:
     """Raises TransportError if a file cannot be used.
 
-    Reading certificates takes longer than a handshake, so the context is used again until one of the files changes.
+    It offers what `application_protocols` makes of `route`. Reading certificates takes longer than a handshake, so the
+    context is used again until one of the files changes.
     """
     system = ssl.get_default_verify_paths()
-    return _client_context(tls, tuple(map(stamp, (tls.cert, tls.key, tls.ca, system.cafile, system.capath))))
+    return _client_context(tls, tuple(map(stamp, (tls.cert, tls.key, tls.ca, system.cafile, system.capath))), route)
 
 
 @lru_cache(maxsize=CONTEXTS_KEPT)
-def _client_context(tls: TlsSettings, files: tuple[object, ...]) -> ssl.SSLContext:
+def _client_context(tls: TlsSettings, files: tuple[object, ...], route: bytes) -> ssl.SSLContext:
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(application_protocols(route))
     if not tls.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -76,6 +78,11 @@ def _client_context(tls: TlsSettings, files: tuple[object, ...]) -> ssl.SSLConte
     if tls.cert is not None and tls.key is not None:
         _load_own(context, tls.cert, tls.key)
     return context
+
+
+def application_protocols(route: bytes) -> list[str]:
+    """What a client offers (RFC 7301). The first is for who stands between; the server takes the other."""
+    return [f"{ALPN};r={route.hex()}", ALPN] if route else [ALPN]
 
 
 def server_context(tls: TlsSettings) -> ssl.SSLContext:

@@ -23,7 +23,7 @@ from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, e
 from multi.protocol.settings import Protect
 from multi.transports.base import TlsSettings
 from multi.transports.quic.aioquic_engine import Engine
-from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH
+from multi.transports.quic.connection_ids import PLAIN_IDS
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.types import SessionId, StreamId
@@ -109,7 +109,7 @@ def test_quic_addresses_are_validated_under_load(development_certificates: Path)
             def note(data: bytes) -> None:
                 from aioquic._buffer import Buffer
 
-                answers.append(pull_quic_header(Buffer(data=data), host_cid_length=CONNECTION_ID_LENGTH).packet_type)
+                answers.append(pull_quic_header(Buffer(data=data), host_cid_length=PLAIN_IDS.length).packet_type)
 
             sockets = []
             for number in range(70):  # 64 unfinished handshakes are taken, one from each /24

@@ -16,6 +16,7 @@ from multi.transports.mpquic.connection import MultipathConnection
 from multi.transports.mpquic.names import missing
 from multi.transports.mpquic.paths import MultipathConfiguration
 from multi.transports.quic.aioquic_engine import Engine as SinglePathEngine
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import PathEngine, RoundTrips, answering, round_trips_of, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -49,9 +50,11 @@ class Engine(SinglePathEngine, PathEngine):
         issuers: bytes,
         server_name: str | None = None,
         policy: PathPolicy | None = None,
+        *,
+        ids: ConnectionIds = PLAIN_IDS,
     ) -> Any:
         check()
-        known = super().configure(quic, tls, issuers, server_name)
+        known = super().configure(quic, tls, issuers, server_name, ids=ids)
         return MultipathConfiguration(**{each.name: getattr(known, each.name) for each in fields(known)}, policy=policy)
 
     @property

@@ -17,7 +17,6 @@ from typing import Any
 
 from aioquic._buffer import BufferReadError
 from aioquic.quic import events
-from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import EPOCHS, QuicConnectionError, QuicConnectionId, QuicNetworkPath
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicPacketType, pull_ack_frame
 from aioquic.quic.packet_builder import QuicSentPacket
@@ -32,8 +31,7 @@ from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import TOKEN_LENGTH, Frame, PathFrame, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
 from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
-from multi.transports.quic.aioquic_engine import BoundedConnection, Pacer
-from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH, new_connection_id
+from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration, Pacer
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
 VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
@@ -48,7 +46,7 @@ PathEvent = PathOpened | PathClosed | PathStatusChanged
 
 
 @dataclass
-class MultipathConfiguration(QuicConfiguration):
+class MultipathConfiguration(Configuration):
     """aioquic's, and what is wanted of paths; None: there is one."""
 
     policy: PathPolicy | None = None
@@ -343,7 +341,7 @@ class ConnectionPaths(BoundedConnection):
         wanted = IDS_OF_PATH if path.open else 1
         while len(self._host_cids) < wanted:
             made = QuicConnectionId(
-                cid=new_connection_id(),
+                cid=self._new_id(),
                 sequence_number=self._host_cid_seq,
                 stateless_reset_token=os.urandom(TOKEN_LENGTH),
                 was_sent=True,
@@ -396,7 +394,7 @@ class ConnectionPaths(BoundedConnection):
             return
         path = self._paths.get(0)
         if data and not data[0] & 0x80:
-            path = self._path_of_id.get(bytes(data[1 : 1 + CONNECTION_ID_LENGTH]), path)
+            path = self._path_of_id.get(bytes(data[1 : 1 + len(self.host_cid)]), path)
         if path is None or (self._is_client and not path.open and path.state is not PathState.ABANDONED):
             return
         if path.id and not self._handshake_complete:  # it has overtaken the end of the handshake: nobody can read it

@@ -15,6 +15,7 @@ from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.channel import QuicChannel
+from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.engine import PathEngine, QuicEngine, implementation
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, connected_socket
@@ -39,11 +40,17 @@ class Mpquic(Quic):
         return await asyncio.to_thread(self._engine, settings)
 
     def _configure(
-        self, engine: type[QuicEngine], settings: TransportSettings, tls: TlsSettings, issuers: bytes, name: str | None
+        self,
+        engine: type[QuicEngine],
+        settings: TransportSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        name: str | None,
+        ids: ConnectionIds,
     ) -> Any:
         mpquic = settings.section("mpquic", MpquicSettings)
         quic = settings.section("quic", QuicSettings).model_copy(update={"idle_timeout": mpquic.idle_timeout})
-        return cast(type[PathEngine], engine).configure(quic, tls, issuers, name, mpquic.policy())
+        return cast(type[PathEngine], engine).configure(quic, tls, issuers, name, mpquic.policy(), ids=ids)
 
     def _peer(self, sock: socket.socket) -> PeerAddress:
         return _ends(sock, 0)

@@ -143,7 +143,7 @@ class Mptcp(Transport):
             if reason:
                 logger.warning("%s has no further subflows: %s", candidate, reason)
         try:
-            channel = await dial_stream(candidate, mptcp, settings.tls, IPPROTO_MPTCP, MptcpChannel)
+            channel = await dial_stream(candidate, mptcp, settings, IPPROTO_MPTCP, MptcpChannel)
             if candidate.more_interfaces and not channel.info.fell_back:
                 channel.keep_subflows(candidate, lease, reason)
                 lease = None

@@ -11,6 +11,7 @@ import ssl
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from aioquic._buffer import Buffer
@@ -32,7 +33,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.connection_ids import new_connection_id
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, RoundTrips, third_party
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
@@ -108,6 +109,13 @@ class _Ranges(RangeSet):
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, QuicFrameType.STREAM_BASE, "too many gaps")
 
 
+@dataclass
+class Configuration(QuicConfiguration):
+    """aioquic's, and what makes the ids of its connections."""
+
+    ids: ConnectionIds = PLAIN_IDS
+
+
 class BoundedConnection(QuicConnection):
     """QuicConnection that bounds what a peer can make it do and keep, and knows of two streams only.
 
@@ -118,7 +126,8 @@ class BoundedConnection(QuicConnection):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._host_cids[0].cid = self.host_cid = self._local_initial_source_connection_id = new_connection_id()
+        self._new_id = settings["configuration"].ids.new
+        self._host_cids[0].cid = self.host_cid = self._local_initial_source_connection_id = self._new_id()
         self._local_max_streams_bidi.value = 0 if self._is_client else len(LANE_STREAMS)
         self._local_max_streams_uni.value = 0
         self._window = FIRST_WINDOW
@@ -127,11 +136,15 @@ class BoundedConnection(QuicConnection):
         frames = vars(self)["_QuicConnection__frame_handlers"]
         self._frames = vars(self)["_QuicConnection__frame_handlers"] = Frames(frames)
 
+    def begin_with(self, first_id: bytes) -> None:
+        """The destination id of a client's first packet."""
+        self._peer_cid.cid = self._original_destination_connection_id = first_id
+
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)
         super()._replenish_connection_ids()
         for made in self._host_cids[known:]:
-            made.cid = new_connection_id()
+            made.cid = self._new_id()
 
     def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
         self._frames.left = MOST_FRAMES
@@ -232,8 +245,8 @@ class Engine(LibraryEngine):
         self._loss._pacer = Pacer(max_datagram_size=size)
 
     @staticmethod
-    def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
-        return QuicConfiguration(
+    def _configuration(quic: QuicSettings, **common: Any) -> Configuration:
+        return Configuration(
             congestion_control_algorithm=quic.congestion,
             max_data=FIRST_WINDOW,
             max_stream_data=FIRST_WINDOW,

@@ -24,6 +24,7 @@ from multi.errors import DependencyError, TransportError
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import Buffer, TlsSettings
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 
@@ -117,13 +118,22 @@ class QuicEngine(ABC):
         """A connection that `connect` begins, or the answer to a client's first packet.
 
         `configuration` is from `configure`, `datagram_size` the largest in bytes, `original_id` the destination id of
-        the client's first packet, `retry_id` the one a Retry gave it. Every id that it issues is made by
-        `new_connection_id`, but for the spare ones of qh3, whose core makes them.
+        the client's first packet (a client without one makes it up; noq always does), `retry_id` the one a Retry gave
+        it. Every id that it issues is made by the `ids` of its configuration, but for the spare ones of qh3, whose core
+        makes them.
         """
 
     @classmethod
     @abstractmethod
-    def configure(cls, quic: QuicSettings, tls: TlsSettings, issuers: bytes, server_name: str | None = None) -> Any:
+    def configure(
+        cls,
+        quic: QuicSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        server_name: str | None = None,
+        *,
+        ids: ConnectionIds = PLAIN_IDS,
+    ) -> Any:
         """What the connections of a listener, or of a client to `server_name`, have in common.
 
         `issuers` (PEM) may have issued the peer's certificate; empty = a client accepts any, a server asks for none.
@@ -263,6 +273,8 @@ class PathEngine(QuicEngine):
         issuers: bytes,
         server_name: str | None = None,
         policy: PathPolicy | None = None,
+        *,
+        ids: ConnectionIds = PLAIN_IDS,
     ) -> Any:
         """As `QuicEngine.configure`; without a policy the peer is not told that there might be paths."""
 

@@ -11,7 +11,7 @@ from aioquic.quic.events import ConnectionTerminated
 from multi.errors import TransportError
 from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own
-from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import QuicEngine, Secrets, third_party
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -27,7 +27,7 @@ class LibraryEngine(QuicEngine):
     """See `QuicEngine`. What it holds is the library's connection, whose events and methods are named alike."""
 
     CONNECTION: ClassVar[Any]
-    """Its class, which also has `_close_event`."""
+    """Its class, which also has `_close_event`, and `begin_with` for the destination id of a client's first packet."""
 
     def __init__(
         self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
@@ -37,17 +37,28 @@ class LibraryEngine(QuicEngine):
         self._secrets = Secrets()
         self._connection = self.CONNECTION(
             configuration=replace(configuration, max_datagram_size=datagram_size, secrets_log_file=self._secrets),
-            original_destination_connection_id=original_id,
+            original_destination_connection_id=None if configuration.is_client else original_id,
             retry_source_connection_id=retry_id,
         )
+        if configuration.is_client and original_id is not None:
+            self._connection.begin_with(original_id)
 
     @classmethod
-    def configure(cls, quic: QuicSettings, tls: TlsSettings, issuers: bytes, server_name: str | None = None) -> Any:
+    def configure(
+        cls,
+        quic: QuicSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        server_name: str | None = None,
+        *,
+        ids: ConnectionIds = PLAIN_IDS,
+    ) -> Any:
         configuration = cls._configuration(
             quic,
             alpn_protocols=[ALPN],
             cadata=issuers,
-            connection_id_length=CONNECTION_ID_LENGTH,
+            connection_id_length=ids.length,
+            ids=ids,
             idle_timeout=quic.idle_timeout,
             is_client=server_name is not None,
             max_datagram_frame_size=LARGEST_FRAME,

@@ -41,7 +41,7 @@ from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
-from multi.transports.quic.connection_ids import new_connection_id
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import (
     LANE_STREAMS,
     RECEIVE_WINDOW,
@@ -128,6 +128,8 @@ class Engine(PathEngine):
         server_name: str | None = None,
         policy: PathPolicy | None = None,
         seed: int | None = None,
+        *,
+        ids: ConnectionIds = PLAIN_IDS,
     ) -> Any:
         """As the others; `seed` decides whatever is drawn at random and would make runs differ, connection ids too."""
         if policy is not None and policy.ack_path is AckPath.ALL:
@@ -140,7 +142,7 @@ class Engine(PathEngine):
         try:
             native = multi_noq.Config(
                 alpn=ALPN.encode(),
-                new_id=new_connection_id if seed is None else partial(Random(seed).randbytes, len(new_connection_id())),
+                new_id=ids.new if seed is None else partial(Random(seed).randbytes, ids.length),
                 streams=0 if is_client else len(LANE_STREAMS),
                 first_window=FIRST_WINDOW,
                 window=RECEIVE_WINDOW,

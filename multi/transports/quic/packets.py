@@ -23,7 +23,7 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH, new_connection_id
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.udp_port import MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
@@ -31,24 +31,24 @@ LONG_HEADER = 0x80  # RFC 9000 section 17.2
 MIN_FIRST_ID = 8  # bytes a client makes up for the server; fewer could be guessed (RFC 9000 section 7.2)
 
 
-def connection_of_all(data: bytes, segment: int) -> bytes | None:
+def connection_of_all(data: bytes, segment: int, id_length: int = PLAIN_IDS.length) -> bytes | None:
     """The destination id of datagrams of `segment` bytes each, if all are packets with short headers for the same.
 
     That is what they are once the handshake is done. None for anything else.
     """
     if max(data[::segment], default=LONG_HEADER) >= LONG_HEADER:
         return None
-    first = data[1 : 1 + CONNECTION_ID_LENGTH]
+    first = data[1 : 1 + id_length]
     for start in range(segment, len(data), segment):
-        if data[start + 1 : start + 1 + CONNECTION_ID_LENGTH] != first:
+        if data[start + 1 : start + 1 + id_length] != first:
             return None
     return first
 
 
-def header_of(data: bytes) -> QuicHeader | None:
-    """Of a datagram's first packet; None if that is none of QUIC."""
+def header_of(data: bytes, id_length: int = PLAIN_IDS.length) -> QuicHeader | None:
+    """Of a datagram's first packet; None if that is none of QUIC. Ids of this side have `id_length` bytes."""
     try:
-        return pull_quic_header(QuicBuffer(data=data), host_cid_length=CONNECTION_ID_LENGTH)
+        return pull_quic_header(QuicBuffer(data=data), host_cid_length=id_length)
     except ValueError:
         return None
 
@@ -92,12 +92,13 @@ def refusal(header: QuicHeader, error_code: QuicErrorCode) -> bytes:
 class RetryTokens:
     """Address validation before any state is kept (RFC 9000 section 8.1.2)."""
 
-    def __init__(self) -> None:
+    def __init__(self, ids: ConnectionIds = PLAIN_IDS) -> None:
+        self._ids = ids
         self._cipher = AESGCM(AESGCM.generate_key(bit_length=128))
 
     def retry(self, header: QuicHeader, address: str, now: float) -> bytes:
         """The Retry packet that makes the client come back with a token."""
-        source_id = new_connection_id()
+        source_id = self._ids.new()
         issued = int(now * 1000).to_bytes(8, "big")
         plain = issued + source_id + header.destination_cid
         nonce = os.urandom(12)
@@ -118,7 +119,7 @@ class RetryTokens:
         except (InvalidTag, ValueError):
             return None
         issued = int.from_bytes(plain[:8], "big") / 1000
-        source_id = plain[8 : 8 + CONNECTION_ID_LENGTH]
+        source_id = plain[8 : 8 + self._ids.length]
         if now - issued > TOKEN_LIFETIME or source_id != header.destination_cid:
             return None
-        return plain[8 + CONNECTION_ID_LENGTH :]
+        return plain[8 + self._ids.length :]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from aioquic.tls import Alert as AioquicAlert
@@ -20,7 +21,7 @@ from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 
 from multi.errors import TransportError
-from multi.transports.quic.connection_ids import CONNECTION_ID_LENGTH, new_connection_id
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import RECEIVE_WINDOW, RoundTrips, third_party
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
@@ -36,12 +37,23 @@ ADDRESSES_KEPT = 8  # addresses of a peer that moves; more are those of somebody
 logging.getLogger("quic").addFilter(lambda record: not str(record.msg).startswith("Native "))
 
 
+@dataclass
+class _Configuration(QuicConfiguration):
+    """qh3's, and what makes the ids of its connections."""
+
+    ids: ConnectionIds = PLAIN_IDS
+
+
 class _Connection(QuicConnection):
     """QuicConnection that judges certificates as aioquic does, and counts what a client sends as it should."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.host_cid = new_connection_id()
+        self.host_cid = settings["configuration"].ids.new()
+
+    def begin_with(self, first_id: bytes) -> None:
+        """The destination id of a client's first packet."""
+        self._original_destination_connection_id = first_id
 
     def _create_tls(self, remote_source_cid: bytes | None) -> Any:
         bridge = super()._create_tls(remote_source_cid)
@@ -82,11 +94,11 @@ class _Connection(QuicConnection):
             super().receive_datagram(data, addr, now)
             return
         if self._core is None:
-            header = pull_quic_header(data, 0, CONNECTION_ID_LENGTH)
+            header = pull_quic_header(data, 0, len(self.host_cid))
             self._remote_addr, self._version = addr, header[0]
             self._create_core(addr, header[3], now)
             self._create_tls(remote_source_cid=None)
-        for packet in _packets(data):
+        for packet in _packets(data, len(self.host_cid)):
             core = self._require_core()
             report = self._call_core(core.receive_datagram, packet, addr, now, len(data))
             if report[2]:
@@ -94,12 +106,12 @@ class _Connection(QuicConnection):
             self._drain_core()  # before the next packet: its keys may have come with this one
 
 
-def _packets(data: bytes) -> Iterator[bytes]:
+def _packets(data: bytes, id_length: int) -> Iterator[bytes]:
     """The QUIC packets of a datagram; what follows the last one and is none stays with it."""
     start = 0
     while start < len(data):
         try:
-            end = pull_quic_header(data, start, CONNECTION_ID_LENGTH)[9]
+            end = pull_quic_header(data, start, id_length)[9]
         except ValueError:
             end = len(data)
         if not (start < end < len(data) and data[end]):  # padding: no packet begins with a zero
@@ -125,13 +137,13 @@ class Engine(LibraryEngine):
         self._latest_rtt = self._min_rtt = self._rtt_variation = 0.0
 
     @staticmethod
-    def _configuration(quic: QuicSettings, **common: Any) -> QuicConfiguration:
+    def _configuration(quic: QuicSettings, **common: Any) -> _Configuration:
         if common["cadata"] and not common["is_client"]:
             raise TransportError(
                 "the QUIC engine 'qh3' cannot ask clients for certificates (ssl_config.client_ca); "
                 "use 'aioquic' or 'noq' on this server"
             )
-        return QuicConfiguration(
+        return _Configuration(
             initial_rtt=INITIAL_RTT,
             max_data=RECEIVE_WINDOW,
             max_stream_data=RECEIVE_WINDOW,

@@ -29,6 +29,7 @@ from multi.transports.base import (
 )
 from multi.transports.certificates import check_pin, first_certificate, read_certificates, system_authorities
 from multi.transports.quic.channel import REFUSED, QuicChannel
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import LANE_STREAMS, QuicEngine, implementation, loaded_implementation
 from multi.transports.quic.packets import (
     RetryTokens,
@@ -80,13 +81,14 @@ class Quic(Transport):
         issuers = trusted_authorities(tls) if tls.verify else b""
         host = tls.server_name or candidate.remote_host or candidate.remote_address
         engine_type = await self._loaded_engine(settings)
-        configuration = self._configure(engine_type, settings, tls, issuers, host)
+        configuration = self._configure(engine_type, settings, tls, issuers, host, PLAIN_IDS)
+        first_id = ConnectionIds(settings.route).new() if settings.route else None
         size = settings.section("quic", QuicSettings).max_datagram_size
         with ExitStack() as undo:
             sock = connected_socket(candidate)
             undo.callback(sock.close)
             peer = self._peer(sock)
-            engine = engine_type(configuration, largest_datagram(sock, size))
+            engine = engine_type(configuration, largest_datagram(sock, size), first_id)
             engine.connect(peer, time.monotonic())
             undo.pop_all()
         port = UdpPort(sock, peer)
@@ -115,15 +117,15 @@ class Quic(Transport):
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
         engine_type = await self._loaded_engine(settings)
-        tls, cert = settings.tls, settings.tls.cert
+        tls, cert, ids = settings.tls, settings.tls.cert, ConnectionIds(settings.route)
 
         def read() -> Identity:
             issuers = read_certificates(tls.client_ca) if tls.client_ca else b""
-            return self._configure(engine_type, settings, tls, issuers, None), first_certificate(cert)
+            return self._configure(engine_type, settings, tls, issuers, None, ids), first_certificate(cert)
 
         identity = read()
         sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
-        return QuicListener(sock, engine_type, identity, read, settings, accept, self.CHANNEL)
+        return QuicListener(sock, engine_type, identity, read, ids, settings, accept, self.CHANNEL)
 
     # What another transport over QUIC does otherwise
 
@@ -134,9 +136,15 @@ class Quic(Transport):
         return await loaded_implementation(settings.section("quic", QuicSettings).engine)
 
     def _configure(
-        self, engine: type[QuicEngine], settings: TransportSettings, tls: TlsSettings, issuers: bytes, name: str | None
+        self,
+        engine: type[QuicEngine],
+        settings: TransportSettings,
+        tls: TlsSettings,
+        issuers: bytes,
+        name: str | None,
+        ids: ConnectionIds,
     ) -> Any:
-        return engine.configure(settings.section("quic", QuicSettings), tls, issuers, name)
+        return engine.configure(settings.section("quic", QuicSettings), tls, issuers, name, ids=ids)
 
     def _peer(self, sock: socket.socket) -> PeerAddress:
         return PeerAddress(sock.getpeername())
@@ -218,6 +226,7 @@ class QuicListener:
         engine_type: type[QuicEngine],
         identity: Identity,
         read: Callable[[], Identity],
+        ids: ConnectionIds,
         settings: TransportSettings,
         accept: AcceptCallback,
         channel_type: type[QuicChannel],
@@ -231,7 +240,8 @@ class QuicListener:
         self._quic = settings.section("quic", QuicSettings)
         self._admission = settings.admission
         self._accept = accept
-        self._tokens = RetryTokens()
+        self._tokens = RetryTokens(ids)
+        self._id_length = ids.length
         self._routes: dict[bytes, object] = {}
         """Where the packets for a connection id go: a channel, or the goodbyes that are left of one."""
         self._channels: set[QuicChannel] = set()
@@ -268,7 +278,7 @@ class QuicListener:
 
     def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         # What the kernel hands over together came from one address, but that may be a proxy of many clients.
-        together = connection_of_all(data, segment)
+        together = connection_of_all(data, segment, self._id_length)
         route = self._routes.get(together) if together is not None else None
         if isinstance(route, QuicChannel):
             route.datagrams_received(data, segment, address, at)
@@ -278,7 +288,7 @@ class QuicListener:
             self._datagram_received(data[start : start + segment], address, at)
 
     def _datagram_received(self, data: bytes, address: PeerAddress, at: float) -> None:
-        header = header_of(data)
+        header = header_of(data, self._id_length)
         if header is None:
             return
         route = self._routes.get(header.destination_cid)

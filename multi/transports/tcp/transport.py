@@ -30,7 +30,7 @@ class Tcp(Transport):
     name = "tcp"
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
-        return await dial_stream(candidate, settings.section("tcp", TcpSettings), settings.tls, 0, StreamChannel)
+        return await dial_stream(candidate, settings.section("tcp", TcpSettings), settings, 0, StreamChannel)
 
     async def listen(self, host: str, port: int, settings: TransportSettings, accept: AcceptCallback) -> Listener:
         tcp = settings.section("tcp", TcpSettings)
@@ -59,11 +59,12 @@ def stream_obstacle(tcp: TcpSettings, tls: TlsSettings | None, *, listening: boo
 
 
 async def dial_stream(
-    candidate: Candidate, tcp: TcpSettings, tls: TlsSettings | None, protocol: int, make: type[C]
+    candidate: Candidate, tcp: TcpSettings, settings: TransportSettings, protocol: int, make: type[C]
 ) -> C:
     """Connect a stream socket of `protocol`, put TLS on it if asked to, and make a channel of it."""
     check_congestion(tcp)
-    context = client_context(tls) if tls is not None else None
+    tls = settings.tls
+    context = client_context(tls, settings.route) if tls is not None else None
     with ExitStack() as undo:
         sock = undo.enter_context(bound_socket(candidate, socket.SOCK_STREAM, protocol))
         tune_stream(sock, tcp, candidate.remote_address)

@@ -9,7 +9,7 @@ import pytest
 from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
 from multi.transports.base import TlsSettings
-from multi.transports.tls import CONTEXTS_KEPT, client_context
+from multi.transports.tls import CONTEXTS_KEPT, application_protocols, client_context
 
 
 def test_a_context_is_used_again_until_its_certificate_is_replaced(tmp_path: Path) -> None:
@@ -39,3 +39,12 @@ def test_other_settings_have_another_context(tmp_path: Path) -> None:
     for number in range(CONTEXTS_KEPT):
         client_context(TlsSettings(ca=ca, server_name=f"host-{number}.example"))
     assert client_context(TlsSettings(ca=ca)) is not verifying  # only so many are kept
+
+
+def test_a_route_stands_in_a_name_for_balancers_beside_the_name_of_the_protocol(tmp_path: Path) -> None:
+    write_development_certificates(tmp_path, [])
+    tls = TlsSettings(ca=tmp_path / "ca.pem")
+    assert application_protocols(b"") == ["multi/1"]
+    assert application_protocols(b"\x0a\xff") == ["multi/1;r=0aff", "multi/1"]
+    assert client_context(tls, b"\x0a") is not client_context(tls)
+    assert client_context(tls, b"\x0a") is client_context(tls, b"\x0a")
