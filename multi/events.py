@@ -120,8 +120,8 @@ class AddressesAnnounced:
     addresses: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        hosts = ", ".join(host for host, _ in self.addresses)
-        return f"the server can also be reached at {hosts or 'nowhere else'}"
+        places = ", ".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.addresses)
+        return f"the server can also be reached at {places or 'nowhere else'}"
 
 
 @dataclass(frozen=True, slots=True)

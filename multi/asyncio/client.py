@@ -74,6 +74,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             jitter=random.random,
             history=outcomes,
             expecting=found.expecting,
+            may_go=networks.resolver.may_go,
             now=now,
         )
         core.open(paths, max(0.001, timeout - (now - started)), now=now)

@@ -517,7 +517,8 @@ class SessionDriver:
     async def _open(self, connection: ConnectionId, candidate: Candidate) -> None:
         """Dial one candidate and report the outcome to the core. Owned by `_dials`."""
         try:
-            channel = await (await loaded_transport(candidate.transport)).dial(candidate, self._settings)
+            settings = replace(self._settings, route=self.core.route)
+            channel = await (await loaded_transport(candidate.transport)).dial(candidate, settings)
         except Exception as error:  # the driver's edge: a transport with a bug is one failed attempt
             if not isinstance(error, (MultiError, OSError)):
                 about = {"session": self.core.session_id.hex()}
@@ -539,6 +540,7 @@ class SessionDriver:
             interface=info.interface or candidate.interface,
             kind=candidate.kind,
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
+            told=candidate.told,
             **preferences_of(candidate),
         )
         self.adopt(connection, channel, facts).candidate = candidate

@@ -1,15 +1,15 @@
 """What a client can dial now: its entries, expanded with the names, interfaces and routes of this moment.
 
-Decides which addresses of a server count (those of its name, and those it has announced that a server elsewhere can
-have), where MPTCP over several interfaces becomes a connection for each, and what the user is told about it. How an
-entry becomes candidates is decided by `multi.paths.candidates`, when to look by `multi.asyncio.roaming`.
+Decides which addresses of a server count (those of its name, and those it has told, where `multi.paths.told` allows
+it), where MPTCP over several interfaces becomes a connection for each, and what the user is told about it. How an entry
+becomes candidates is decided by `multi.paths.candidates`, when to look by `multi.asyncio.roaming`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
@@ -23,10 +23,10 @@ from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
+from multi.paths.told import MOST_TOLD, may_be_told
 from multi.transports.base import transport_type
-from multi.types import PRECEDENCE, Candidate, Interface, Kind, Role, preferences_of
+from multi.types import PRECEDENCE, Address, Candidate, Interface, Kind, Role, preferences_of
 
-THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")  # RFC 6890: reaches this machine, if anything
 MAX_REASONS = 3  # why an entry has no candidate, in one line
 
 outcomes = ConnectionHistory()
@@ -76,7 +76,12 @@ class Resolver:
         self._specs = {index: self._spec(entry) for index, entry in self.entries.items()}
         self._next_entry = self._configured = len(self._specs)
         self._fallen_back: set[int] = set()
-        self._announced: tuple[tuple[str, int], ...] = ()
+        self.opened_to = ""
+        """The address at which the server has proved itself first; empty = it has not yet."""
+        self._told: tuple[Address, ...] = ()
+        """Where it says that it is too."""
+        self._own: frozenset[str] = frozenset()
+        """The addresses of this machine, as of the last look."""
         self.routes = PolicyRoutes() if config.manage_routes else None
         """To be removed after the end, in a thread."""
         self._warned: set[str] = set()
@@ -117,17 +122,25 @@ class Resolver:
         """A connection of this entry uses one interface only: the further ones need connections of their own."""
         self._fallen_back.add(entry)
 
-    def announced(self, addresses: Sequence[tuple[str, int]]) -> bool:
-        """The server says that it can be reached at these addresses too: alternatives to those its name has.
+    def announced(self, addresses: Sequence[Address]) -> bool:
+        """The server says that it can be reached at these addresses too: they are tried before those its name has.
 
         Returns whether that is news.
-
-        Only addresses that a server elsewhere can have: nobody is sent to dial services of this machine or link.
         """
-        here = any(_is_loopback(known) for found in self._names.addresses.values() for known in found)
-        known = self._announced
-        self._announced = tuple((a, port) for a, port in addresses if _is_elsewhere(a) or (here and _is_loopback(a)))
-        return self._announced != known
+        known = self._told
+        allowed = [told for told in dict.fromkeys(addresses) if self._may_be_told(told[0])]
+        self._told = tuple(allowed[:MOST_TOLD])
+        return self._told != known
+
+    def may_go(self, literal: str) -> bool:
+        """Whether to dial an address because a server says so.
+
+        Never one of this machine's own: behind it is no server of theirs, but whatever runs here.
+        """
+        return self._may_be_told(literal) and (literal not in self._own or _is_loopback(literal))
+
+    def _may_be_told(self, literal: str) -> bool:
+        return bool(self.opened_to) and may_be_told(literal, self.opened_to)
 
     def close(self) -> None:
         """Ask and tell nothing any more."""
@@ -154,8 +167,11 @@ class Resolver:
         else:
             await resolving
             interfaces = known
-        addresses = self._addresses({a.address for interface in interfaces for a in interface.addresses})
-        elsewhere = {a for known in addresses.values() for a in known if not _is_loopback(a)}
+        self._own = frozenset(a.address for interface in interfaces for a in interface.addresses)
+        addresses = self._addresses()
+        told = [address for address in self._told if self.may_go(address[0])]
+        all_known = {a for known in addresses.values() for a in known} | {a for a, _ in told}
+        elsewhere = {a for a in all_known if not _is_loopback(a)}
         routes: frozenset[tuple[str, str]] = frozenset()
         networks: dict[str, str] = {}
         if elsewhere:
@@ -163,7 +179,7 @@ class Resolver:
             problems, routes = await in_thread(self._ask_system, interfaces, elsewhere)
             for problem in problems:
                 self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
-        usable, rejections = self._expand(interfaces, addresses, routes)
+        usable, rejections = self._expand(interfaces, addresses, told, routes)
         errors = self._names.errors
         unknown = {host for host, error in errors.items() if error == NO_ANSWER_YET}
         return Found(
@@ -192,7 +208,11 @@ class Resolver:
         return any(not names.isdisjoint(spec.interfaces or (ANY,)) for spec in self._specs.values())
 
     def _expand(
-        self, interfaces: Sequence[Interface], addresses: Addresses, routes: frozenset[tuple[str, str]]
+        self,
+        interfaces: Sequence[Interface],
+        addresses: Addresses,
+        told: Sequence[Address],
+        routes: frozenset[tuple[str, str]],
     ) -> tuple[list[Candidate], list[Rejection]]:
         """The configured entries together, so that none is wanted twice; every added one by itself."""
         groups = [(0, [spec for index, spec in self._specs.items() if index < self._configured])]
@@ -200,7 +220,7 @@ class Resolver:
         usable: list[Candidate] = []
         rejections: list[Rejection] = []
         for first, specs in groups:
-            found, rejected = candidates(specs, interfaces, addresses, routes, first_entry=first)
+            found, rejected = candidates(specs, interfaces, addresses, routes, told=told, first_entry=first)
             usable += found
             rejections += rejected
         return [single for candidate in usable for single in self._over_interfaces(candidate)], rejections
@@ -223,19 +243,10 @@ class Resolver:
         # Plain TCP is what MPTCP becomes by itself where it has to; another QUIC engine may be faster.
         return [first, *(replace(each, transport=instead) if instead == "quic" else each for each in others)]
 
-    def _addresses(self, own: Collection[str]) -> Addresses:
-        """Addresses by (host, port): those of the name first, then those the server has announced.
-
-        Never one of this machine's `own`: behind it is no server of theirs, but whatever runs here.
-        """
-        announced = [(a, port) for a, port in self._announced if a not in own or _is_loopback(a)]
+    def _addresses(self) -> Addresses:
+        """Those that names have, by (host, port)."""
         names = self._names.addresses
-        known: Addresses = {}
-        for spec in self._specs.values():
-            host, port = spec.remote_host, spec.remote_port
-            further = [address for address, its_port in announced if its_port == port]
-            known[host, port] = list(dict.fromkeys([*names.get(host, ()), *further]))
-        return known
+        return {(s.remote_host, s.remote_port): names.get(s.remote_host, []) for s in self._specs.values()}
 
     def warn(self, message: str) -> None:
         """Say something once."""
@@ -260,20 +271,3 @@ class Resolver:
 
 def _is_loopback(literal: str) -> bool:
     return ipaddress.ip_address(literal).is_loopback
-
-
-def _is_elsewhere(literal: str) -> bool:
-    address = ipaddress.ip_address(literal)
-    if isinstance(address, ipaddress.IPv6Address):
-        # IPv4 in other clothes: a translator or tunnel of this machine may lead anywhere.
-        if address.ipv4_mapped is not None or (address.sixtofour and not _is_elsewhere(str(address.sixtofour))):
-            return False
-    elif address in THIS_NETWORK:
-        return False
-    return not (
-        address.is_loopback
-        or address.is_unspecified
-        or address.is_multicast
-        or address.is_link_local
-        or address.is_reserved  # also ::/8, where IPv4 is embedded, and the broadcast address
-    )

@@ -20,12 +20,12 @@ from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
 from multi.errors import NoUsableConnection
-from multi.events import AddressesAnnounced, Event, SessionDetached, Warned
+from multi.events import AddressesAnnounced, ConnectionChanged, Event, SessionDetached, Warned
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
 from multi.protocol.state import SessionState
 from multi.transports.base import ChannelInfo
-from multi.types import Candidate, Kind, Source
+from multi.types import Candidate, ConnectionState, Kind, Source, host_of
 
 logger = logging.getLogger("multi.session")
 
@@ -130,7 +130,10 @@ class Networks:
         driver.pump_due()
 
     def _event(self, event: Event) -> None:
-        if isinstance(event, SessionDetached) or (
+        if isinstance(event, ConnectionChanged):
+            if event.state is ConnectionState.ACTIVE and not self.resolver.opened_to:
+                self.resolver.opened_to = host_of(event.facts.remote).partition("%")[0]
+        elif isinstance(event, SessionDetached) or (
             isinstance(event, AddressesAnnounced) and self.resolver.announced(event.addresses)
         ):
             self.look()

@@ -32,7 +32,7 @@ from multi.config.options import pinned_url
 from multi.errors import RemoteProtocolError, TransportError
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.dispatch import HELD_LIMIT
-from multi.protocol.handshake import Join, Refuse, RefuseCode
+from multi.protocol.handshake import Join, Refuse, RefuseCode, Whereabouts
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
@@ -136,14 +136,20 @@ class Server:
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         reset_key = load_reset_key(config) or os.urandom(32)
-        self._settings = replace(session_settings(config), reset_key=reset_key)
+        listen = config.listen
+        assert listen is not None
+        self._route = listen.route_bytes(os.urandom)
+        whereabouts = Whereabouts(self._route, listen.join == "own")
+        self._settings = replace(session_settings(config), reset_key=reset_key, whereabouts=whereabouts)
         local_scheduler(*config.scheduler)  # what it cannot be is told now, not to the first client
         self._keys = load_keys(config) if config.auth is not None else None
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits, config.listen.proxies if config.listen is not None else ())
-        self._table: SessionTable[SessionDriver] = SessionTable(self._create, self.admission.full, reset_key)
+        self.admission = Admission(limits, listen.proxies)
+        self._table: SessionTable[SessionDriver] = SessionTable(
+            self._create, self.admission.full, reset_key, listen.peer_addresses()
+        )
         self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}
         self._listeners: list[Listener] = []
@@ -248,14 +254,21 @@ class Server:
         assert listen is not None
         covered = {other for name in listen.transports for other in transport_type(name).also_accepts}
         wanted = [name for name in listen.transports if name not in covered]
-        settings = replace(self._config.transport_settings(), admission=self.admission, backlog=self._backlog)
+        settings = replace(
+            self._config.transport_settings(), admission=self.admission, backlog=self._backlog, route=self._route
+        )
         port = listen.port
+        own = listen.own.port if listen.own is not None else None
         try:
             for name in wanted:
                 listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
                 self._listeners.append(listener)
                 self._check_open()  # somebody may have closed it meanwhile
                 port = port or listener.address[1]
+            if own is not None and own != port:
+                for name in wanted:
+                    listener = await (await loaded_transport(name)).listen(listen.host, own, settings, self._accept)
+                    self._listeners.append(listener)
             if (control := self._config.control) is not None:
                 await self.control.open(self._config.control_path, control.metrics_port, port)
                 self._check_open()
@@ -500,9 +513,9 @@ class Server:
 
     def _session_opened(self, driver: SessionDriver) -> None:
         listen = self._config.listen
-        if listen is not None and listen.announce:
-            # The client is told where else it can reach this server.
-            driver.core.announce([(address, self.port) for address in listen.announce], now=driver.now())
+        assert listen is not None
+        if told := listen.told(self.port):
+            driver.core.announce(told, now=driver.now())
         session = Session(driver, None, limit=self._limit, owns_close=True)
         self._sessions[driver] = session
         self._opened += 1

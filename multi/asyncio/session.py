@@ -367,7 +367,7 @@ class Session:
         self._driver.pump_due()
 
     def announce(self, *addresses: str, port: int = 0) -> None:
-        """Server: tell the client further IP addresses of this server (at most 8); replaces what was told before.
+        """Server: tell the client further IP addresses of this server (at most 4); replaces what was told before.
 
         The client uses them as alternatives to those the server's name has. `port` 0 = the one it came to.
         """

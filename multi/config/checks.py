@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from multi.config.errors import Finding, KeyPath, shown
-from multi.config.model import KINDS, ConfigModel, Entry
+from multi.config.model import KINDS, MAX_TOLD, ConfigModel, Entry, Listen
 from multi.errors import ConfigError, closest
 from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type
@@ -67,6 +67,7 @@ def _of_client(config: ConfigModel) -> Iterator[Finding]:
 def _of_server(config: ConfigModel) -> Iterator[Finding]:
     ssl, listen = config.ssl_config, config.listen
     assert listen is not None
+    yield from _whereabouts(listen)
     if ssl is None:
         for name in listen.transports:
             if transport_type(name).needs_certificate:
@@ -84,6 +85,23 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
             ("quic_config", "engine"),
             'found "qh3" together with ssl_config.client_ca; allowed: "aioquic", "noq", which can ask clients',
         )
+
+
+def _whereabouts(listen: Listen) -> Iterator[Finding]:
+    """Where clients are sent."""
+    if listen.own is not None and len(listen.announce) >= MAX_TOLD:
+        message = f'found {len(listen.announce)} addresses together with "own"; allowed: {MAX_TOLD} in all'
+        yield Finding(("listen", "announce"), message)
+    if listen.join == "own" and not listen.told(listen.port):
+        yield Finding(("listen", "own"), 'missing; allowed: an address that join "own" sends clients to')
+    if not listen.port and any(peer.port is None for peer in listen.peers.values()):
+        yield Finding(("listen", "peers"), 'found an address without a port; allowed: ports where "port" is 0')
+    if "auto" in listen.peers:
+        yield Finding(("listen", "peers"), 'found "auto"; allowed: the route of another server in hex')
+    if listen.peers and listen.route is None:
+        yield Finding(("listen", "route"), "missing; allowed: a token that tells this server from its peers")
+    if listen.route in listen.peers:
+        yield Finding(("listen", "peers"), f'found {shown(listen.route)}, which is "route"; allowed: other servers')
 
 
 def _auth(config: ConfigModel) -> Iterator[Finding]:

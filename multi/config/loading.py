@@ -245,6 +245,9 @@ def json_schema() -> JSON:
     then = definitions["Budget"]["properties"]["then"]
     role = {"type": "string", "enum": ["backup", "never"]}
     then |= {"anyOf": [role, {"$ref": then.pop("$ref")}], "default": "backup"}
+    listen, place = definitions["Listen"]["properties"], [{"type": "string"}, _ref("ServerAddress")]
+    listen["own"]["anyOf"] = [*place, {"type": "null"}]
+    listen["announce"]["items"] = listen["peers"]["additionalProperties"] = {"anyOf": place}
     for part in (schema, *definitions.values()):
         _tidy(part)
     sides: JSON = {"oneOf": [{"required": ["connection_priority"]}, {"required": ["listen"]}]}

@@ -35,7 +35,7 @@ from multi.schedulers.steering import PREFIX
 from multi.transports import TransportSection, TransportSettings, transport_names
 from multi.transports.base import TlsSettings, transport_type
 from multi.transports.settings import DAY, Range, Section
-from multi.types import SESSION_ID_LENGTH, Role, SessionId, Side
+from multi.types import ROUTE_LENGTH, SESSION_ID_LENGTH, Address, Role, SessionId, Side
 
 MIB = 1 << 20
 KINDS = ("eth", "wifi", "cellular")
@@ -46,10 +46,13 @@ MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and w
 BYTES_PER_MEGABIT = 125_000
 MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
 MAX_PARAMETER_NAME = 64  # characters; they travel in the handshake
-MAX_ANNOUNCED = 8  # addresses; the wire format takes no more
+MAX_TOLD = 4  # addresses of a server; the wire format takes no more
+
+AUTO_ROUTE_LENGTH = 7  # bytes; the last of ROUTE_LENGTH is for what one server is divided into
 
 _CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _KEY_ENTRY = re.compile(r":[0-9a-fA-F]{16}|^\s*[0-9a-fA-F]{32,}\s*$")  # `id:key` as in a file of keys, or a key alone
+_ROUTE = re.compile(r"(?!(00)+$)([0-9a-fA-F]{2}){1,8}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 _PIN = re.compile(r"sha256/[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=")  # one spelling each: they are compared as text
 _DOTTED_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
@@ -109,6 +112,12 @@ def _announced(value: str) -> str:
     if address is None or address.is_unspecified or address.is_multicast or address.is_link_local:
         raise ValueError("an IP address that clients elsewhere can reach")
     return value
+
+
+def _route(value: str) -> str:
+    if value != "auto" and not _ROUTE.fullmatch(value):
+        raise ValueError(f'"auto", or 2 to {2 * ROUTE_LENGTH} hexadecimal digits, two for each byte, not all 0')
+    return value.lower()
 
 
 def _network(value: str) -> str:
@@ -471,6 +480,27 @@ class Auth(Section):
     """Whether keys of less than 32 bytes are refused. Default false: there is a warning."""
 
 
+class ServerAddress(Section):
+    """Where clients reach a server: an IP address, `ADDRESS:PORT`, or an object."""
+
+    host: Annotated[Text, AfterValidator(_announced)]
+    """IP address. Required: a port alone leads nowhere."""
+    port: Port | None = None
+    """Port. Default null: that of `listen.port`, and in `announce` that of `listen.own` where it has one."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: object) -> object:
+        if isinstance(value, dict | ServerAddress):
+            return value
+        if not isinstance(value, str):
+            raise ValueError("an IP address, ADDRESS:PORT, or an object with host and port")
+        host, colon, port = value.rpartition(":")
+        if _address(value) is not None or not (colon and port.isascii() and port.isdigit()):
+            return {"host": value}
+        return {"host": host.removeprefix("[").removesuffix("]"), "port": int(port)}
+
+
 class Listen(Section):
     """Where a server takes sessions. Its presence makes the configuration one for a server."""
 
@@ -492,14 +522,42 @@ class Listen(Section):
     )
     """Transports to accept. Default all but mpquic, so that clients can choose; without `ssl_config` only tcp and
     mptcp, because QUIC cannot work without a certificate. `mpquic` takes plain QUIC too, with its own engine."""
-    announce: Annotated[
-        tuple[Annotated[str, AfterValidator(_announced)], ...], Field(strict=False, max_length=MAX_ANNOUNCED)
-    ] = ()
-    """Further IP addresses of this server, told to clients that have proved themselves: they use them as
-    alternatives to those its name has, with the same port. Default none: the name's addresses are all."""
+    own: ServerAddress | None = None
+    """Where clients reach this server and no other one, past the balancer it is behind: an IP address, `ADDRESS:PORT`,
+    or an object with `host` and `port`. They are told, and try it first; another port than `port` is listened on as
+    well. Default null: it is behind none."""
+    announce: Annotated[tuple[ServerAddress, ...], Field(strict=False, max_length=MAX_TOLD)] = ()
+    """Further IP addresses of this server, with a port or without, told to clients that have proved themselves: they
+    try them before those its name has. With `own` at most 4. Default none: the name's addresses are all."""
+    join: Literal["anywhere", "own"] = "anywhere"
+    """Where further connections of a session shall go: `own` says to the addresses told only, not to the one that the
+    first went to, which leads to other servers too. Default `anywhere`: that one leads here."""
+    route: Annotated[Text | None, AfterValidator(_route)] = None
+    """Token that tells this server from others behind the same balancer, which finds it in JOIN, in ALPN and in QUIC's
+    connection ids: 1 to 8 bytes in hex, or `auto` for a random one at each start. It is visible on the network.
+    Default null: none."""
+    peers: dict[Annotated[Text, AfterValidator(_route)], ServerAddress] = Field({}, max_length=1024)
+    """Other servers behind the same balancer, address by route: a connection that came here instead is told where to
+    go. Default none: it is told that its session is unknown here."""
     proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)] = ()
     """IP addresses or networks of proxies and load balancers that clients come through: when those restart, all their
     connections end as if clients had died, so `multi_config.abandon_timeout` does not count there. Default none."""
+
+    def told(self, port: int) -> tuple[Address, ...]:
+        """What clients are told of where the server is that listens on `port`."""
+        own = (self.own,) if self.own is not None else ()
+        default = (self.own.port if self.own is not None else None) or port
+        return tuple((place.host, place.port or default) for place in (*own, *self.announce))
+
+    def route_bytes(self, entropy: Callable[[int], bytes]) -> bytes:
+        """The token of this server, empty without one; `entropy(n)` gives n random bytes."""
+        if self.route == "auto":
+            return entropy(AUTO_ROUTE_LENGTH)
+        return bytes.fromhex(self.route or "")
+
+    def peer_addresses(self) -> dict[bytes, Address]:
+        """Where other servers are, by their tokens."""
+        return {bytes.fromhex(route): (place.host, place.port or self.port) for route, place in self.peers.items()}
 
 
 class Control(Section):

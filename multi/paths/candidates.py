@@ -19,14 +19,34 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_interface, ip_network
 from itertools import chain, zip_longest
+from typing import NamedTuple
 
-from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Preferences, Source, preferences_of
+from multi.types import (
+    Address,
+    Candidate,
+    Family,
+    Interface,
+    InterfaceAddress,
+    Kind,
+    Preferences,
+    Source,
+    preferences_of,
+)
 
 ANY = "any"
 KINDS = {kind.value: kind for kind in Kind}
 UNIQUE_LOCAL = ip_network("fc00::/7")  # RFC 4193
 
 _Address = IPv4Address | IPv6Address
+
+
+class _Remote(NamedTuple):
+    """Where a server is."""
+
+    address: _Address
+    port: int
+    told: bool = False
+    """It has said so itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,7 @@ def candidates(
     addresses: Mapping[tuple[str, int], Sequence[str]],
     routed: Collection[tuple[str, str]] = (),
     *,
+    told: Sequence[Address] = (),
     first_entry: int = 0,
 ) -> tuple[list[Candidate], list[Rejection]]:
     """Expand entries into candidates, in the order in which they should be tried.
@@ -100,7 +121,8 @@ def candidates(
     tcp and quic give one connection per interface, mptcp one over all. Where more than one remote address
     could serve such a connection, the candidates are alternatives, IPv6 first and then by turns (RFC 8305
     section 4). Alternatives share a group: the entry's, or one that stays the same while addresses change.
-    A candidate that an earlier one covers is left out. `first_entry`: index of the first of `entries`.
+    A candidate that an earlier one covers is left out. The addresses that the server has `told` come before those of
+    its name. `first_entry`: index of the first of `entries`.
     """
     machine = _Machine(interfaces, routed)
     found: dict[tuple[str | int, ...], Candidate] = {}
@@ -110,7 +132,7 @@ def candidates(
             rejected.append(Rejection(index, ", ".join(entry.interfaces), entry.closed))
             continue
         try:
-            remotes = _remotes(entry, addresses)
+            remotes = _remotes(entry, addresses, told)
         except _Unusable as reason:
             rejected.append(Rejection(index, entry.remote_host, str(reason)))
             continue
@@ -146,11 +168,11 @@ def one_per_interface(candidate: Candidate) -> list[Candidate]:
 
 
 def _expand(
-    index: int, entry: EntrySpec, machine: _Machine, remotes: Sequence[_Address]
+    index: int, entry: EntrySpec, machine: _Machine, remotes: Sequence[_Remote]
 ) -> tuple[list[Candidate], list[Rejection]]:
     rejected: list[Rejection] = []
     quiet: list[Rejection] = []  # of bridges and the like under `any`: not worth a word when another can be used
-    usable: list[tuple[_Place, _Address, Source]] = []
+    usable: list[tuple[_Place, _Remote, Source]] = []
     for listed in entry.interfaces or (ANY,):
         try:
             places = machine.places(listed)
@@ -165,7 +187,7 @@ def _expand(
                 (quiet if is_quiet else rejected).extend(Rejection(index, listed, reason) for reason in reasons)
     if entry.spans_interfaces:
         usable.sort(key=lambda one: remotes.index(one[1]))
-    sources: dict[tuple[str, _Address], list[Source]] = {}
+    sources: dict[tuple[str, _Remote], list[Source]] = {}
     for place, remote, source in usable:
         # Over all interfaces: the first opens the connection, the others add subflows. Else each has its own, and the
         # remote addresses are alternatives of each other.
@@ -178,14 +200,15 @@ def _expand(
 
 
 def _candidate(
-    index: int, entry: EntrySpec, name: str, remote: _Address, source: Source, *more_sources: Source
+    index: int, entry: EntrySpec, name: str, remote: _Remote, source: Source, *more_sources: Source
 ) -> Candidate:
     return Candidate(
         transport=entry.transport,
-        family=_family(remote),
+        family=_family(remote.address),
         remote_host=entry.remote_host,
-        remote_address=str(remote),
-        remote_port=entry.remote_port,
+        remote_address=str(remote.address),
+        remote_port=remote.port,
+        told=remote.told,
         interface=source.interface,
         local_address=source.address,
         more_sources=more_sources,
@@ -207,20 +230,34 @@ def _connection(candidate: Candidate) -> tuple[str | int, ...]:
     )
 
 
-def _remotes(entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]]) -> list[_Address]:
-    """The remote addresses of the entry's IP version, in the order to try them."""
-    known = [_parse(a) for a in addresses.get((entry.remote_host, entry.remote_port), ())]
-    wanted = [a for a in dict.fromkeys(known) if entry.ip in (ANY, _family(a).value)]
+def _remotes(
+    entry: EntrySpec, addresses: Mapping[tuple[str, int], Sequence[str]], told: Sequence[Address]
+) -> list[_Remote]:
+    """Where the entry leads in its IP version, in the order to try it."""
+    port = entry.remote_port
+    named = [_Remote(_parse(a), port) for a in addresses.get((entry.remote_host, port), ())]
+    further = [_Remote(_parse(a), its_port, told=True) for a, its_port in told]
+    known = {(remote.address, remote.port): remote for remote in (*further, *named)}  # what its name has needs no word
+    wanted = [remote for remote in known.values() if entry.ip in (ANY, _family(remote.address).value)]
     if not wanted:
         label = "" if entry.ip == ANY else f"{entry.ip} "
         raise _Unusable(f"{entry.remote_host}: no {label}address")
-    reachable = [a for a in wanted if not (isinstance(a, IPv6Address) and a.is_link_local)]
+    reachable = [r for r in wanted if not (isinstance(r.address, IPv6Address) and r.address.is_link_local)]
     if not reachable:
-        raise _Unusable(f"{entry.remote_host}: only link-local addresses ({', '.join(map(str, wanted))})")
-    # IPv6 first, then by turns, each family in resolver order (RFC 8305 section 4).
-    six = [a for a in reachable if isinstance(a, IPv6Address)]
-    four = [a for a in reachable if isinstance(a, IPv4Address)]
-    return [a for a in chain.from_iterable(zip_longest(six, four)) if a is not None]
+        only = ", ".join(str(remote.address) for remote in wanted)
+        raise _Unusable(f"{entry.remote_host}: only link-local addresses ({only})")
+    places = {(remote.address, remote.port) for remote in further}
+    return [
+        *_by_turns([r for r in reachable if (r.address, r.port) in places]),
+        *_by_turns([r for r in reachable if (r.address, r.port) not in places]),
+    ]
+
+
+def _by_turns(remotes: Sequence[_Remote]) -> list[_Remote]:
+    """IPv6 first, then by turns, each family in the order it has (RFC 8305 section 4)."""
+    six = [remote for remote in remotes if isinstance(remote.address, IPv6Address)]
+    four = [remote for remote in remotes if isinstance(remote.address, IPv4Address)]
+    return [remote for remote in chain.from_iterable(zip_longest(six, four)) if remote is not None]
 
 
 class _Machine:
@@ -258,16 +295,17 @@ class _Machine:
         owner = next((i for i in owners if not i.unusable_reason()), owners[0])
         return [_Place(listed, owner, str(address))]
 
-    def bindings(self, place: _Place, remotes: Sequence[_Address]) -> tuple[list[tuple[_Address, Source]], list[str]]:
+    def bindings(self, place: _Place, remotes: Sequence[_Remote]) -> tuple[list[tuple[_Remote, Source]], list[str]]:
         """How to bind towards each remote address that can be reached, and why the others cannot."""
-        bindings: list[tuple[_Address, Source]] = []
+        bindings: list[tuple[_Remote, Source]] = []
         reasons: list[str] = []
         for remote in remotes:
-            here = remote.is_loopback or remote.is_unspecified or remote in self._own
+            address = remote.address
+            here = address.is_loopback or address.is_unspecified or address in self._own
             if place.here not in (None, here):
                 continue
             try:
-                bindings.append((remote, _towards_here(place, remote) if here else self._towards(place, remote)))
+                bindings.append((remote, _towards_here(place, address) if here else self._towards(place, address)))
             except _Unusable as reason:
                 reasons.append(str(reason))
         return bindings, reasons

@@ -28,7 +28,7 @@ from multi.paths.history import ConnectionHistory
 from multi.paths.racing import Connect, Race
 from multi.paths.slots import DIAL_APART, Attempt, Slot, slot_key, slots_of
 from multi.reasons import Cause, Reason
-from multi.types import PRECEDENCE, Candidate, ConnectionId, ConnectionState, Role, preferences_of
+from multi.types import PRECEDENCE, Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
 
 ATTEMPT_TIMEOUT = 10.0  # seconds one attempt may take before it is given up
 MAX_PENDING = 4  # attempts a slot may have under way; the oldest gives way
@@ -37,6 +37,9 @@ TRIAL_PING = 0.1  # seconds between questions to a connection that must prove it
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
+TOLD_APART = 1.0  # seconds between dials of an address that a server has told: it shall not aim its clients at others
+TOLD_WITHIN = 1.0  # seconds a server has to tell its addresses before it is looked for where HELLO went
+TOLD_KEPT = 64  # addresses at which a server has proved itself
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
 NETWORK_GONE = "the network went away"
@@ -96,7 +99,8 @@ class PathManager:
     Connections report through `connection_changed`, networks through `update` and `network_changed`; what is to be done
     leaves as `Dial` and `CancelDial` effects, and as calls to `session` for connections that exist.
 
-    `jitter()` gives a number in [0, 1); `expecting`: names may still give more candidates.
+    `jitter()` gives a number in [0, 1); `expecting`: names may still give more candidates; `may_go(address)`: whether
+    to go there because a server says that another one there holds the session.
     """
 
     def __init__(
@@ -110,6 +114,7 @@ class PathManager:
         now: float,
         history: ConnectionHistory | None = None,
         expecting: bool = False,
+        may_go: Callable[[str], bool] = lambda address: False,
     ) -> None:
         self._mode = mode
         self._session = session
@@ -135,6 +140,11 @@ class PathManager:
         server that is being stopped, for a balancer may know the ID."""
         self._stopped = False
         self._given_up = False
+        self._may_go = may_go
+        self._told_until: dict[str, float] = {}
+        """Until when addresses that the server has told are not dialled again."""
+        self._proved: dict[Address, None] = {}
+        """Those of them at which it has proved itself, the oldest first."""
         self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
@@ -213,6 +223,27 @@ class PathManager:
 
     def resumed(self) -> None:
         self._detached = False
+
+    def elsewhere(self, accepted: ConnectionId, now: float) -> None:
+        """The server that `accepted` the session takes further connections at addresses that it is about to tell.
+
+        What else is under way leads to who knows which server.
+        """
+        for slot in self.slots:
+            for candidate in slot.candidates:
+                self._race.skip(candidate)
+            self._cancel(slot, [connection for connection in slot.attempts if connection != accepted], now)
+            slot.retry_at, slot.dialled_at, slot.held_until = now, -inf, now + TOLD_WITHIN
+
+    def redirected(self, connection: ConnectionId, address: Address) -> None:
+        """The server there is about to refuse: another one, at `address`, holds the session. That is worth one dial."""
+        slot = self._dialling(connection)
+        if slot is None:
+            return
+        attempt, (literal, _) = slot.attempts[connection], address
+        same_family = (":" in literal) == (attempt.candidate.family is Family.IPV6)
+        if same_family and not attempt.redirected and self._may_go(literal):
+            attempt.redirect = address
 
     # --- inputs: networks  ---
 
@@ -297,6 +328,8 @@ class PathManager:
             self._race.add([c for c in candidates if appeared or c not in known], now)
             return
         self._cancel(slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now)
+        if any(candidate.told for candidate in candidates):
+            slot.held_until = -inf
         if appeared or not slot.attempts:
             slot.next_candidate = 0
             slot.dial_soon(now)
@@ -437,9 +470,12 @@ class PathManager:
                     self._abandon(slot, connection, reason, now)
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
+                candidate = slot.next_to_dial()
+                slot.held_until = self._free_at(candidate)
+                if slot.held_until > now:
+                    continue
                 slot.retry_at = None
                 self._cancel(slot, list(slot.attempts)[: 1 - MAX_PENDING], now)
-                candidate = slot.next_to_dial()
                 self._dial(slot, candidate, now)
                 slot.rotate(candidate)
         self._watch_trials(now)
@@ -461,8 +497,10 @@ class PathManager:
 
     def _dial_again_at(self, slot: Slot) -> float | None:
         if not self._established:
-            return None if slot.attempts else slot.retry_at  # the race decides
-        return slot.dial_again_at(detached=self._detached)
+            at = None if slot.attempts else slot.retry_at  # the race decides
+        else:
+            at = slot.dial_again_at(detached=self._detached)
+        return max(at, slot.held_until) if at is not None else None
 
     def effects(self) -> list[Effect]:
         effects, self.pending = self.pending, []
@@ -487,7 +525,17 @@ class PathManager:
     def _dialling(self, connection: ConnectionId) -> Slot | None:
         return next((slot for slot in self.slots if connection in slot.attempts), None)
 
-    def _dial(self, slot: Slot, candidate: Candidate, now: float, *, raced: bool = False) -> None:
+    def _leads_astray(self, candidate: Candidate) -> bool:
+        """Perhaps: nobody has proved to be the server there."""
+        return candidate.told and (candidate.remote_address, candidate.remote_port) not in self._proved
+
+    def _free_at(self, candidate: Candidate) -> float:
+        """From when on it may be dialled."""
+        return self._told_until.get(candidate.remote_address, -inf) if self._leads_astray(candidate) else -inf
+
+    def _dial(
+        self, slot: Slot, candidate: Candidate, now: float, *, raced: bool = False, redirected: bool = False
+    ) -> None:
         connection = ConnectionId(self._next_id)
         self._next_id += 1
         slot.dialled_at = now
@@ -496,8 +544,12 @@ class PathManager:
         role = slot.role or candidate.role
         if role is not Role.BACKUP and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
-        slot.attempts[connection] = Attempt(candidate, now, role, raced)
-        self.pending.append(Dial(connection, replace(candidate, role=role)))
+        slot.attempts[connection] = Attempt(candidate, now, role, raced, redirected)
+        told = self._leads_astray(candidate)
+        if told:
+            self._told_until = {address: until for address, until in self._told_until.items() if until > now}
+            self._told_until[candidate.remote_address] = now + TOLD_APART
+        self.pending.append(Dial(connection, replace(candidate, role=role, told=told)))
 
     def _others_carry(self, slot: Slot) -> bool:
         return any(s is not slot and s.healthy and s.wanted_role is not Role.BACKUP for s in self.slots)
@@ -511,6 +563,8 @@ class PathManager:
     def _won(self, slot: Slot, connection: ConnectionId, now: float) -> None:
         attempt = self._ended(slot, connection, now, won=True)
         self._history.succeeded(attempt.candidate)
+        if attempt.candidate.told:
+            self._server_is_at((attempt.candidate.remote_address, attempt.candidate.remote_port))
         if slot.healthy:
             # An alternative of the group was faster, or what seemed dead came back first.
             self._session.drain(connection)
@@ -532,6 +586,14 @@ class PathManager:
         self._continue_handover(now)
         self._assign_roles(now)
 
+    def _server_is_at(self, address: Address) -> None:
+        """It has proved so: others that lead there need not wait."""
+        self._proved[address] = None
+        if len(self._proved) > TOLD_KEPT:
+            del self._proved[next(iter(self._proved))]
+        for slot in self.slots:
+            slot.held_until = -inf
+
     def _cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> None:
         """Another connection is there, or none is wanted."""
         for connection in list(connections):
@@ -549,6 +611,12 @@ class PathManager:
         attempt = self._ended(slot, connection, now)
         candidate = attempt.candidate
         self._notify(AttemptFailed(candidate, reason))
+        if attempt.redirect is not None and slot.wants_dial and not slot.attempts:
+            address, port = attempt.redirect
+            instead = replace(candidate, remote_address=address, remote_port=port, told=True)
+            if self._free_at(instead) <= now:
+                self._dial(slot, instead, now, redirected=True)
+                return
         if reason.cause is not Cause.NETWORK_GONE:
             self._history.failed(candidate, now)
         slot.failures += 1

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
-from multi.types import Candidate, ConnectionId, Role
+from multi.types import Address, Candidate, ConnectionId, Role
 
 RETRY_FIRST = 0.2  # seconds before a lost connection is dialled again
 MAX_RETRY = 30.0  # where somebody answers with a refusal again and again
@@ -37,6 +38,10 @@ class Attempt:
     """What the connection is said to be for."""
     raced: bool = False
     """The race waits for its outcome."""
+    redirected: bool = False
+    """It was made because a server has said that another one holds the session."""
+    redirect: Address | None = None
+    """Where that has been said to be."""
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +72,9 @@ class Slot:
     """Attempts in a row that somebody answered with a failure, or led to what did not last."""
     unanswered_since: float | None = None
     """When the oldest attempt of a row without any answer was made."""
-    dialled_at: float = float("-inf")
+    dialled_at: float = -inf
+    held_until: float = -inf
+    """No dial before: the server is about to tell where it is, or has told an address that was dialled just now."""
     next_candidate: int = 0
     up_since: float = 0.0
     been_up: bool = False

@@ -6,16 +6,17 @@ to a new one, or nowhere. What the segment proves is decided by that session's a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.handshake import ORIGIN_LENGTH, Refuse, RefuseCode, origin_of, reset_token
-from multi.protocol.segment import HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentType, encode, peek
-from multi.types import SessionId
+from multi.protocol.segment import HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentType, encode, peek, route_of
+from multi.types import Address, SessionId
 
 T = TypeVar("T", bound=Hashable)
+NO_PEERS: Mapping[bytes, Address] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,16 @@ class SessionTable(Generic[T]):
         create: Callable[[SessionId, str], T],
         full: Callable[[str], tuple[str, str] | None] = lambda source: None,
         reset_key: bytes = b"",
+        peers: Mapping[bytes, Address] = NO_PEERS,
     ) -> None:
-        """`full(source)` says which limit leaves no room for a new session, and why; None = there is room."""
+        """`full(source)` says which limit leaves no room for a new session, and why; None = there is room.
+
+        `peers` are other servers behind the same address, by their routes.
+        """
         self._create = create
         self._full = full
         self._reset_key = reset_key
+        self._peers = peers
         self._sessions: dict[SessionId, dict[bytes, T]] = {}
         """By Session ID and origin."""
         self._names: dict[T, tuple[SessionId, bytes]] = {}
@@ -87,6 +93,8 @@ class SessionTable(Generic[T]):
             found = self._sessions.get(session_id, {}).get(origin)
             if found is not None:
                 return found
+            if (peer := self._peers.get(route_of(first))) is not None:
+                return refusal(session_id, Refuse(RefuseCode.ELSEWHERE, address=peer), "JOIN for another server")
             token = reset_token(self._reset_key, session_id, origin) if self._reset_key else b""
             return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
         part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])

@@ -19,8 +19,10 @@ from multi.protocol.handshake import (
     DATAGRAMS,
     GOING_AWAY,
     MAX_TICKETS,
+    NOWHERE,
     PROOF_LENGTH,
     STEERING,
+    WHEREABOUTS,
     Accept,
     Admit,
     Challenge,
@@ -34,6 +36,7 @@ from multi.protocol.handshake import (
     RefuseCode,
     SessionKeys,
     Ticket,
+    Whereabouts,
     common_version,
     decode_proof,
     encode_tickets,
@@ -90,6 +93,11 @@ class Authenticator(ABC):
         """Whoever says this JOIN holds the session's keys, or has heard it from somebody who does."""
         return False
 
+    @property
+    def whereabouts(self) -> Whereabouts:
+        """Where further connections shall go, as far as it is known."""
+        return NOWHERE
+
     def next_timer(self) -> float | None:
         return None
 
@@ -144,6 +152,11 @@ class ClientAuthenticator(Authenticator):
         """The server's choice, which it will make again."""
         self._waiting: list[Connection] = []
         self._accepted_part = b""
+        self._whereabouts = NOWHERE
+
+    @property
+    def whereabouts(self) -> Whereabouts:
+        return self._whereabouts
 
     def opened(self, connection: Connection, now: float) -> None:
         if self.keys is not None:
@@ -210,7 +223,7 @@ class ClientAuthenticator(Authenticator):
         join = Join(self._origin, self.session.entropy(32), terms, ticket.nonce if ticket is not None else b"")
         join = replace(join, proof=self.keys.join_request_proof(join, connection.facts.channel_binding))
         self._joins[connection.id] = join
-        connection.send(SegmentType.JOIN, join.encode(), now)
+        connection.send_join(join.encode(), self._whereabouts.route, now)
         if ticket is not None:
             self._expect_admission(connection, join, ticket)
 
@@ -254,15 +267,20 @@ class ClientAuthenticator(Authenticator):
         first, self.keys = self.keys is None, keys
         self._accepted_part, self._cipher = accept.session_part(), accept.choice.cipher
         self._reset = accept.reset
+        if first:
+            self._whereabouts = _whereabouts(accept)
         del self._greeted[connection.id]
         self._prove(connection, SegmentType.CONFIRM, keys.hello_proof(b"C", *parts), accept, self._hello.nonce, now)
         if first:
             timeout = accept.resume_timeout / 1000
             self.session.peer_known(accept.window, accept.max_streams, timeout, None, accept.extensions)
         self.session.authenticated(connection)
-        for waiting in self._waiting:
-            self._join(waiting, now)
-        self._waiting.clear()
+        waiting, self._waiting = self._waiting, []
+        if self._whereabouts.elsewhere:
+            self.session.join_elsewhere(connection)  # what waits has reached who knows which server
+            return
+        for other in waiting:
+            self._join(other, now)
 
     def _admitted(self, connection: Connection, admit: Admit, now: float) -> None:
         assert self.keys is not None
@@ -313,6 +331,10 @@ def _extensions(settings: SessionSettings) -> Extensions:
     return ((DATAGRAMS, b""),) if settings.datagrams else ()
 
 
+def _whereabouts(accept: Accept) -> Whereabouts:
+    return next((Whereabouts.decode(value) for kind, value in accept.extensions if kind == WHEREABOUTS), NOWHERE)
+
+
 def _milliseconds(seconds: float) -> int:
     return min(round(seconds * 1000), (1 << 32) - 1)
 
@@ -325,7 +347,9 @@ def _check_proof(expected: bytes, found: bytes) -> None:
 def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
     """Whether data may follow a ticket before the server has proved itself on this connection."""
     if sealed:
-        return facts.lanes == 1  # what another lane brings too early could not be told from the rest
+        # What another lane brings too early could not be told from the rest, and nobody shall get more than a first
+        # flight of us because a server has told his address.
+        return facts.lanes == 1 and not facts.told
     return facts.peer_verified  # TLS may end at somebody else's
 
 
@@ -449,12 +473,16 @@ class ServerAuthenticator(Authenticator):
             choice=choice,
             resume_timeout=_milliseconds(settings.resume_timeout),
             reset=self._reset_commitment(),
-            extensions=(*_extensions(settings), (STEERING, b"")),
+            extensions=(*_extensions(settings), *self._where(), (STEERING, b"")),
         )
         shared = pair.agree(hello.key)
         self._hello_part = part
         self.psk_id = hello.psk_id if psk else b""
         self.keys = SessionKeys(session.session_id, part, self._accept.session_part(), shared, psk)
+
+    def _where(self) -> Extensions:
+        where = self.session.settings.whereabouts
+        return ((WHEREABOUTS, where.encode()),) if where != NOWHERE else ()
 
     def _reset_commitment(self) -> bytes:
         key = self.session.settings.reset_key

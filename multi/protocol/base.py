@@ -102,6 +102,10 @@ class SessionBase(ABC):
         """The peer cannot read what was sent on `connection` so far: all of it is said again."""
 
     @abstractmethod
+    def join_elsewhere(self, connection: Connection) -> None:
+        """The server that has answered on `connection` takes further ones only at addresses that it tells."""
+
+    @abstractmethod
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         """The server refused HELLO or JOIN on this connection."""
 

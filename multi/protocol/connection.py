@@ -14,7 +14,7 @@ from math import inf
 from multi.events import ConnectionChanged
 from multi.protocol.payloads import DrainStep
 from multi.protocol.sealing import Cipher, Opener, Sealer
-from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header
+from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header, encode_routed
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
 from multi.types import (
@@ -212,6 +212,14 @@ class Connection:
         self.sent_at = now
         self.control_backlog += len(payload) + SEGMENT_MEMORY
         self._write(lane, kind, (payload,), len(payload), sequence, stream)
+
+    def send_join(self, payload: bytes, route: bytes, now: float) -> None:
+        """Queue a JOIN; `route` is the token by which whoever stands between finds the server."""
+        self.sent_at = now
+        segment = encode_routed(SegmentType.JOIN, self.session_id, payload, route)
+        self.control_backlog += len(payload) + SEGMENT_MEMORY
+        self.bytes_written += len(segment)
+        self.output[0].append(segment)
 
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""

@@ -35,11 +35,20 @@ from enum import IntEnum
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from multi.errors import RemoteProtocolError
-from multi.protocol.payloads import Fields, Policy, check_rate, decode_policy, decode_role_value, encode_policy
+from multi.protocol.payloads import (
+    Fields,
+    Policy,
+    check_rate,
+    decode_address,
+    decode_policy,
+    decode_role_value,
+    encode_address,
+    encode_policy,
+)
 from multi.protocol.sealing import Cipher, expand
 from multi.protocol.segment import SUPPORTED_VERSIONS
 from multi.reasons import Cause, Reason
-from multi.types import Role, SessionId
+from multi.types import ROUTE_LENGTH, Address, Role, SessionId
 
 NONCE_LENGTH = 32
 KEY_LENGTH = 32
@@ -56,6 +65,9 @@ GOING_AWAY = 3
 """The same for AWAY; of a client only."""
 STEERING = 5
 """The same for STEER; of a server only."""
+
+WHEREABOUTS = 4
+"""The same of ACCEPT's alone, with a value: where the server is. See `Whereabouts`."""
 
 Extensions = tuple[tuple[int, bytes], ...]
 """(kind, value), kinds rising. What a side can do; unknown kinds mean nothing."""
@@ -78,6 +90,31 @@ def _decode_extensions(fields: Fields) -> Extensions:
             raise RemoteProtocolError("extensions out of order")
         found.append((kind, inner.take(inner.unsigned(2))))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where further connections of a session shall go, so that they reach its server and no other one."""
+
+    route: bytes = b""
+    """What tells this server from others behind the same address, at most ROUTE_LENGTH bytes; empty = nothing does."""
+    elsewhere: bool = False
+    """Not where HELLO went, but to the addresses that the server tells (compare the C flag of RFC 8684 section 3.1)."""
+
+    def encode(self) -> bytes:
+        return bytes([self.elsewhere]) + self.route
+
+    @staticmethod
+    def decode(value: bytes) -> Whereabouts:
+        fields = Fields(value)
+        flags = fields.unsigned(1)
+        if fields.remaining > ROUTE_LENGTH:
+            raise RemoteProtocolError(f"a route of {fields.remaining} bytes")
+        return Whereabouts(fields.take(fields.remaining), bool(flags & 1))  # a later version may have further flags
+
+
+NOWHERE = Whereabouts()
+"""What a server means that says nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +419,8 @@ class Refuse:
     """Name of the limit that was reached (`limits` of a configuration), or empty."""
     token: bytes = b""
     """With UNKNOWN: the proof that the server ACCEPT came from has said this; see `reset_token`."""
+    address: Address | None = None
+    """With ELSEWHERE: where that server is, if it is known. Whoever says so has proved nothing."""
 
     def encode(self) -> bytes:
         limit = self.limit.encode()
@@ -390,6 +429,7 @@ class Refuse:
             + limit
             + bytes([len(self.token)])
             + self.token
+            + (encode_address(self.address) if self.address is not None else b"")
         )
 
     @staticmethod
@@ -405,7 +445,8 @@ class Refuse:
         if length not in (0, PROOF_LENGTH):
             raise RemoteProtocolError(f"a reset token of {length} bytes")
         token = fields.take(length)
-        return Refuse(code, versions, limit, token)  # a later version may say more
+        address = decode_address(fields) if code == RefuseCode.ELSEWHERE and fields.remaining else None
+        return Refuse(code, versions, limit, token, address)  # a later version may say more
 
     @property
     def meaning(self) -> RefuseCode:

@@ -15,7 +15,7 @@ from math import isfinite
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
 from multi.schedulers.base import MAX_NAME
-from multi.types import Role, StreamId
+from multi.types import Address, Role, StreamId
 
 MAX_OFFSET = (1 << 62) - 1  # offsets stay far from 64 bit overflow, as in RFC 9000 section 16
 MAX_ACK_PAYLOAD = 1024  # bytes
@@ -23,7 +23,7 @@ MAX_RANGES = 32  # ranges per stream in one ACK, enough for two badly reordered 
 MAX_REASON = 200  # bytes of text in a CLOSE
 MAX_PARAMETERS = 16  # of a scheduler; with the names below a POLICY stays far below the largest control payload
 MAX_PARAMETER_NAME = 64  # bytes
-MAX_ADDRESSES = 8  # a server may announce
+MAX_ADDRESSES = 4  # a server may tell
 MAX_PORT = 65535
 MAX_RATE = 1e15  # bytes per second
 
@@ -356,24 +356,23 @@ def decode_drain(payload: bytes | memoryview) -> tuple[int, DrainStep]:
         raise RemoteProtocolError(f"unknown step {step} of a drain") from None
 
 
-Address = tuple[str, int]
-"""(literal IP address, port)."""
-
-
 def encode_addresses(addresses: Sequence[Address]) -> bytes:
     """The addresses a server announces; at most MAX_ADDRESSES. Raises LocalProtocolError for what is no address."""
     if len(addresses) > MAX_ADDRESSES:
         raise LocalProtocolError(f"{len(addresses)} addresses; at most {MAX_ADDRESSES} can be announced")
-    parts = [bytes([len(addresses)])]
-    for literal, port in addresses:
-        try:
-            address = ip_address(literal)
-        except ValueError:
-            raise LocalProtocolError(f"{literal!r} is no IP address") from None
-        if not 0 < port <= MAX_PORT:
-            raise LocalProtocolError(f"port {port} of {literal}")  # the peer would take it for a violation
-        parts.append(bytes([address.version]) + port.to_bytes(2, "big") + address.packed)
-    return b"".join(parts)
+    return b"".join([bytes([len(addresses)]), *map(encode_address, addresses)])
+
+
+def encode_address(told: Address) -> bytes:
+    """Version, port, address. Raises LocalProtocolError for what is no address."""
+    literal, port = told
+    try:
+        address = ip_address(literal)
+    except ValueError:
+        raise LocalProtocolError(f"{literal!r} is no IP address") from None
+    if not 0 < port <= MAX_PORT:
+        raise LocalProtocolError(f"port {port} of {literal}")  # the peer would take it for a violation
+    return bytes([address.version]) + port.to_bytes(2, "big") + address.packed
 
 
 def decode_addresses(payload: bytes | memoryview) -> tuple[Address, ...]:
@@ -381,15 +380,17 @@ def decode_addresses(payload: bytes | memoryview) -> tuple[Address, ...]:
     count = fields.unsigned(1)
     if count > MAX_ADDRESSES:
         raise RemoteProtocolError(f"{count} addresses announced")
-    found: list[Address] = []
-    for _ in range(count):
-        version, port = fields.unsigned(1), fields.unsigned(2)
-        if version not in (4, 6) or not port:
-            raise RemoteProtocolError(f"an address of version {version}, port {port}")
-        address = IPv4Address(fields.take(4)) if version == 4 else IPv6Address(fields.take(16))
-        found.append((str(address), port))
+    found = tuple(decode_address(fields) for _ in range(count))
     fields.end()
-    return tuple(found)
+    return found
+
+
+def decode_address(fields: Fields) -> Address:
+    version, port = fields.unsigned(1), fields.unsigned(2)
+    if version not in (4, 6) or not port:
+        raise RemoteProtocolError(f"an address of version {version}, port {port}")
+    address = IPv4Address(fields.take(4)) if version == 4 else IPv6Address(fields.take(16))
+    return str(address), port
 
 
 def encode_away(seconds: float) -> bytes:

@@ -24,7 +24,7 @@ from enum import IntEnum
 
 from multi.errors import RemoteProtocolError
 from multi.reasons import Cause
-from multi.types import STREAM_ZERO, SessionId, StreamId
+from multi.types import ROUTE_LENGTH, STREAM_ZERO, SessionId, StreamId
 
 VERSION = 1  # never 0x16: that is how a server tells TLS from MULTI
 SUPPORTED_VERSIONS = (VERSION,)
@@ -34,6 +34,7 @@ HEADER_LENGTH = _HEADER.size
 _STREAM_HEADER = struct.Struct("!BBHI16sQBBI")  # with the extension that names a stream
 STREAM_HEADER_LENGTH = _STREAM_HEADER.size
 _EXTENSION_STREAM = 1
+_EXTENSION_ROUTE = 2
 
 TAG_LENGTH = 16  # bytes an AEAD adds to the payload of a sealed segment
 MAX_HEADER_LENGTH = 256  # room for extensions of later versions, bounded against a lying peer
@@ -108,6 +109,32 @@ def encode(
 ) -> bytes:
     """Return a whole segment in clear."""
     return encode_header(type_, session_id, sequence, stream, len(payload)) + payload
+
+
+def encode_routed(type_: int, session_id: SessionId, payload: bytes, route: bytes) -> bytes:
+    """Return a segment of no stream in clear, with the token of the server that is meant; empty = none."""
+    extension = bytes([_EXTENSION_ROUTE, len(route)]) + route if route else b""
+    header = HEADER_LENGTH + len(extension)
+    length = header + len(payload)
+    return _HEADER.pack(VERSION, type_, header, length, session_id, 0) + extension + payload
+
+
+def route_of(first: bytes | bytearray | memoryview) -> bytes:
+    """The token of the server that a segment is meant for; empty = it names none. `peek` has taken its header.
+
+    Raises RemoteProtocolError where the header's extensions are malformed.
+    """
+    start, end = HEADER_LENGTH, int.from_bytes(first[2:4], "big")
+    while start < end:
+        if end - start < 2 or start + 2 + first[start + 1] > end:
+            raise RemoteProtocolError("truncated header extension")
+        kind, length = first[start], first[start + 1]
+        if kind == _EXTENSION_ROUTE:
+            if not 0 < length <= ROUTE_LENGTH:
+                raise RemoteProtocolError(f"a route of {length} bytes")
+            return bytes(first[start + 2 : start + 2 + length])
+        start += 2 + length
+    return b""
 
 
 def peek(data: bytes | bytearray | memoryview) -> tuple[int, SessionId] | None:

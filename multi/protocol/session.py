@@ -45,7 +45,6 @@ from multi.protocol.payloads import (
     CLOSE_ABORTED,
     CLOSE_GOING_AWAY,
     CLOSE_NORMAL,
-    Address,
     Close,
     DrainStep,
     Parameters,
@@ -68,6 +67,7 @@ from multi.schedulers.estimates import soonest
 from multi.types import (
     MESSAGES,
     STREAM_ZERO,
+    Address,
     ConnectionFacts,
     ConnectionId,
     ConnectionState,
@@ -805,6 +805,11 @@ class SessionCore(SessionBase):
         return max(self.receiver.moved_at, self.sender.moved_at)
 
     @property
+    def route(self) -> bytes:
+        """Client: the token by which balancers find the server, at most ROUTE_LENGTH bytes; empty = there is none."""
+        return self._auth.whereabouts.route
+
+    @property
     def peer_psk_id(self) -> str:
         """Name of the pre-shared key that was proved, or empty."""
         proved = self.confirmed or self._auth.psk_proved
@@ -889,8 +894,14 @@ class SessionCore(SessionBase):
         self.sender.lose(connection, certain=True)
         self.sender.detach(connection)
 
+    def join_elsewhere(self, connection: Connection) -> None:
+        if self.paths is not None:
+            self.paths.elsewhere(connection.id, self.now)
+
     def refused(self, connection: Connection, refuse: Refuse) -> None:
         joining = self.confirmed
+        if joining and self.paths is not None and refuse.address is not None:
+            self.paths.redirected(connection.id, refuse.address)
         self._retire(connection, ConnectionState.LOST, refuse.reason)
         self.emit(CloseConnection(connection.id, True, refuse.reason))
         if not joining or refuse.meaning is not RefuseCode.UNKNOWN or self.connections.authenticated():

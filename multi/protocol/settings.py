@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from multi.protocol.handshake import NOWHERE, Whereabouts
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
 
@@ -55,6 +56,8 @@ class SessionSettings:
     """On which the peer has proved itself."""
     max_unproved: int = 16
     """Connections on which it has not, yet."""
+    whereabouts: Whereabouts = NOWHERE
+    """Servers: where clients shall join."""
     reset_key: bytes = field(default=b"", repr=False)
     """Servers: from it come the tokens that say that a session is not held any more."""
     psk: bytes = field(default=b"", repr=False)

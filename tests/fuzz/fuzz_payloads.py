@@ -98,7 +98,7 @@ SEEDS: dict[str, list[bytes]] = {
     "drain": [encode_drain(5, step) for step in DrainStep],
     "address": [
         encode_addresses([("192.0.2.7", 7788), ("2001:db8::7", 1)]),
-        encode_addresses([("::ffff:1.2.3.4", 1)] * 8),
+        encode_addresses([("::ffff:1.2.3.4", 1)] * 4),
     ],
     "fin": [encode_unsigned((4660, 8))],
     "reset": [encode_unsigned((4660, 8), (7, 4))],

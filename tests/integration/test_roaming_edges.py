@@ -85,7 +85,7 @@ def test_a_look_the_system_does_not_allow_is_tried_again(loop: str, monkeypatch:
         async with Sessions() as sessions, multi.connect(sessions.config()) as session:
             peer = await sessions.met.get()
             before, looks.fail = looks.count, 2
-            peer.announce("192.0.2.77")
+            peer.announce("127.0.0.77")
             await counted(looks, before + 3)
             assert session.error is None
             assert not looks.fail
@@ -103,19 +103,19 @@ def test_a_server_that_announces_without_end_is_not_looked_after_each_time(monke
             await session.confirmed()
             before, begun = looks.count, asyncio.get_running_loop().time()
             for number in range(200):
-                peer.announce(f"192.0.2.{number}")
+                peer.announce(f"127.0.2.{number}")
                 await asyncio.sleep(0.002)
-            peer.announce("198.51.100.1")
+            peer.announce("127.0.3.1")
             async for event in events:
-                if isinstance(event, multi.AddressesAnnounced) and event.addresses[0][0] == "198.51.100.1":
+                if isinstance(event, multi.AddressesAnnounced) and event.addresses[0][0] == "127.0.3.1":
                     break
             took = asyncio.get_running_loop().time() - begun
             assert looks.count - before <= took / networks.LOOK_APART + 1
             for _ in range(20):
-                peer.announce("198.51.100.1")
+                peer.announce("127.0.3.1")
             await asyncio.sleep(4 * networks.LOOK_APART)
             settled = looks.count
-            peer.announce("198.51.100.1")
+            peer.announce("127.0.3.1")
             await asyncio.sleep(4 * networks.LOOK_APART)
             assert looks.count == settled, "what is known is no news"
 

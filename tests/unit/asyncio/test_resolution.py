@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
-from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -120,14 +119,19 @@ async def test_mptcp_without_subflows_becomes_a_connection_for_each_interface_an
 )
 async def test_an_announced_address_that_no_server_elsewhere_can_have_is_not_dialled(literal: str, why: str) -> None:
     config = multi.load_config({"connection_priority": [["tcp", "any", "any"]], "remote_host": "198.51.100.1"})
-    found = await announced(config, [(literal, 7788), ("198.51.100.2", 7788), ("198.51.100.3", 0)])
-    assert str(ip_address(literal)) not in found, why
-    assert "198.51.100.2" in found
-    assert "198.51.100.3" not in found
+    found = await announced(config, [(literal, 7788), ("198.51.100.2", 443)])
+    assert found == [("198.51.100.2", 443), ("198.51.100.1", 7788)], why
 
 
-async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> set[str]:
-    """The remote addresses a client with one interface would dial."""
+async def test_what_a_server_tells_is_tried_first_at_its_port_and_no_more_than_four() -> None:
+    config = multi.load_config({"connection_priority": [["tcp", "any", "any"]], "remote_host": "198.51.100.1"})
+    told = [(f"198.51.100.{number}", 7000 + number) for number in range(2, 9)]
+    assert await announced(config, told) == [*told[:4], ("198.51.100.1", 7788)]
+    assert await announced(config, [("198.51.100.1", 7788), told[0]]) == [("198.51.100.1", 7788), told[0]]
+
+
+async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Where a client with one interface would dial, in order."""
     own = InterfaceAddress("192.0.2.99", Family.IPV4, 24, True, "")
     six = InterfaceAddress("2001:db8::99", Family.IPV6, 64, True, "")
     gateways = ((Family.IPV4, "192.0.2.1"), (Family.IPV6, "2001:db8::1"))
@@ -140,7 +144,8 @@ async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "interfaces_async", read)
         await resolver.find()
+        resolver.opened_to = "198.51.100.1"
         resolver.announced(addresses)
         found = await resolver.find()
     resolver.close()
-    return {candidate.remote_address for candidate in found.candidates}
+    return [(candidate.remote_address, candidate.remote_port) for candidate in found.candidates]

@@ -789,3 +789,78 @@ def test_steering_stands_in_the_place_of_the_scheduler() -> None:
     assert error.key_path == "steering"
     for wrong in ("fast", 3, {"mode": "latency", "max_rtt": 1}, {"max_loss": 0.1}, {"mode": "latency", "max_loss": 2}):
         assert refused_client(steering=wrong).key_path.startswith("steering")
+
+
+# --- where a server is ---
+
+
+def told(**listen: object) -> tuple[tuple[str, int], ...]:
+    config = load_config({"listen": listen})
+    assert config.listen is not None
+    return config.listen.told(7788)
+
+
+@pytest.mark.parametrize(
+    ("own", "address"),
+    [
+        ("203.0.113.7", ("203.0.113.7", 7788)),
+        ("203.0.113.7:443", ("203.0.113.7", 443)),
+        ("2001:db8::7", ("2001:db8::7", 7788)),
+        ("[2001:db8::7]:443", ("2001:db8::7", 443)),
+        ({"host": "203.0.113.7"}, ("203.0.113.7", 7788)),
+        ({"host": "203.0.113.7", "port": 443}, ("203.0.113.7", 443)),
+    ],
+)
+def test_an_address_of_a_server_is_text_or_an_object(own: object, address: tuple[str, int]) -> None:
+    assert told(own=own) == told(announce=[own]) == (address,)
+
+
+def test_further_addresses_have_the_port_of_its_own() -> None:
+    own = {"host": "203.0.113.7", "port": 443}
+    assert told(own=own, announce=["203.0.113.8", "203.0.113.9:80"]) == (
+        ("203.0.113.7", 443),
+        ("203.0.113.8", 443),
+        ("203.0.113.9", 80),
+    )
+
+
+@pytest.mark.parametrize(
+    ("listen", "key_path"),
+    [
+        ({"own": "0.0.0.0"}, "listen.own"),
+        ({"own": "fe80::1"}, "listen.own"),
+        ({"own": "server.example"}, "listen.own"),
+        ({"own": "203.0.113.7:70000"}, "listen.own"),
+        ({"own": 7788}, "listen.own"),
+        ({"own": {"port": 7788}}, "listen.own.host"),
+        ({"announce": [f"203.0.113.{number}" for number in range(5)]}, "listen.announce"),
+        ({"own": "203.0.113.7", "announce": [f"203.0.113.{number}" for number in range(4)]}, "listen.announce"),
+        ({"join": "own"}, "listen.own"),
+        ({"join": "here"}, "listen.join"),
+        ({"route": ""}, "listen.route"),
+        ({"route": "abc"}, "listen.route"),
+        ({"route": "00" * 8}, "listen.route"),
+        ({"route": "0a" * 9}, "listen.route"),
+        ({"peers": {"0b": "203.0.113.7"}}, "listen.route"),
+        ({"route": "0a", "peers": {"0A": "203.0.113.7"}}, "listen.peers"),
+        ({"route": "0a", "peers": {"auto": "203.0.113.7"}}, "listen.peers"),
+        ({"route": "0a", "port": 0, "peers": {"0b": "203.0.113.7"}}, "listen.peers"),
+    ],
+)
+def test_a_place_where_nobody_can_be_sent_is_named(listen: dict[str, object], key_path: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config({"listen": listen})
+    assert str(caught.value).startswith(f"{key_path}: ")
+
+
+def test_a_route_is_hexadecimal_or_made_at_random() -> None:
+    def route(text: str) -> bytes:
+        listen = load_config({"listen": {"route": text}}).listen
+        assert listen is not None
+        return listen.route_bytes(lambda count: b"r" * count)
+
+    assert route("0A0b") == b"\x0a\x0b"
+    assert route("auto") == b"r" * 7, "room for a worker's number"
+    peers = load_config({"listen": {"route": "0a", "port": 7788, "peers": {"0B": "203.0.113.7"}}}).listen
+    assert peers is not None
+    assert peers.peer_addresses() == {b"\x0b": ("203.0.113.7", 7788)}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.history import ConnectionHistory
-from multi.paths.manager import HUNG_UP_MAX, Mode, PathManager
+from multi.paths.manager import HUNG_UP_MAX, TOLD_APART, TOLD_WITHIN, Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.reasons import Cause, Reason
@@ -54,6 +56,7 @@ class World:
         connect: Connect = Connect.STAGGERED,
         mode: Mode = Mode.AGGREGATE,
         history: ConnectionHistory | None = None,
+        may_go: Callable[[str], bool] = lambda address: False,
     ) -> None:
         self.now = 0.0
         self.connections = Connections()
@@ -65,6 +68,7 @@ class World:
             jitter=lambda: 0.5,
             now=0.0,
             history=history,
+            may_go=may_go,
         )
         self.dials: list[tuple[ConnectionId, Candidate]] = []
         self.cancelled: list[ConnectionId] = []
@@ -336,3 +340,136 @@ def test_in_switch_mode_a_backup_carries_only_without_others() -> None:
     world = two_up(mode=Mode.SWITCH)
     world.paths.update([replace(candidate(0), role=Role.BACKUP), candidate(1)], world.now)
     assert (world.connections.roles[0], world.connections.roles[1]) == (Role.BACKUP, Role.ACTIVE)
+
+
+# --- where the server says that it is ---
+
+
+def told(entry: int, address: str = "203.0.113.9", port: int = 443) -> Candidate:
+    return replace(candidate(entry, address), remote_port=port, told=True, group=f"entry {entry}")
+
+
+def named(entry: int) -> Candidate:
+    return candidate(entry, group=f"entry {entry}")
+
+
+def test_a_server_that_wants_to_be_joined_elsewhere_is_joined_nowhere_before_it_has_told_where() -> None:
+    world = World(named(0), named(1), named(2), connect=Connect.PARALLEL)
+    assert len(world.dials) == 3
+    world.paths.elsewhere(ConnectionId(0), world.now)
+    world.state(0, ACTIVE)
+    assert world.cancelled == [1, 2]
+    world.run(0.3)
+    assert len(world.dials) == 3
+    world.paths.update([told(0), named(0), told(1), named(1), told(2), named(2)], world.now)
+    world.turn()
+    assert [c.remote_port for _, c in world.dials[3:]] == [443], "one goes ahead"
+    world.state(3, ACTIVE)
+    world.turn()
+    assert [c.remote_port for _, c in world.dials[4:]] == [443], "and the other follows when the server is there"
+
+
+def test_a_server_that_tells_nothing_is_joined_where_it_was_found() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world.paths.elsewhere(ConnectionId(0), world.now)
+    world.state(0, ACTIVE)
+    world.run(TOLD_WITHIN - 0.05)
+    assert len(world.dials) == 2
+    world.run(0.1)
+    assert [c.remote_address for _, c in world.dials[2:]] == ["192.0.2.1"]
+
+
+def test_what_races_later_does_not_begin_where_the_server_is_not() -> None:
+    world = World(named(0), named(1), named(2))
+    world.paths.elsewhere(ConnectionId(0), world.now)
+    world.state(0, ACTIVE)
+    world.run(0.6)
+    assert len(world.dials) == 1
+
+
+def test_an_address_that_was_told_is_dialled_once_a_second_by_all_together() -> None:
+    entries = range(4)
+    world = World(*(named(entry) for entry in entries), connect=Connect.PARALLEL)
+    for entry in entries:
+        world.state(entry, ACTIVE)
+    world.paths.update([c for entry in entries for c in (told(entry, port=443 + entry), named(entry))], world.now)
+    for entry in entries:
+        world.state(entry, LOST)
+    dialled: list[float] = []
+    while world.now < 10.0:
+        before = len(world.dials)
+        world.run(0.01)
+        for connection, made in world.dials[before:]:
+            assert made.told == (made.remote_address == "203.0.113.9")
+            if made.told:
+                dialled.append(world.now)
+                world.paths.attempt_failed(connection, Reason(Cause.TRANSPORT, "refused"), world.now)
+    apart = [later - earlier for earlier, later in pairwise(dialled)]
+    assert len(dialled) > 3
+    assert min(apart) >= TOLD_APART - 0.011
+
+
+def test_where_the_server_has_proved_itself_nothing_waits() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world.state(0, ACTIVE)
+    world.state(1, ACTIVE)
+    world.paths.update([told(0), named(0), told(1), named(1)], world.now)
+    world.state(0, LOST)
+    world.run(0.5)
+    assert world.dials[-1][1].told
+    world.state(world.dials[-1][0], ACTIVE)
+    world.state(1, LOST)
+    world.run(0.5)
+    assert (world.dials[-1][1].remote_port, world.dials[-1][1].told) == (443, False)
+
+
+def redirected(world: World, connection: int, address: tuple[str, int]) -> None:
+    world.paths.redirected(ConnectionId(connection), address)
+    world.paths.connection_changed(
+        ConnectionId(connection), LOST, Reason(Cause.REFUSED_ELSEWHERE, "elsewhere"), world.now
+    )
+    world.collect()
+
+
+def test_a_stray_is_sent_to_its_server_once() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL, may_go=lambda address: True)
+    world.state(0, ACTIVE)
+    redirected(world, 1, ("203.0.113.1", 7001))
+    connection, made = world.dials[-1]
+    assert (made.remote_address, made.remote_port, made.told) == ("203.0.113.1", 7001, True)
+    count = len(world.dials)
+    redirected(world, connection, ("203.0.113.2", 7002))
+    world.run(0.1)
+    assert len(world.dials) == count, "no chain"
+    world.run(0.5)
+    assert world.dials[-1][1].remote_address == "192.0.2.1", "it begins anew where its name leads"
+
+
+def test_redirects_to_one_address_are_followed_once_a_second() -> None:
+    world = World(named(0), named(1), named(2), connect=Connect.PARALLEL, may_go=lambda address: True)
+    world.state(0, ACTIVE)
+    redirected(world, 1, ("203.0.113.1", 7001))
+    redirected(world, 2, ("203.0.113.1", 7002))
+    assert [c.remote_address for _, c in world.dials[3:]] == ["203.0.113.1"]
+
+
+def test_a_redirect_where_nobody_may_be_sent_leads_nowhere() -> None:
+    asked: list[str] = []
+
+    def may_go(address: str) -> bool:
+        asked.append(address)
+        return False
+
+    world = World(named(0), named(1), connect=Connect.PARALLEL, may_go=may_go)
+    world.state(0, ACTIVE)
+    redirected(world, 1, ("127.0.0.1", 22))
+    world.run(5.0)
+    assert asked == ["127.0.0.1"]
+    assert {c.remote_address for _, c in world.dials} == {"192.0.2.1"}
+
+
+def test_a_redirect_to_another_ip_version_is_none_the_socket_could_follow() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL, may_go=lambda address: True)
+    world.state(0, ACTIVE)
+    redirected(world, 1, ("2001:db8::1", 7001))
+    assert len(world.dials) == 2

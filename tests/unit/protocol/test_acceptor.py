@@ -12,7 +12,7 @@ from multi.errors import RemoteProtocolError
 from multi.protocol.acceptor import Refused, SessionTable
 from multi.protocol.handshake import ConnectionTerms, Hello, Join, Refuse, RefuseCode, origin_of, reset_token
 from multi.protocol.payloads import Policy
-from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode
+from multi.protocol.segment import HEADER_LENGTH, SegmentDecoder, SegmentType, encode, encode_routed
 from multi.types import SessionId
 
 CLIENT_HELLO_OF_TLS = bytes.fromhex("16030100c8010000c40303") + bytes(60)
@@ -86,6 +86,20 @@ def test_join_for_an_unknown_session_is_told_so_and_why_that_can_be_believed() -
     keyed.route(hello(1), "a")
     assert isinstance(keyed.route(join(1), "a"), str), "it lives: nobody is told the token"
     assert not created
+
+
+def test_a_join_that_names_another_server_is_told_where_that_is() -> None:
+    peers = {b"\x0a\x0b": ("192.0.2.7", 7788)}
+    sessions: SessionTable[str] = SessionTable(lambda session_id, source: "mine", peers=peers)
+    sessions.route(hello(1), "a")
+    payload = Join(origin_of(_hello(bytes(32)).session_part()), bytes(32), ConnectionTerms(True)).encode()
+    mine, foreign = (encode_routed(SegmentType.JOIN, sid(number), payload, b"\x0a\x0b") for number in (1, 2))
+    assert sessions.route(mine, "a") == "mine", "what is held here is not looked for elsewhere"
+    refused = refusal(sessions.route(foreign, "a"))
+    assert (refused.meaning, refused.address) == (RefuseCode.ELSEWHERE, ("192.0.2.7", 7788))
+    nobody = encode_routed(SegmentType.JOIN, sid(2), payload, b"\x0a\x0c")
+    assert refusal(sessions.route(nobody, "a")).meaning is RefuseCode.UNKNOWN
+    assert refusal(sessions.route(join(2), "a")).meaning is RefuseCode.UNKNOWN
 
 
 def test_whoever_confirms_first_owns_a_session_id() -> None:

@@ -12,6 +12,7 @@ import pytest
 from multi.protocol.authenticator import ClientAuthenticator, ServerAuthenticator
 from multi.protocol.handshake import (
     MAX_TICKETS,
+    WHEREABOUTS,
     Accept,
     Challenge,
     ConnectionTerms,
@@ -21,11 +22,12 @@ from multi.protocol.handshake import (
     Refuse,
     RefuseCode,
     Ticket,
+    Whereabouts,
     origin_of,
 )
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
-from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode
+from multi.protocol.segment import HEADER_LENGTH, SegmentType, encode, route_of
 from multi.protocol.session import UNKNOWN_SAID
 from multi.protocol.settings import Protect, SessionSettings
 from multi.types import STREAM_ZERO, ConnectionFacts, SessionId
@@ -171,8 +173,13 @@ def test_without_a_ticket_the_server_asks(settings: SessionSettings, facts: Conn
         (SessionSettings(), replace(TLS, peer_verified=False), False),
         (ALWAYS, QUIC, False),
         (CLEAR, PLAIN, False),
+        (SessionSettings(), replace(PLAIN, told=True), False),
+        (SessionSettings(), replace(TLS, peer_verified=True, told=True), True),
     ],
-    ids=["sealed", "verified tls", "verified quic", "tls of somebody", "sealed in quic", "clear"],
+    ids=[
+        *("sealed", "verified tls", "verified quic", "tls of somebody", "sealed in quic", "clear"),
+        *("sealed, where a server sends its clients", "verified tls, where a server sends its clients"),
+    ],
 )
 def test_data_follows_a_ticket_where_nobody_else_can_read_it(
     settings: SessionSettings, facts: ConnectionFacts, at_once: bool
@@ -187,6 +194,32 @@ def test_data_follows_a_ticket_where_nobody_else_can_read_it(
     second.hold_down = False
     ends.pump()
     assert ends.server.got() == b"at once"
+
+
+@pytest.mark.parametrize("where", [Whereabouts(b"\x0a\x0b"), Whereabouts(b"", True), Whereabouts(bytes(8), True)])
+def test_what_a_server_says_of_its_place_is_part_of_what_it_proves(where: Whereabouts) -> None:
+    ends = Ends(None, replace(SessionSettings(), whereabouts=where))
+    line = ends.connect()
+    ends.pump()
+    assert ends.client.session.route == where.route
+    ends.connect()
+    ends.pump()
+    assert route_of(ends.lines[-1].sent_up[0]) == where.route
+
+    forged = Ends(None, replace(SessionSettings(), whereabouts=where))
+    line = forged.connect()
+
+    def move(segment: bytes) -> bytes:
+        if segment[1] != T.ACCEPT:
+            return segment
+        accept = Accept.decode(payload(segment))
+        elsewhere = replace(where, elsewhere=not where.elsewhere).encode()
+        extensions = tuple((kind, elsewhere if kind == WHEREABOUTS else value) for kind, value in accept.extensions)
+        return encode(T.ACCEPT, forged.session_id, replace(accept, extensions=extensions).encode())
+
+    line.change_down = move
+    forged.pump()
+    assert "proof is wrong" in forged.client.ended[line.id]
 
 
 def test_the_server_sends_with_its_answer_to_a_ticket() -> None:

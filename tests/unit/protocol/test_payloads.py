@@ -12,7 +12,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
-from multi.protocol.handshake import Accept, Challenge, Choice, ConnectionTerms, Hello, Join, Refuse, decode_proof
+from multi.protocol.handshake import (
+    Accept,
+    Challenge,
+    Choice,
+    ConnectionTerms,
+    Hello,
+    Join,
+    Refuse,
+    RefuseCode,
+    Whereabouts,
+    decode_proof,
+)
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_OFFSET,
@@ -398,6 +409,26 @@ def test_a_refusal_says_in_words_what_the_matter_is() -> None:
     assert "max_sessions" in Refuse(0x20, limit="max_sessions").reason
     assert "does not know" in Refuse(0x30).reason
     assert "another server" in Refuse(0x40).reason
+
+
+@pytest.mark.parametrize("address", [None, ("192.0.2.7", 7788), ("2001:db8::7", 1)])
+def test_a_refusal_may_say_where_another_server_is(address: tuple[str, int] | None) -> None:
+    refuse = Refuse(RefuseCode.ELSEWHERE, address=address)
+    assert Refuse.decode(refuse.encode()) == refuse
+    assert Refuse.decode(Refuse(RefuseCode.BUSY).encode() + b"more").address is None
+    for wrong in (b"\x05\x1e\x6c" + bytes(4), b"\x04\x00\x00" + bytes(4), b"\x04\x1e\x6c"):
+        with pytest.raises(RemoteProtocolError):
+            Refuse.decode(Refuse(RefuseCode.ELSEWHERE).encode() + wrong)
+
+
+@pytest.mark.parametrize("value", [b"", bytes(10)])
+def test_a_place_that_is_none_is_refused(value: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Whereabouts.decode(value)
+
+
+def test_of_a_place_unknown_flags_mean_nothing() -> None:
+    assert Whereabouts.decode(b"\xfe\x0a") == Whereabouts(b"\x0a")
 
 
 @pytest.mark.parametrize("address", [("server", 7788), ("192.0.2.1", 0), ("192.0.2.1", 65536), ("", 7788)])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.handshake import (
+    WHEREABOUTS,
     Accept,
     Admit,
     Challenge,
@@ -22,6 +23,7 @@ from multi.protocol.handshake import (
     Refuse,
     RefuseCode,
     Ticket,
+    Whereabouts,
     encode_tickets,
 )
 from multi.protocol.payloads import (
@@ -55,7 +57,9 @@ from multi.protocol.segment import (
     SegmentType,
     encode,
     encode_header,
+    encode_routed,
     peek,
+    route_of,
 )
 from multi.types import Role, SessionId, StreamId
 
@@ -124,6 +128,25 @@ EXAMPLES: dict[SegmentType, bytes] = {
 }
 
 
+FURTHER_EXAMPLES = {
+    "ACCEPT_WITH_ROUTE": encode(
+        SegmentType.ACCEPT,
+        SESSION,
+        Accept(
+            *(1, _NONCE, _KEY, 65536, 128, Choice(4, True, Cipher.AES_128_GCM), _PROOF, 60_000, _KEY),
+            ((WHEREABOUTS, Whereabouts(b"\x0a\x0b", elsewhere=True).encode()),),
+        ).encode(),
+    ),
+    "JOIN_WITH_ROUTE": encode_routed(
+        SegmentType.JOIN, SESSION, Join(_ORIGIN, _NONCE, _TERMS, _TICKET, _PROOF).encode(), b"\x0a\x0b"
+    ),
+    "REFUSE_ELSEWHERE": encode(
+        SegmentType.REFUSE, SESSION, Refuse(RefuseCode.ELSEWHERE, address=("192.0.2.7", 7788)).encode()
+    ),
+}
+"""What is not in every segment of a type."""
+
+
 def documented_examples() -> dict[str, bytes]:
     """Read the blocks that follow a line `NAME example:` in the document."""
     blocks = re.findall(r"^([A-Z_]+) example:\n+```\n(.*?)```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
@@ -166,6 +189,33 @@ def test_every_segment_type_has_an_example() -> None:
 @pytest.mark.parametrize("type_", list(SegmentType), ids=lambda t: t.name)
 def test_documented_golden_bytes_are_what_the_codec_writes(type_: SegmentType) -> None:
     assert documented_examples()[type_.name].hex(" ") == EXAMPLES[type_].hex(" ")
+
+
+@pytest.mark.parametrize("name", FURTHER_EXAMPLES)
+def test_what_may_stand_besides_is_written_as_documented(name: str) -> None:
+    assert documented_examples()[name].hex(" ") == FURTHER_EXAMPLES[name].hex(" ")
+
+
+def test_a_route_is_read_from_the_header_of_a_whole_segment() -> None:
+    for route in (b"", b"\x0a", b"\x0a" * 8):
+        segment = encode_routed(SegmentType.JOIN, SESSION, b"payload", route)
+        assert route_of(segment) == route
+        assert decode(segment) == ([(SegmentType.JOIN, SESSION, 0, 0, b"payload")], "")
+
+
+@pytest.mark.parametrize(
+    "extensions", [b"\x02", b"\x02\x04abc", b"\x02\x00", b"\x02\x09" + bytes(9), b"\x07\x01"], ids=repr
+)
+def test_a_route_that_is_none_is_refused(extensions: bytes) -> None:
+    length = HEADER_LENGTH + len(extensions)
+    with pytest.raises(RemoteProtocolError):
+        route_of(header(type_=SegmentType.JOIN, header_length=length, segment_length=length) + extensions)
+
+
+def test_a_route_stands_among_other_extensions() -> None:
+    extensions = b"\x07\x01x\x02\x02ab"
+    length = HEADER_LENGTH + len(extensions)
+    assert route_of(header(type_=SegmentType.JOIN, header_length=length, segment_length=length) + extensions) == b"ab"
 
 
 @pytest.mark.parametrize("type_", list(SegmentType), ids=lambda t: t.name)

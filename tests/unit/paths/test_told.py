@@ -1,0 +1,65 @@
+"""Where a server may send its client."""
+
+from __future__ import annotations
+
+import pytest
+
+from multi.paths.told import may_be_told
+
+PUBLIC, PRIVATE, LOOPBACK = "93.184.215.14", "192.168.1.20", "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("told", "opened_to"),
+    [
+        ("8.8.8.8", PUBLIC),
+        ("2606:2800:21f:cb07::1", PUBLIC),
+        ("8.8.8.8", PRIVATE),
+        ("8.8.8.8", LOOPBACK),
+        ("10.1.2.3", PRIVATE),
+        ("fd00::1", PRIVATE),
+        ("100.64.0.1", "100.64.7.7"),
+        ("127.0.0.2", LOOPBACK),
+        ("::1", LOOPBACK),
+    ],
+)
+def test_a_session_follows_its_server_within_the_kind_of_network_it_was_opened_in(told: str, opened_to: str) -> None:
+    assert may_be_told(told, opened_to)
+
+
+@pytest.mark.parametrize("opened_to", [PUBLIC, PRIVATE, "2606:2800:21f:cb07::1"])
+def test_nobody_is_sent_to_loopback_from_elsewhere(opened_to: str) -> None:
+    assert not may_be_told("127.0.0.1", opened_to)
+    assert not may_be_told("::1", opened_to)
+
+
+@pytest.mark.parametrize("opened_to", [PUBLIC, LOOPBACK])
+@pytest.mark.parametrize("told", ["10.1.2.3", "192.168.1.1", "172.16.0.1", "100.64.0.1", "fd00::1", "198.18.0.1"])
+def test_nobody_is_sent_to_a_private_address_from_elsewhere(told: str, opened_to: str) -> None:
+    assert not may_be_told(told, opened_to)
+
+
+@pytest.mark.parametrize("opened_to", [PUBLIC, PRIVATE, LOOPBACK, "169.254.1.2", "fe80::2"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        "169.254.1.1",
+        "169.254.169.254",
+        "fe80::1",
+        "224.0.0.1",
+        "ff02::1",
+        "0.0.0.0",
+        "0.1.2.3",
+        "::",
+        "255.255.255.255",
+        "240.0.0.1",
+        "::ffff:127.0.0.1",
+        "::ffff:8.8.8.8",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "2002:c0a8:101::1",
+    ],
+)
+def test_nobody_is_sent_to_link_local_addresses_and_to_what_is_no_server(told: str, opened_to: str) -> None:
+    assert not may_be_told(told, opened_to)
