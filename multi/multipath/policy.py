@@ -9,6 +9,8 @@ from enum import Enum
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
 
+PRIVATE_MODES = ("uniflows", "one_number_space", "trust_announced_paths")
+
 
 def path_schedulers() -> list[str]:
     """Names of those that choose paths. A channel leaves copies to the session, so `redundant` is none of them."""
@@ -42,5 +44,7 @@ class PathPolicy:
     ack_path: AckPath = AckPath.BEST
     max_queue: float = 0.015
     """Seconds of queueing on each path that are filled at most; 0 = no bound but congestion control."""
+    private_modes: tuple[str, ...] = ()
+    """What RFC 10069 does not have: names in `PRIVATE_MODES`."""
     scheduler: Callable[[], Scheduler] = lambda: create_scheduler("adaptive", {})
     """Makes what chooses paths; each connection has its own."""

@@ -12,10 +12,12 @@ import pytest
 
 import multi
 from multi.errors import ConfigError, TransportError
+from multi.multipath.policy import PRIVATE_MODES
 from multi.transports import transport
 from multi.transports.base import Channel, TransportSettings
 from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.channel import FELL_BACK, MpquicChannel
+from multi.transports.mpquic.private import PrivateEngine
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.types import Candidate, Family, Source
 from tests.engines import engine_or_skip
@@ -106,6 +108,24 @@ async def test_a_path_from_each_address_carries_a_part(
     paths = channel.engine.paths()  # type: ignore[attr-defined]  # of a PathEngine
     assert len(paths) == 3
     assert all(path.received > 2000 for path in paths)
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+async def test_private_modes_work_over_sockets_where_both_ends_name_them(tmp_path: Path) -> None:
+    files = certificates_in(tmp_path / "certificates")
+    sections = {"mpquic": MpquicSettings.model_validate({"private_modes": PRIVATE_MODES})}
+    server = await listening("mpquic", replace(files.server_settings(), sections=sections))
+    channel, sink = await dialled(server, replace(files.client_settings(), sections=sections))
+    assert len(cast(PrivateEngine, channel.engine).private_modes) == len(PRIVATE_MODES)
+    await until(lambda: channel.info.subflows == 3)
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE)
+    await sink.until_received(SIZE, 1)
+    assert all(path.received > 2000 for path in cast(PrivateEngine, channel.engine).paths())
     channel.close()
     await sink.until_lost()
     server.listener.close()
@@ -245,6 +265,7 @@ def test_the_engine_is_the_native_one_where_it_is_built(built: bool, monkeypatch
     assert MpquicSettings(engine="aioquic").chosen_engine == "aioquic"
     assert MpquicSettings(ack_path="all").chosen_engine == "aioquic"
     assert MpquicSettings(congestion="bbr").chosen_engine == "noq"
+    assert MpquicSettings(private_modes=("uniflows",)).chosen_engine == "aioquic"
     choice = transport("mpquic").choice(TransportSettings())
     assert choice == ("engine noq" if built else "engine aioquic")
 
@@ -256,6 +277,9 @@ def test_the_engine_is_the_native_one_where_it_is_built(built: bool, monkeypatch
         ({"engine": "noq", "ack_path": "all"}, "ack_path"),
         ({"congestion": "bbr", "ack_path": "all"}, "ack_path"),
         ({"engine": "qh3"}, "engine"),
+        ({"engine": "noq", "private_modes": ["uniflows"]}, "private_modes"),
+        ({"congestion": "bbr", "private_modes": ["uniflows"]}, "private_modes"),
+        ({"private_modes": ["biflows"]}, "private_modes"),
     ],
 )
 def test_what_no_engine_has_together_is_refused(given: dict[str, object], key: str) -> None:

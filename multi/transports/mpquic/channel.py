@@ -134,6 +134,7 @@ class MpquicChannel(QuicChannel, SpanningChannel):
             port.close()
             self._keeper.not_opened(source, now)
             return
+        self._paths.announce_path(path, address.local, port.address[1])
         self._ports[address] = port
         self._path_from[address] = path
         port.start(_PathPort(self, port, path))

@@ -14,8 +14,8 @@ from aioquic.tls import Epoch
 from multi.multipath import acks
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.scheduling import RETRY, choose, usable, view_of
-from multi.transports.mpquic.frames import Frame, PathError, PathFrame
-from multi.transports.mpquic.path import NewId, Path
+from multi.transports.mpquic.frames import Frame, PathError, PathFrame, Waiting
+from multi.transports.mpquic.path import Path
 from multi.transports.mpquic.paths import ConnectionPaths
 
 QUANTUM = 8  # datagrams for which a scheduler is asked at once: asking costs as much as making one
@@ -73,13 +73,17 @@ class MultipathConnection(ConnectionPaths):
     def _plan_acks(self, now: float) -> None:
         """Give each acknowledgement that is due to the path that carries it."""
         known: list[PathFacts] | None = None
-        for path in list(self._paths.values()):
+        for path in self._acknowledged_together():
             if path.space.ack_at is None or path.space.ack_at > now:
                 continue
             path.space.ack_at = None
             known = known if known is not None else [each.facts() for each in self._open()]
             for carrier in acks.carriers(self._policy.ack_path, path.facts(), known, now):
                 self._paths[carrier].acks_due[path.id] = path
+
+    def _acknowledged_together(self) -> list[Path]:
+        """Paths one of which stands for each number space."""
+        return list(self._paths.values())
 
     def _data_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
         """What waits in streams, on the paths that the scheduler chooses."""
@@ -235,7 +239,7 @@ class MultipathConnection(ConnectionPaths):
             buf.push_bytes(body)
             self._due.popleft()
 
-    def _on_due_delivery(self, delivery: QuicDeliveryState, frame: Frame | NewId) -> None:
+    def _on_due_delivery(self, delivery: QuicDeliveryState, frame: Waiting) -> None:
         if delivery is QuicDeliveryState.ACKED:
             return
         if isinstance(frame, Frame) and frame.kind in _STATUS:
@@ -267,10 +271,13 @@ class MultipathConnection(ConnectionPaths):
         # It counts as ACK does: it asks for no acknowledgement and is not in flight.
         handler = partial(self._on_ack_delivery, space=space, highest_acked=space.largest_received_packet)
         buf = builder.start_frame(QuicFrameType.ACK, ACK_CAPACITY, handler)
+        self._begin_path_ack(buf, path)
+        push_ack_frame(buf, space.ack_queue, delay, builder.remaining_buffer_space)
+
+    def _begin_path_ack(self, buf: Any, path: Path) -> None:
         buf.seek(buf.tell() - 1)
         buf.push_uint8(PathFrame.PATH_ACK)
         buf.push_uint_var(path.id)
-        push_ack_frame(buf, space.ack_queue, delay, builder.remaining_buffer_space)
 
     def _write_retire_connection_id_frame(self, builder: Any, sequence_number: int) -> None:
         if self._current.id == 0:

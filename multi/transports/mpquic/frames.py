@@ -7,7 +7,7 @@ of the RFC itself only the abstract could be compared.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from aioquic._buffer import Buffer as QuicBuffer
 from aioquic.buffer import encode_uint_var, size_uint_var
@@ -41,6 +41,16 @@ class PathError(IntEnum):
     PATH_RESOURCE_LIMIT_REACHED = 0x3E75
     PATH_UNSTABLE_OR_POOR = 0x3E76
     NO_CID_AVAILABLE_FOR_PATH = 0x3E77
+
+
+class Waiting(Protocol):
+    """A frame that is to be sent, again until it arrives."""
+
+    @property
+    def kind(self) -> int: ...
+
+    def body(self) -> bytes:
+        """What follows the type."""
 
 
 class Frame(NamedTuple):
@@ -83,8 +93,8 @@ def parameter(maximum: int) -> bytes:
     return encode_uint_var(INITIAL_MAX_PATH_ID) + encode_uint_var(size_uint_var(maximum)) + encode_uint_var(maximum)
 
 
-def pull_parameter(parameters: bytes) -> int | None:
-    """The value of INITIAL_MAX_PATH_ID among all parameters of the peer, or None.
+def pull_parameter(parameters: bytes, wanted: int = INITIAL_MAX_PATH_ID) -> int | None:
+    """The value of one among all parameters of the peer, or None.
 
     Raises ValueError if they cannot be read, or it is there twice or is no number up to `MAX_PATH_ID`.
     """
@@ -92,10 +102,10 @@ def pull_parameter(parameters: bytes) -> int | None:
     while not buffer.eof():
         identifier, length = buffer.pull_uint_var(), buffer.pull_uint_var()
         value = buffer.pull_bytes(length)
-        if identifier == INITIAL_MAX_PATH_ID:
+        if identifier == wanted:
             of_it = QuicBuffer(data=value)
             number = of_it.pull_uint_var()
             if found is not None or not of_it.eof() or number > MAX_PATH_ID:
-                raise ValueError("initial_max_path_id")
+                raise ValueError("initial_max_path_id" if wanted == INITIAL_MAX_PATH_ID else "a private parameter")
             found = number
     return found

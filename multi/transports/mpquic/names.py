@@ -40,6 +40,7 @@ USED = (
     "_flush_builder",
     "_handle_ack_frame",
     "_handle_new_connection_id_frame",
+    "_handle_path_response_frame",
     "_handle_retire_connection_id_frame",
     "_handshake_complete",
     "_handshake_confirmed",

@@ -28,7 +28,15 @@ from multi.multipath.cap import most_in_flight
 from multi.multipath.coupling import CoupledPaths, Coupling
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
-from multi.transports.mpquic.frames import TOKEN_LENGTH, Frame, PathFrame, parameter, pull_frame, pull_parameter
+from multi.transports.mpquic.frames import (
+    TOKEN_LENGTH,
+    Frame,
+    PathFrame,
+    Waiting,
+    parameter,
+    pull_frame,
+    pull_parameter,
+)
 from multi.transports.mpquic.names import PER_PATH
 from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
 from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration, Pacer
@@ -79,7 +87,7 @@ class ConnectionPaths(BoundedConnection):
         self._current = first
         self._path_events: deque[PathEvent] = deque()
         self._path_of_id: dict[bytes, Path] = {}
-        self._due: deque[Frame | NewId] = deque()
+        self._due: deque[Waiting] = deque()
         self._retry_at: float | None = None
         self._asked_for_paths = False
         self._add_frames()
@@ -442,6 +450,12 @@ class ConnectionPaths(BoundedConnection):
             super()._handle_ack_frame(context, frame_type, buf)
 
     def _take_ack(self, path: Path | None, context: Any, frame_type: int, buf: Any, ecn: bool) -> None:
+        acknowledged, delay = self._pull_ack(frame_type, buf, ecn)
+        if path is not None and path.state is not PathState.ABANDONED:
+            self._acknowledged(path, acknowledged, delay, context, frame_type)
+
+    @staticmethod
+    def _pull_ack(frame_type: int, buf: Any, ecn: bool) -> tuple[RangeSet, int]:
         try:
             acknowledged, delay = pull_ack_frame(buf)
         except BufferReadError:
@@ -451,8 +465,10 @@ class ConnectionPaths(BoundedConnection):
         if ecn:
             for _ in range(3):
                 buf.pull_uint_var()
-        if path is None or path.state is PathState.ABANDONED:
-            return
+        return acknowledged, delay
+
+    def _acknowledged(self, path: Path, acknowledged: RangeSet, delay: int, context: Any, frame_type: int) -> None:
+        """`delay` as it is in the frame."""
         carrier, loss = self._current.id, path.loss
         with self._on(path):
             if acknowledged.bounds().stop > self._packet_number:

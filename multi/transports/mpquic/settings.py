@@ -41,6 +41,10 @@ class MpquicSettings(TransportSection):
     trial_ms: Annotated[int, Range(0, 10_000)] = 200
     """Milliseconds for which a path over a network that came back is a backup; up to 600 after losses that follow
     closely. Default 200: a network that has just appeared often goes again."""
+    private_modes: tuple[Literal["uniflows", "one_number_space", "trust_announced_paths"], ...] = ()
+    """What RFC 10069 does not have, for experiments with the engine `aioquic`: servers that send where clients ask them
+    to, one packet number space for all paths, data for a path before its address has answered. In force where both ends
+    name them; other implementations get the RFC. docs/security.md says what they weaken. Default none."""
 
     @field_validator("scheduler")
     @classmethod
@@ -63,12 +67,19 @@ class MpquicSettings(TransportSection):
             raise ValueError('"best" or "same" with the engine "noq", which sends no copies and alone has "bbr"')
         return ack_path
 
+    @field_validator("private_modes")
+    @classmethod
+    def _engine_is_private(cls, modes: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if modes and (info.data.get("engine") == "noq" or info.data.get("congestion") == "bbr"):
+            raise ValueError('only with the engine "aioquic", which has no "bbr"')
+        return modes
+
     @property
     def chosen_engine(self) -> Literal["noq", "aioquic"]:
         """`engine`, or what `auto` is on this machine."""
         if self.engine != "auto":
             return self.engine
-        if self.ack_path == "all":
+        if self.ack_path == "all" or self.private_modes:
             return "aioquic"
         return "noq" if self.congestion == "bbr" or find_spec("multi_noq") is not None else "aioquic"
 
@@ -79,5 +90,6 @@ class MpquicSettings(TransportSection):
             congestion=self.congestion,
             ack_path=AckPath(self.ack_path),
             max_queue=self.queue_most_ms / 1000,
+            private_modes=self.private_modes,
             scheduler=path_scheduler(self.scheduler),
         )

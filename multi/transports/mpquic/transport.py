@@ -30,10 +30,13 @@ class Mpquic(Quic):
     CHANNEL = MpquicChannel
 
     def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
-        if settings.section("mpquic", MpquicSettings).chosen_engine == "noq":
+        mpquic = settings.section("mpquic", MpquicSettings)
+        if mpquic.chosen_engine == "noq":
             return implementation("noq")
         aioquic = import_module("multi.transports.mpquic.aioquic_engine")
         aioquic.check()
+        if mpquic.private_modes:
+            return cast(type[PathEngine], import_module("multi.transports.mpquic.private").PrivateEngine)
         return cast(type[PathEngine], aioquic.Engine)
 
     async def _loaded_engine(self, settings: TransportSettings) -> type[QuicEngine]:
@@ -58,6 +61,13 @@ class Mpquic(Quic):
     def choice(self, settings: TransportSettings) -> str:
         mpquic = settings.section("mpquic", MpquicSettings)
         return f"engine {mpquic.chosen_engine}" if mpquic.engine == "auto" else ""
+
+    def warnings(self, settings: TransportSettings) -> list[str]:
+        modes = settings.section("mpquic", MpquicSettings).private_modes
+        if not modes:
+            return []
+        named = ", ".join(modes)
+        return [f"mpquic_config.private_modes: {named}: for experiments between ends of multi (docs/security.md)"]
 
     def _dialled(self, channel: QuicChannel, candidate: Candidate, settings: TransportSettings) -> None:
         assert isinstance(channel, MpquicChannel)

@@ -90,7 +90,7 @@ class Frames(dict[int, Any]):
         return super().__getitem__(frame_type)
 
 
-class _Ranges(RangeSet):
+class Ranges(RangeSet):
     """What has come of a stream with gaps. RangeSet walks all of its ranges for each frame."""
 
     def __init__(self, most: Callable[[], int]) -> None:
@@ -98,7 +98,7 @@ class _Ranges(RangeSet):
         self._most = most
 
     def add(self, start: int, stop: int | None = None) -> None:
-        assert stop is not None
+        stop = start + 1 if stop is None else stop
         ranges: list[range] = vars(self)["_RangeSet__ranges"]
         first = bisect_left(ranges, start, key=lambda found: found.stop)
         end = bisect_right(ranges, stop, lo=first, key=lambda found: found.start)
@@ -156,8 +156,8 @@ class BoundedConnection(QuicConnection):
         return stream
 
     def _bound_gaps(self, stream: QuicStream) -> None:
-        if not isinstance(stream.receiver._ranges, _Ranges):
-            stream.receiver._ranges = _Ranges(lambda: self._window // SMALLEST_GAP)
+        if not isinstance(stream.receiver._ranges, Ranges):
+            stream.receiver._ranges = Ranges(lambda: self._window // SMALLEST_GAP)
 
     def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         _scratch.clean()

@@ -291,6 +291,12 @@ class PathEngine(QuicEngine):
         was told.
         """
 
+    def announce_path(self, path: int, host: bytes, port: int) -> None:
+        """Tell the server that a path it was opened on has this address, packed, and port at the client's end.
+
+        Only where both ends have uniflows, a private mode of the engine aioquic.
+        """
+
     @abstractmethod
     def abandon_path(self, path: int, code: int, now: float) -> None:
         """Give it up: what is in flight there is sent on others, which tell the peer. Not the last one."""

@@ -15,6 +15,7 @@ from multi.lab.engines.pair import End, Pair
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.quic.engine import PathEngine
 from multi.transports.quic.settings import QuicSettings
 
 DATAGRAM = 1350
@@ -38,14 +39,16 @@ def pair(
     specs: Sequence[tuple[LinkSpec, LinkSpec]],
     policy: PathPolicy | None = DEFAULT,
     servers: PathPolicy | None = DEFAULT,
+    engines: tuple[type[PathEngine], type[PathEngine]] = (Engine, Engine),
 ) -> Pair:
     """A client that begins its handshake, and the server it will find; `None`: an end without multipath."""
     made = certificates()
     tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
     issuers = (made / "ca.pem").read_bytes()
-    dialling = Engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
-    listening = Engine.configure(QuicSettings(), tls, b"", None, servers)
-    return Pair(Engine(dialling, DATAGRAM), lambda original_id: Engine(listening, DATAGRAM, original_id), specs)
+    client, server = engines
+    dialling = client.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
+    listening = server.configure(QuicSettings(), tls, b"", None, servers)
+    return Pair(client(dialling, DATAGRAM), lambda original_id: server(listening, DATAGRAM, original_id), specs)
 
 
 def connected(

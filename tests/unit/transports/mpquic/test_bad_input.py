@@ -35,7 +35,7 @@ def numbers(*values: int) -> bytes:
 def said(made: Pair, *frames: Raw | Frame) -> None:
     """The client says them, and the server has taken them."""
     connection = engine(made.client)._connection
-    connection._due.extend(frames)  # type: ignore[arg-type]
+    connection._due.extend(frames)
     made.client.pump()
     made.run(lambda: False, 0.2)
 
