@@ -128,6 +128,10 @@ class Source:
     address: str = ""
     kind: str = ""
 
+    def is_meant_by(self, name: str | int) -> bool:
+        """`name`: a kind, an interface or a local address."""
+        return bool(name) and name in (self.kind, self.interface, self.address)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:

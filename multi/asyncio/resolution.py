@@ -18,15 +18,16 @@ from multi.config.model import Budget, BudgetEnd
 from multi.discovery import interfaces_async, interfaces_known, routed
 from multi.discovery.networks import network_id
 from multi.discovery.resources import in_thread
-from multi.errors import NoUsableConnection
+from multi.errors import LocalProtocolError, NoUsableConnection
 from multi.linux.mptcp_pm import why_no_subflows
 from multi.linux.policy_routes import PolicyRoutes
 from multi.paths.candidates import ANY, EntrySpec, Rejection, candidates, one_per_interface
 from multi.paths.history import ConnectionHistory
 from multi.paths.told import MOST_TOLD, may_be_told
 from multi.transports.base import transport_type
-from multi.types import PRECEDENCE, Address, Candidate, Interface, Kind, Role, preferences_of
+from multi.types import PRECEDENCE, Address, Candidate, Interface, Kind, Role, Source, preferences_of
 
+BLOCKED = "it is blocked"
 MAX_REASONS = 3  # why an entry has no candidate, in one line
 
 outcomes = ConnectionHistory()
@@ -70,6 +71,7 @@ class Resolver:
         self._config = config
         self._on_warning = on_warning
         self._kinds = {kind: names for kind, names in config.interfaces.model_dump().items() if names}
+        self._on_more = on_more
         self._names = Names(on_more)
         self.entries = dict(enumerate(config.connection_priority))
         """What is configured, and was added, by index."""
@@ -82,6 +84,7 @@ class Resolver:
         """Where it says that it is too."""
         self._own: frozenset[str] = frozenset()
         """The addresses of this machine, as of the last look."""
+        self._blocked: set[str] = set()
         self.routes = PolicyRoutes() if config.manage_routes else None
         """To be removed after the end, in a thread."""
         self._warned: set[str] = set()
@@ -113,10 +116,53 @@ class Resolver:
             spec = replace(spec, closed=text)
         self._specs[entry] = spec
 
+    def block(self, network: str) -> None:
+        """Let nothing go out over a kind, an interface or a local address. Raises LocalProtocolError for others."""
+        interfaces, usable = (self.last.interfaces, self.last.candidates) if self.last is not None else ((), [])
+        known = {i.name for i in interfaces} | {i.kind.value for i in interfaces} | self._blocked
+        known |= {a.address for i in interfaces for a in i.addresses}
+        known |= {name for c in usable for s in c.sources for name in (s.interface, s.address, s.kind) if name}
+        if network not in known:
+            raise LocalProtocolError(f"no network is called {network!r}; known: {', '.join(sorted(known))}")
+        self._blocked.add(network)
+        self._on_more()
+
+    def unblock(self, network: str) -> None:
+        """Let it be used again. Raises LocalProtocolError where it is not blocked."""
+        if network not in self._blocked:
+            raise LocalProtocolError(f"{network!r} is not blocked; blocked: {', '.join(self.blocked) or 'none'}")
+        self._blocked.remove(network)
+        self._on_more()
+
     @property
-    def closed(self) -> frozenset[int]:
-        """Entries that shall have no connection now."""
-        return frozenset(index for index, spec in self._specs.items() if spec.closed)
+    def blocked(self) -> tuple[str, ...]:
+        """Kinds, interfaces and local addresses that nothing may go out over."""
+        return tuple(sorted(self._blocked))
+
+    def closed(self, candidate: Candidate, *, without: bool) -> bool:
+        """What came of this candidate shall end; `without`: it can do without one of its networks."""
+        spec = self._specs.get(candidate.entry)
+        blocked = [source for source in candidate.sources if self._is_blocked(source)]
+        return bool(spec is not None and spec.closed) or len(blocked) >= (len(candidate.sources) if without else 1)
+
+    def _is_blocked(self, source: Source) -> bool:
+        return any(source.is_meant_by(name) for name in self._blocked)
+
+    def _unblocked(self, candidate: Candidate) -> Candidate | None:
+        """The candidate over the networks that are left to it."""
+        if not self._blocked:
+            return candidate
+        left = [source for source in candidate.sources if not self._is_blocked(source)]
+        if not left:
+            return None
+        first, *others = left
+        return replace(
+            candidate,
+            interface=first.interface,
+            local_address=first.address,
+            kind=first.kind,
+            more_sources=tuple(others),
+        )
 
     def fell_back(self, entry: int) -> None:
         """A connection of this entry uses one interface only: the further ones need connections of their own."""
@@ -179,7 +225,14 @@ class Resolver:
             problems, routes = await in_thread(self._ask_system, interfaces, elsewhere)
             for problem in problems:
                 self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
-        usable, rejections = self._expand(interfaces, addresses, told, routes)
+        possible, rejections = self._expand(interfaces, addresses, told, routes)
+        usable: list[Candidate] = []
+        for candidate in possible:
+            if left := self._unblocked(candidate):
+                usable.append(left)
+            else:
+                what = candidate.interface or candidate.local_address
+                rejections.append(Rejection(candidate.entry, what, BLOCKED))
         errors = self._names.errors
         unknown = {host for host, error in errors.items() if error == NO_ANSWER_YET}
         return Found(

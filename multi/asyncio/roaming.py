@@ -198,7 +198,14 @@ class Networks:
             channel.use(_sources_like(candidate, found.candidates))
         core, now = driver.core, driver.now()
         paths = core.path_manager(now=now)
-        paths.update(found.candidates, now, reason=found.reason, expecting=found.expecting, closed=self.resolver.closed)
+        spanning = {candidate.transport for candidate, _ in driver.spanning_channels()}
+        paths.update(
+            found.candidates,
+            now,
+            reason=found.reason,
+            expecting=found.expecting,
+            closed=lambda candidate: self.resolver.closed(candidate, without=candidate.transport in spanning),
+        )
         for name in sorted(self._usable - before):
             core.network_changed(name, True, now=now)
         driver.pump_due()

@@ -35,7 +35,6 @@ from multi.types import (
     ConnectionState,
     Family,
     Role,
-    Source,
     StreamId,
     host_of,
 )
@@ -214,7 +213,7 @@ class Session:
     def _prefer(self, to: str | int) -> None:
         """A connection over several networks stays, and lets the one that is meant carry everything."""
         for candidate, channel in self._driver.spanning_channels():
-            meant = [source for source in candidate.sources if _means(to, source)]
+            meant = [source for source in candidate.sources if source.is_meant_by(to)]
             if meant:
                 channel.prefer(meant[0].interface)
 
@@ -225,19 +224,18 @@ class Session:
         return paths.slots if paths is not None else []
 
     def _slots(self, to: str | int) -> list[Slot]:
-        if self._resolver is None:
-            raise LocalProtocolError("only the client hands over")
+        resolver = self._client("hands over")
         if isinstance(to, bool) or not isinstance(to, str | int):
             raise TypeError(f"found {to!r}; allowed: a kind, an interface, a local address or the id of a connection")
         found = [
             slot
             for slot in self._wanted
             if slot.connection == to
-            or any(_means(to, source) for candidate in slot.candidates for source in candidate.sources)
+            or any(source.is_meant_by(to) for candidate in slot.candidates for source in candidate.sources)
         ]
         if found:
             return found
-        if last := self._resolver.last:
+        if last := resolver.last:
             names = {to, *(interface.name for interface in last.interfaces if interface.kind.value == to)}
             why = {r.reason for r in last.rejections if r.what in names or r.reason.partition(":")[0] in names}
             if why:
@@ -252,9 +250,7 @@ class Session:
         Raises ConfigError for a malformed entry, NoUsableConnection when none of its candidates works.
         """
         self._check_open()
-        resolver, driver = self._resolver, self._driver
-        if resolver is None:
-            raise LocalProtocolError("only the client opens connections")
+        resolver, driver = self._client("opens connections"), self._driver
         index = resolver.add(load_entry(entry))
         opened: list[ConnectionId] = []
         try:
@@ -360,6 +356,31 @@ class Session:
     def _steer(self, streams: Sequence[StreamId], steering: SteeringSpec | None) -> None:
         name, parameters = ("", {}) if steering is None else steering.scheduler
         self._core.steer(streams, name, tuple(parameters.items()), now=self._driver.now())
+
+    def block(self, network: str) -> None:
+        """Client: let nothing go out over `network`, a kind, an interface or a local address, until `unblock`.
+
+        Connections over it are drained, or given up where no other is left: the session waits `resume_timeout` for one
+        then. MPTCP over several networks is opened again without this one. Raises LocalProtocolError for a name that
+        stands for no network the session could use.
+        """
+        self._check_open()
+        self._client("blocks networks").block(network)
+
+    def unblock(self, network: str) -> None:
+        """Client: use `network` again, as it was given to `block`. Raises LocalProtocolError if it is not blocked."""
+        self._check_open()
+        self._client("blocks networks").unblock(network)
+
+    @property
+    def blocked(self) -> tuple[str, ...]:
+        """What was given to `block` and not to `unblock`."""
+        return self._resolver.blocked if self._resolver is not None else ()
+
+    def _client(self, does: str) -> Resolver:
+        if self._resolver is None:
+            raise LocalProtocolError(f"only the client {does}")
+        return self._resolver
 
     def network_changed(self, interface: str = "", *, usable: bool = True) -> None:
         """Tell the session what the application knows: `interface` (empty = any) became usable, or stopped being so."""
@@ -492,8 +513,3 @@ class ConnectionSocket:
 def split_address(text: str) -> tuple[str, int]:
     """`[::1]:7788` -> ("::1", 7788)."""
     return host_of(text), int(text.rpartition(":")[2] or 0)
-
-
-def _means(to: str | int, source: Source) -> bool:
-    """`to`: a kind, an interface or a local address."""
-    return bool(to) and to in (source.kind, source.interface, source.address)

@@ -7,7 +7,7 @@ make-before-break. How a connection is opened and whether it lives is decided el
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
@@ -266,13 +266,12 @@ class PathManager:
         *,
         reason: Callable[[int], str] = lambda entry: "its network is not there",
         expecting: bool = False,
-        closed: Collection[int] = (),
+        closed: Callable[[Candidate], bool] = lambda candidate: False,
     ) -> None:
         """What can be dialled has changed: these are all candidates there are now, in order of preference.
 
         `reason(entry)` says why an entry has none. New slots are dialled, those without a candidate wait until they
-        have one again. What is up stays up, with the preferences that its candidate has now, unless its entry is one of
-        `closed`.
+        have one again. What is up stays up, with the preferences that its candidate has now, unless that is `closed`.
         """
         if self._stopped:
             return
@@ -284,13 +283,12 @@ class PathManager:
                 self._absent(slot, reason(slot.entry), now)
             else:
                 self._present(slot, found.candidates, now)
-            if slot.source is not None and slot.source.entry in closed:
-                self._leave(slot, reason(slot.source.entry))
         for slot in fresh.values():
             if slot.key not in self._unwanted:
                 self._enter(slot, now)
         order = {slot_key(candidate): place for place, candidate in reversed(list(enumerate(candidates)))}
         self.slots.sort(key=lambda slot: (slot.entry, order.get(slot.key, -1)))
+        self._leave([slot for slot in self.slots if slot.source is not None and closed(slot.source)], reason)
         self._announce_all()
         self._assign_roles(now)
 
@@ -306,14 +304,16 @@ class PathManager:
         if self._handover is not None and slot in self._handover.slots and not self._reachable(self._handover.slots):
             self._fail_handover(gone)
 
-    def _leave(self, slot: Slot, reason: str) -> None:
-        """Carry no more over it. Draining would go on for as long as there is something to send and nothing else."""
-        if slot.connection is None:
-            return
-        if any(s is not slot and s.healthy for s in self.slots):
-            self._session.drain(slot.connection)
-        else:
-            self._session.give_up(slot.connection, Reason(Cause.REMOVED, reason))
+    def _leave(self, slots: Sequence[Slot], reason: Callable[[int], str]) -> None:
+        """Carry no more over these. Draining would go on for as long as there is something to send and nothing else."""
+        others = any(slot.healthy for slot in self.slots if slot not in slots)
+        for slot in slots:
+            if slot.connection is None:
+                continue
+            if others:
+                self._session.drain(slot.connection)
+            else:
+                self._session.give_up(slot.connection, Reason(Cause.REMOVED, reason(slot.entry)))
 
     def _present(self, slot: Slot, candidates: list[Candidate], now: float) -> None:
         self._prefer(slot, candidates)

@@ -56,6 +56,43 @@ async def test_an_entry_that_is_withdrawn_leads_nowhere_any_more() -> None:
     assert resolver.add(load_entry(["tcp", "ipv4", "eth0"])) != index, "what is left of the other is not taken for it"
 
 
+async def test_what_is_blocked_is_no_candidate_until_it_is_unblocked() -> None:
+    looks: list[None] = []
+    resolver = module.Resolver(CONFIG, lambda: looks.append(None), print)
+    before = (await resolver.find()).candidates
+    for name in ("eth1", "192.0.3.9"):
+        resolver.block(name)
+        found = await resolver.find()
+        assert [c.interface for c in found.candidates] == ["eth0"]
+        assert ("entry 0 (eth1)", "it is blocked") in found.rejected
+        assert [resolver.closed(c, without=False) for c in before] == [False, True]
+        resolver.unblock(name)
+        assert (await resolver.find()).candidates == before
+    assert len(looks) == 4
+    resolver.block("eth")
+    assert (await resolver.find()).candidates == []
+    assert resolver.blocked == ("eth",)
+    with pytest.raises(
+        multi.LocalProtocolError, match=r"no network is called 'eth7'; known: 192.0.2.9, .*, eth0, eth1$"
+    ):
+        resolver.block("eth7")
+    with pytest.raises(multi.LocalProtocolError, match="'eth0' is not blocked; blocked: eth"):
+        resolver.unblock("eth0")
+
+
+async def test_a_connection_over_several_networks_loses_the_one_that_is_blocked() -> None:
+    config = multi.load_config({"connection_priority": [["mpquic", "ipv4", "any"]], "remote_host": "198.51.100.1"})
+    resolver = module.Resolver(config, lambda: None, print)
+    (whole,) = (await resolver.find()).candidates
+    resolver.block("eth0")
+    (left,) = (await resolver.find()).candidates
+    assert (left.interface, left.more_interfaces) == ("eth1", ())
+    assert not resolver.closed(whole, without=True), "its path goes"
+    assert resolver.closed(whole, without=False), "it has to be opened anew where that cannot be"
+    resolver.block("eth1")
+    assert resolver.closed(whole, without=True)
+
+
 async def test_a_system_that_cannot_be_asked_is_no_system_without_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     resolver = module.Resolver(CONFIG, lambda: None, print)
     interfaces_are(monkeypatch, OSError(errno.EMFILE, "Too many open files"))
