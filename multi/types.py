@@ -252,6 +252,8 @@ class ConnectionFacts(Preferences):
     local: str = ""
     """`address:port`, brackets around IPv6."""
     remote: str = ""
+    proxy: str = ""
+    """Server: the address of the proxy that has said who `remote` is; empty = it came from there."""
     rtt: float = 0.0
     """Round-trip time seen while connecting, 0 = unknown."""
     detail: str = ""

@@ -225,6 +225,8 @@ class _Account:
     """Where its first HELLO came from, and whose share it takes."""
     host: str = ""
     """The address it was last active from."""
+    proxy: str = ""
+    """The proxy that has said so."""
     hosts: dict[ConnectionId, str] = field(default_factory=dict)
     pending: dict[ConnectionId, tuple[bytes, str, bool]] = field(default_factory=dict)
     """Connections that have not proved themselves, the oldest first: (nonce of the JOIN or empty, source, repeated)."""
@@ -549,7 +551,7 @@ class Admission(AdmissionControl):
                 self.on_confirmed(driver)
             case SessionDetached():
                 self._detached.add(driver, account.host)
-                self._left(driver, account.host)
+                self._left(driver, account)
                 if len(self._detached) > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
@@ -561,13 +563,13 @@ class Admission(AdmissionControl):
             case SessionResumed():
                 self._detached.discard(driver)
 
-    def _left(self, driver: SessionDriver, host: str) -> None:
+    def _left(self, driver: SessionDriver, account: _Account) -> None:
         """A session has lost its last connection. What looks like its client's death may be that of what is between."""
         if driver.core.left_at is None:
             return
         since, fallen = driver.core.left_at - AT_ONCE, [driver]
-        if not any(_address(host) in proxy for proxy in self._proxies):
-            others = self._detached.members(source_of(host))
+        if not account.proxy and not any(_address(account.host) in proxy for proxy in self._proxies):
+            others = self._detached.members(source_of(account.host))
             fallen = [d for d in others if d.core.left_at is not None and d.core.left_at >= since]
             if len(fallen) <= MOST_LEFT:
                 return
@@ -588,7 +590,7 @@ class Admission(AdmissionControl):
             if limit := LIMIT_OF.get(event.reason.cause):
                 self.report(limit, host)
         elif event.state is ConnectionState.ACTIVE:
-            account.host = host
+            account.host, account.proxy = host, event.facts.proxy
 
     def _ended(self, driver: SessionDriver, connection: ConnectionId) -> None:
         """A connection has ended; its socket may still say goodbye."""

@@ -146,7 +146,7 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits, listen.proxies)
+        self.admission = Admission(limits, (*listen.proxies, *listen.proxy_protocol))
         self._table: SessionTable[SessionDriver] = SessionTable(
             self._create, self.admission.full, reset_key, listen.peer_addresses()
         )
@@ -255,7 +255,11 @@ class Server:
         covered = {other for name in listen.transports for other in transport_type(name).also_accepts}
         wanted = [name for name in listen.transports if name not in covered]
         settings = replace(
-            self._config.transport_settings(), admission=self.admission, backlog=self._backlog, route=self._route
+            self._config.transport_settings(),
+            admission=self.admission,
+            backlog=self._backlog,
+            proxies=listen.proxy_protocol,
+            route=self._route,
         )
         port = listen.port
         own = listen.own.port if listen.own is not None else None

@@ -542,6 +542,12 @@ class Listen(Section):
     proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)] = ()
     """IP addresses or networks of proxies and load balancers that clients come through: when those restart, all their
     connections end as if clients had died, so `multi_config.abandon_timeout` does not count there. Default none."""
+    proxy_protocol: Annotated[
+        tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)
+    ] = ()
+    """Those of the `proxies`, which need not be named there too, that begin each TCP and MPTCP connection with a header
+    of the PROXY protocol, version 2, before TLS: who they speak for is taken for the client, so limits per source are
+    those of clients. Without the header they are refused; nobody else's is believed. Default none."""
 
     def told(self, port: int) -> tuple[Address, ...]:
         """What clients are told of where the server is that listens on `port`."""

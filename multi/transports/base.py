@@ -99,6 +99,8 @@ class TransportSettings:
     """Listeners only; those of one server share it."""
     backlog: int = LISTEN_BACKLOG
     """Listeners only: connections that may wait to be accepted."""
+    proxies: tuple[str, ...] = ()
+    """Listeners only: networks whose connections begin with a header of the PROXY protocol."""
     route: bytes = b""
     """What tells a server from others behind the same address: dials show it to who stands between, where the transport
     has a place for it, and listeners put it into the ids that they issue. Empty = nothing does."""

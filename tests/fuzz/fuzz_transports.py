@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.crypto import CryptoPair
 from aioquic.quic.packet import QuicErrorCode, QuicProtocolVersion
 
+from multi.errors import TransportError
 from multi.transports.base import TlsSettings, TransportSettings
 from multi.transports.quic import aioquic_engine as quic_aioquic
 from multi.transports.quic import channel as quic_channel
@@ -34,7 +36,9 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.transport import Quic, QuicListener
 from multi.transports.quic.udp_port import MIN_DATAGRAM, PeerAddress
 from multi.transports.tcp import listener as tcp_listener
+from multi.transports.tcp import proxy_header
 from multi.transports.tcp.transport import Tcp
+from multi.types import host_of
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
 from tests.integration.certificates import certificates_in
@@ -226,6 +230,34 @@ def _tls_hello() -> bytes:
     return outgoing.read()
 
 
+def run_proxy_header(data: bytes) -> None:
+    """A header is an address or nothing, or refused in words."""
+    fixed, body = data[: proxy_header.FIXED], data[proxy_header.FIXED :]
+    if len(fixed) < proxy_header.FIXED:
+        return
+    try:
+        length = proxy_header.body_length(fixed)
+        client = proxy_header.client_in(fixed, body[:length])
+    except TransportError as error:
+        check(str(error).isprintable(), "a complaint with control characters")
+        return
+    check(length <= proxy_header.MOST, "a header without measure")
+    if client:
+        ip_address(host_of(client))
+        check(0 <= int(client.rpartition(":")[2]) < 65536, "a port that is none")
+
+
+def _proxy_headers() -> list[bytes]:
+    start = proxy_header.SIGNATURE
+    return [
+        start + b"\x21\x11\x00\x0c" + bytes(range(12)),
+        start + b"\x21\x21\x00\x24" + bytes(range(36)),
+        start + b"\x20\x00\x00\x00",
+        start + b"\x21\x31\x00\xd8" + bytes(216),
+        b"PROXY TCP4 192.0.2.7 203.0.113.1 1 2\r\n",
+    ]
+
+
 def _quic_seeds() -> list[bytes]:
     return [bytes((n * i * i + i) % 256 for i in range(300)) for n in range(1, 12)]
 
@@ -258,6 +290,7 @@ TARGETS = (
         memory_base=8 << 20,
     ),
     *_qh3_targets(),
+    Target("proxy-header", run_proxy_header, _proxy_headers, (proxy_header,), short=200, longest=300),
     Target(
         "first-bytes",
         run_first_bytes,

@@ -1,7 +1,8 @@
 """From a listening socket to channels, with TLS where the configuration asks for it; for TCP and MPTCP.
 
 Decides how many connections are taken per turn, and what happens when file descriptors run out: each newcomer is still
-taken, and another connection goes for it, or it is turned away. A server with TLS looks at the first byte: a TLS
+taken, and another connection goes for it, or it is turned away. A proxy that is believed says first for whom it
+speaks. A server with TLS looks at the first byte: a TLS
 handshake starts with 0x16, MULTI never does. A plain connection is handed on as not secure, so that the session layer
 can refuse it with a reason the peer understands.
 """
@@ -12,16 +13,20 @@ import asyncio
 import logging
 import socket
 from asyncio.trsock import TransportSocket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from functools import partial
+from ipaddress import ip_address, ip_network
 from time import monotonic
+from typing import Any, TypeVar
 
 from multi.discovery.resources import SpareDescriptor, is_exhaustion
 from multi.errors import TransportError
 from multi.transports.base import AcceptCallback, ChannelInfo, TransportSettings
 from multi.transports.certificates import first_certificate
 from multi.transports.sockets import (
+    family_of,
     format_address,
     is_loopback,
     ours,
@@ -32,7 +37,9 @@ from multi.transports.sockets import (
     words,
 )
 from multi.transports.tcp.channel import StreamChannel, channel_info
+from multi.transports.tcp.proxy_header import read_header
 from multi.transports.tls import FIRST_BYTE, TlsStream, handshake, secured_info, server_context, wrap
+from multi.types import host_of
 
 logger = logging.getLogger("multi.transports")
 
@@ -40,8 +47,9 @@ ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
 FREED_PAUSE = 0.001  # seconds until the descriptor of a TLS handshake that was given up is free
 
-Greeting = asyncio.Task[StreamChannel | None]
-"""A connection until TLS is done, or it is known that it does not speak TLS."""
+Greeting = asyncio.Task[Any]
+"""A connection until it is known for whom a proxy speaks, or until TLS is done, or that it does not speak TLS."""
+T = TypeVar("T")
 
 
 class StreamListener:
@@ -62,6 +70,7 @@ class StreamListener:
         self._loop = asyncio.get_running_loop()
         self._sock, self._accept, self._prepare = sock, accept, prepare
         self._admission, self._tls = settings.admission, settings.tls
+        self._proxies = [ip_network(network) for network in settings.proxies]
         self._address: tuple[str, int] = sock.getsockname()[:2]
         self._pause: asyncio.TimerHandle | None = None
         self._greetings: set[Greeting] = set()
@@ -166,13 +175,40 @@ class StreamListener:
         except OSError:
             sock.close()  # the peer is already gone
             return
+        if any(ip_address(host.partition("%")[0]) in network for network in self._proxies):
+            self._wait_for(self._introduction(sock, info, host), sock, info, host, partial(self._begin, sock, make))
+        else:
+            self._begin(sock, make, info)
+
+    def _begin(self, sock: socket.socket, make: type[StreamChannel], info: ChannelInfo) -> None:
+        """It is known who comes."""
         if self._tls is None:
             self._accept(make(sock, info, None))
             return
-        greeting = self._loop.create_task(self._greet(sock, info, host, make), name=f"greeting of {info.remote}")
-        self._greetings.add(greeting)
-        greeting.add_done_callback(partial(self._greeted, sock, info, host))
-        self._admission.admit(greeting, host, partial(self._give_up, greeting, info))
+        host = host_of(info.remote)
+        self._wait_for(self._greet(sock, info, host, make), sock, info, host, self._accept)
+
+    def _wait_for(
+        self,
+        greeting: Coroutine[Any, Any, T | None],
+        sock: socket.socket,
+        info: ChannelInfo,
+        host: str,
+        then: Callable[[T], None],
+    ) -> None:
+        """Go on when a part of the handshake is over; whoever does not finish it counts among the half-open ones."""
+        task = self._loop.create_task(greeting, name=f"greeting of {info.remote}")
+        self._greetings.add(task)
+        task.add_done_callback(partial(self._greeted, sock, info, host, then))
+        self._admission.admit(task, host, partial(self._give_up, task, info))
+
+    async def _introduction(self, sock: socket.socket, info: ChannelInfo, host: str) -> ChannelInfo | None:
+        """A proxy says for whom it speaks; None: it left without a word."""
+        async with asyncio.timeout(self._admission.handshake_timeout):
+            client = await read_header(sock, ready)
+        if not client:
+            return None if client is None else info
+        return replace(info, remote=client, family=family_of((host_of(client), 0)), proxy=host)
 
     async def _greet(
         self, sock: socket.socket, info: ChannelInfo, host: str, make: type[StreamChannel]
@@ -210,13 +246,15 @@ class StreamListener:
         self._admission.in_turn(asyncio.current_task(), host, take)
         await done
 
-    def _greeted(self, sock: socket.socket, info: ChannelInfo, host: str, greeting: Greeting) -> None:
+    def _greeted(
+        self, sock: socket.socket, info: ChannelInfo, host: str, then: Callable[[T], None], greeting: Greeting
+    ) -> None:
         self._greetings.discard(greeting)
         self._admission.settled(greeting)
-        channel = None
+        found: T | None = None
         if not greeting.cancelled():
             try:
-                channel = greeting.result()
+                found = greeting.result()
             except TimeoutError:
                 self._admission.report("handshake_timeout", host)
                 self._give_up(greeting, info, "timed out in the handshake")
@@ -224,12 +262,12 @@ class StreamListener:
                 self._give_up(greeting, info, str(error))
             except OSError:
                 pass  # reset before its first byte
-        if channel is None:
+        if isinstance(found, StreamChannel) and self.closed:
+            found.abort()
+        elif found is None or self.closed:
             sock.close()
-        elif self.closed:
-            channel.abort()
         else:
-            self._accept(channel)
+            then(found)
 
     def _give_up(self, greeting: Greeting, info: ChannelInfo, reason: str) -> None:
         logger.info("%s connection from %s refused: %s", info.transport, info.remote, reason)
