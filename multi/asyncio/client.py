@@ -7,6 +7,7 @@ import errno
 import os
 import random
 
+from multi.asyncio.client_control import open_control
 from multi.asyncio.driver import SessionDriver
 from multi.asyncio.resolution import Found, outcomes
 from multi.asyncio.roaming import Networks
@@ -84,6 +85,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
     session = Session(driver, networks.resolver, limit=limit, owns_close=owns_close)
     trace_session(driver, config)
     try:
+        await open_control(session, driver, config)
         try:
             async with asyncio.timeout(timeout):
                 await networks.started()

@@ -1,6 +1,6 @@
-"""How the people who run a server see into it and steer it: HTTP on a socket of this machine.
+"""How the people who run a server, or a client, see into it and steer it: HTTP on a socket of this machine.
 
-The control socket is a Unix socket with mode 0600, so whoever may open it is the server's own user or root. Who
+The control socket is a Unix socket with mode 0600, so whoever may open it is the process's own user or root. Who
 connects to the port for metrics is unknown, and gets nothing else. Each connection carries one request.
 
     GET /metrics              the snapshot in Prometheus' text format
@@ -43,7 +43,7 @@ JSON_TYPE = "application/json"
 
 
 class Controlled(Protocol):
-    """What a control socket leads to: a server."""
+    """What a control socket leads to: a server, or what looks like one."""
 
     @property
     def sessions(self) -> tuple[Session, ...]: ...
@@ -120,7 +120,7 @@ def _bind(path: Path) -> socket.socket:
     return sock
 
 
-def _automatic(port: int) -> Path:
+def _automatic(name: int | str) -> Path:
     directory = runtime_directory()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,7 +129,7 @@ def _automatic(port: int) -> Path:
         raise TransportError(error.errno, f"{directory}: {(error.strerror or str(error)).lower()}") from error
     if owner != os.geteuid():
         raise TransportError(f"{directory} belongs to somebody else: give control.socket a path")
-    return directory / f"{os.getpid()}-{port}.sock"
+    return directory / f"{os.getpid()}-{name}.sock"
 
 
 # --- sockets ---
@@ -153,13 +153,13 @@ class ControlSockets:
         found = [f"control socket {self.path}"] if self.path is not None else []
         return found + ([f"metrics on http://{LOOPBACK}:{self.metrics_port}/metrics"] if self.metrics_port else [])
 
-    async def open(self, path: Path | None, metrics: int | None, port: int) -> None:
+    async def open(self, path: Path | None, metrics: int | None, name: int | str) -> None:
         """Listen on the socket `path`, whose name `auto` is chosen, and on the loopback port `metrics`, 0 = a free one.
 
-        `port` is the server's. Raises TransportError.
+        `name` tells a chosen one from others of this process: the server's port. Raises TransportError.
         """
         if path is not None:
-            self.path = _automatic(port) if path.name == AUTOMATIC and path.parent == Path() else path
+            self.path = _automatic(name) if path.name == AUTOMATIC and path.parent == Path() else path
             sock = _bind(self.path)
             self._file = (self.path, self.path.stat().st_ino)
             serve = partial(self._serve, self._answers.everything)
@@ -327,6 +327,14 @@ def _steering(session: Session, mode: Any) -> None:
     session.set_steering(mode)
 
 
+def _block(session: Session, network: Any) -> None:
+    session.block(network)
+
+
+def _unblock(session: Session, network: Any) -> None:
+    session.unblock(network)
+
+
 def _abort(session: Session) -> None:
     session.abort("ended by who runs the server")
 
@@ -335,6 +343,8 @@ COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., None]]] = {
     "role": (("connection", "role"), _role),
     "scheduler": (("scheduler",), _scheduler),
     "steering": (("mode",), _steering),
+    "block": (("network",), _block),
+    "unblock": (("network",), _unblock),
     "abort": ((), _abort),
 }
 """What can be asked for of a session: parameters beside `session`, and who does it."""

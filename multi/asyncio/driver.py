@@ -780,6 +780,7 @@ class SessionDriver:
             total.merge(tally)
         return SessionStats(
             id=core.session_id.hex(),
+            side=core.side,
             state=core.state,
             scheduler=core.scheduling.policy.scheduler,
             peer=core.peer_psk_id or "",

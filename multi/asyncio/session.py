@@ -6,6 +6,7 @@ import asyncio
 import socket
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
@@ -106,7 +107,7 @@ class Session:
 
     def stats(self) -> SessionStats:
         """What it has done and does now."""
-        return self._driver.stats()
+        return replace(self._driver.stats(), blocked=self.blocked)
 
     async def confirmed(self) -> None:
         """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""

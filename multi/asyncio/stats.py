@@ -16,6 +16,7 @@ from typing import Any
 from multi.asyncio.info import ConnectionInfo
 from multi.protocol.connection import Connection
 from multi.protocol.state import SessionState
+from multi.types import Side
 
 Counts = Mapping[str, int]
 
@@ -109,6 +110,8 @@ class SessionStats:
 
     id: str
     """The Session ID, in hexadecimal digits."""
+    side: Side
+    """Which end of the session this is."""
     state: SessionState
     scheduler: str
     """What this side sends with."""
@@ -136,6 +139,8 @@ class SessionStats:
     """Only the peer's windows keep that from being sent."""
     connections: tuple[ConnectionInfo, ...]
     """Living ones, and the last that ended."""
+    blocked: tuple[str, ...] = ()
+    """Client: networks that nothing goes out over, as they were given to `block`."""
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""

@@ -104,7 +104,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     _add_testbed(_add(commands, "testbed", "", "two hosts with emulated networks on this machine"))
 
-    _add_top(_add(commands, "top", "multi.cli.top:run_top", "see what a running server does, and give it orders"))
+    _add_top(
+        _add(commands, "top", "multi.cli.top:run_top", "see what a running server or client does, and give it orders")
+    )
 
     trace = _add(commands, "trace", "multi.cli.trace:run_trace", "tell or draw what a session did, from its trace")
     trace.add_argument("file", metavar="FILE", type=Path, help="the trace: a file that `trace` or --trace has left")
@@ -148,15 +150,16 @@ def _add_forward(parser: _Parser) -> None:
 
 
 def _add_top(parser: _Parser) -> None:
-    where = "the server's control.socket (default: the only one in the runtime directory)"
+    where = "its control.socket (default: the only one in the runtime directory)"
     parser.add_argument("control", metavar="SOCKET", nargs="?", type=Path, help=where)
     parser.add_argument("--once", action="store_true", help="look once, for a second")
     parser.add_argument("--json", dest="as_json", action="store_true", help="print each look as a line of JSON")
     shown = "how many sessions to show, those that moved bytes last (default 20)"
     parser.add_argument("-n", metavar="N", dest="count", type=_session_count, default=20, help=shown)
     order = (
-        "role SESSION ID active|backup, scheduler SESSION NAME, steering SESSION MODE, or abort SESSION; "
-        "SESSION: the first digits of one, or all; drain [SECONDS]: stop the server, as SIGTERM does"
+        "role SESSION ID active|secondary|backup, scheduler SESSION NAME, steering SESSION MODE, block or unblock "
+        "SESSION NETWORK (of a client), or abort SESSION; SESSION: the first digits of one, or all; drain [SECONDS]: "
+        "stop the server, as SIGTERM does"
     )
     parser.add_argument("--do", metavar="WORD", dest="order", nargs="+", help=order)
 

@@ -1,8 +1,9 @@
-"""`multi top`: what a running server does, seen through its control socket, and commands to it."""
+"""`multi top`: what a running server or client does, seen through its control socket, and orders to it."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import sys
 import time
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from multi.asyncio.control import COMMANDS, REQUEST_TIMEOUT, SERVER_COMMANDS, control_sockets, runtime_directory
+from multi.cli.prompt import Prompt
 from multi.errors import ConfigError, TransportError, printable
 from multi.types import host_of
 
@@ -31,6 +33,10 @@ SESSION_HEADINGS = (
     *("session", "state", "scheduler", "memory", "id", "connection", "remote", "is", "role"),
     *("rtt", "sent/s", "received/s", "reinjected", "in flight"),
 )
+ORDERS = [" ".join((name, "SESSION", *map(str.upper, parameters))) for name, (parameters, _) in COMMANDS.items()]
+ORDERS += [f"{name} [{' '.join(map(str.upper, parameters))}]" for name, (parameters, _) in SERVER_COMMANDS.items()]
+HINT = f"orders: {'; '.join(ORDERS)}; q to quit"
+QUIT = ("q", "quit", "exit")
 RIGHT = {"memory", "rtt", "sent/s", "received/s", "reinjected", "in flight"}
 
 Json = Mapping[str, Any]
@@ -61,10 +67,39 @@ def run_top(control: Path | None, *, once: bool, as_json: bool, count: int, orde
             console.print(_shown(before, look))
             if once:
                 return 0
-    with Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
+    return _live(path, count, look, console)
+
+
+def _live(path: Path, count: int, look: _Look, console: Console) -> int:
+    """Show it every second; what is typed is an order."""
+    said = HINT
+    with Prompt() as prompt, Live(Text("looking ..."), console=console, screen=True, auto_refresh=False) as live:
+        before = look
+
+        def show() -> None:
+            typed = [Text(f"> {prompt.text}", style="bold"), Text(said)]
+            live.update(Group(*typed, _shown(before, look)), refresh=True)
+
         while True:
-            before, look = look, _next(path, count)
-            live.update(_shown(before, look), refresh=True)
+            try:
+                line = prompt.line(INTERVAL, show)
+            except EOFError:
+                return 0
+            if line in QUIT:
+                return 0
+            if line is not None:
+                said = _carried_out(path, line)
+            before, look = look, _look(path, count)
+            show()
+
+
+def _carried_out(path: Path, line: str) -> str:
+    """What became of an order, in a line."""
+    try:
+        words = shlex.split(line)
+        return str(_ask(path, "POST", "/command", _command(words))["done"]) if words else HINT
+    except (ConfigError, TransportError, ValueError) as error:
+        return printable(" ".join(str(error).split()))
 
 
 def _only_socket() -> Path:
@@ -174,8 +209,13 @@ def _summary(now: _Look) -> list[Text]:
     states = ", ".join(f"{count} {state}" for state, count in server["sessions"].items()) or "none"
     up = timedelta(seconds=int(server["uptime"]))
     hit = ", ".join(f"{name} {count}" for name, count in server["limits_hit"].items() if count) or "none"
+    accepting = "accepting" if server["accepting"] else "accepting no new sessions"
+    client = now.sessions and all(session.get("side") == "client" for session in now.sessions)
+    blocked = sorted({name for session in now.sessions for name in session.get("blocked", ())})
+    if client:
+        return [Text(f"up {up}, a client; blocked: {printable(', '.join(blocked)) or 'nothing'}")]
     return [
-        Text(f"up {up}, {'accepting' if server['accepting'] else 'accepting no new sessions'}"),
+        Text(f"up {up}, {accepting}"),
         Text(f"sessions: {states}; {server['sessions_opened']} opened, {sum(server['sessions_ended'].values())} ended"),
         Text(f"streams {server['streams']}, memory {decimal(server['memory'])}, arrivals {server['arrivals']}"),
         Text(f"limits hit: {hit}"),

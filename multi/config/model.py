@@ -567,10 +567,10 @@ class Listen(Section):
 
 
 class Control(Section):
-    """How the people who run a server see into it and steer it (docs/operations.md)."""
+    """How the people who run a server or a client see into it and steer it (docs/operations.md)."""
 
     socket: FileName | None = None
-    """Unix socket for `multi top` and for metrics, which only the server's own user may open; `auto` = in
+    """Unix socket for `multi top` and for metrics, which only the process's own user may open; `auto` = in
     `$XDG_RUNTIME_DIR/multi`, where `multi top` finds it. Default null: none."""
     metrics_port: Annotated[int, Range(0, 65_535)] | None = None
     """Port of 127.0.0.1 that answers `GET /metrics` in Prometheus' text format, to every user of this machine; 0 = a
@@ -681,8 +681,9 @@ class ConfigModel(Section):
     """Client: whether rules and routes by source address may be installed for interfaces whose packets would
     leave through another one; they go with the last session. Linux; needs CAP_NET_ADMIN, otherwise there is a
     warning. Default false: the network of the machine is not changed."""
-    control: Annotated[Control | None, Side.SERVER] = None
-    """Server: sockets of this machine to see into it and to steer it. Default null: none."""
+    control: Control | None = None
+    """Sockets of this machine to see into a server, or into the session of a client, and to steer it. Default null:
+    none."""
     trace: Trace | None = None
     """What sessions do, written to files while they do it: for `multi trace`, and for tools that read qlog. Default
     null: nothing is written."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -104,6 +109,99 @@ def test_orders_are_carried_out_or_refused_in_words(tmp_path: Path) -> None:
             assert text in refused.stderr
 
     beside(tmp_path, look)
+
+
+def beside_client(tmp_path: Path, look: Callable[[Path, Pair], T]) -> T:
+    """What `look` sees, in a thread, of a client's session of two connections."""
+    path = tmp_path / "client.sock"
+
+    async def scenario() -> T:
+        async with multi_pair(SEALED, control={"socket": str(path)}, connection_priority=TWO) as pair:
+            await event_of(pair.session, lambda _: len(living(pair)) == 2)
+            return await asyncio.to_thread(look, path, pair)
+
+    return run(scenario())
+
+
+def living(pair: Pair) -> list[str]:
+    return [c.local.partition(":")[0] for c in pair.session.connections if c.state.value == "active"]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """In a thread, for what happens in the event loop."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_client_is_shown_and_a_network_of_it_blocked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def look(path: Path, pair: Pair) -> None:
+        assert done(path, "--do", "block", "all", "127.0.0.2").stdout == "block for 1 session\n"
+        wait_until(lambda: living(pair) == ["127.0.0.1"])
+        found = json.loads(done(path, "--once", "--json").stdout)
+        (session,) = found["sessions"]
+        assert (session["id"], session["side"], session["blocked"]) == (pair.session.id.hex(), "client", ["127.0.0.2"])
+        assert found["server"]["transports"]["tcp"]["connections"] == {"active": 1}
+        assert main(["top", str(path), "--once"]) == 0
+        assert capsys.readouterr().out.splitlines()[0].endswith(", a client; blocked: 127.0.0.2")
+        assert done(path, "--do", "unblock", "all", "127.0.0.2").returncode == 0
+        wait_until(lambda: living(pair) == ["127.0.0.1", "127.0.0.2"])
+        for order, text in (
+            (("block", "all", "wlan77"), "no network is called 'wlan77'; known: "),
+            (("unblock", "all", "127.0.0.1"), "'127.0.0.1' is not blocked"),
+            (("drain",), "only servers are drained"),
+        ):
+            refused = done(path, "--do", *order)
+            assert refused.returncode == 1
+            assert text in refused.stderr
+
+    beside_client(tmp_path, look)
+    assert not list(tmp_path.glob("*.sock"))
+
+
+def test_a_second_session_with_the_same_socket_is_warned_and_goes_on(tmp_path: Path) -> None:
+    control = {"socket": str(tmp_path / "client.sock")}
+
+    async def scenario() -> None:
+        async with multi_pair(SEALED, control=control) as one, multi_pair(SEALED, control=control) as other:
+            warning = await event_of(other.session, lambda event: isinstance(event, multi.Warned))
+            assert "another process answers on it" in str(warning)
+            other.writer.write(b"x")
+            assert await other.server_reader.readexactly(1) == b"x"
+            found = await asyncio.to_thread(done, control["socket"], "--once", "--json")
+            assert json.loads(found.stdout)["sessions"][0]["id"] == one.session.id.hex()
+
+    run(scenario())
+
+
+def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
+    def look(path: Path, pair: Pair) -> None:
+        screen, terminal = pty.openpty()
+        command = [sys.executable, "-m", "multi", "top", str(path)]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "180", "LINES": "40"}
+        with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
+            os.close(terminal)
+            seen = b""
+
+            def shows(text: str) -> None:
+                nonlocal seen
+                while text.encode() not in seen:
+                    seen += os.read(screen, 65536)
+
+            shows("a client; blocked: nothing")
+            os.write(screen, b"blick\x7f")
+            shows("> blic")
+            os.write(screen, b"\x15block all 127.0.0.2\n")
+            shows("block for 1 session")
+            wait_until(lambda: living(pair) == ["127.0.0.1"])
+            os.write(screen, b"dance\n")
+            shows("found 'dance'; allowed: role")
+            os.write(screen, b"q\n")
+            assert process.wait(10) == 0
+            os.close(screen)
+
+    beside_client(tmp_path, look)
 
 
 def test_a_server_is_drained_and_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
