@@ -1,4 +1,4 @@
-"""The near end of forwarding: one session to a server that forwards, opened again whenever it is lost.
+"""The near end of forwarding: one session to a server that forwards, opened again whenever it is lost or about to be.
 
 It decides when the session is dialled again, how long a new connection waits for it, and which of the server's
 connections (-R) lead where.
@@ -11,13 +11,14 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from multi.asyncio.api import connect
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
+from multi.events import GoingAway
 from multi.forward.dial import dial
 from multi.forward.opening import MAX_CONNECTIONS, answer_of, forward, open_stream
 from multi.forward.protocol import (
@@ -43,6 +44,7 @@ logger = logging.getLogger("multi.forward")
 
 HELLO_TIMEOUT = 10.0  # seconds a server gets to say that it forwards
 SESSION_TIMEOUT = 10.0  # seconds a new connection waits for a session that is dialled again
+IDLE_LOOK = 0.1  # seconds between two looks at whether a session that is given up still carries anything
 REDIAL_DELAY = 0.2  # seconds until a lost session is dialled again, doubled with each failure
 LONGEST_REDIAL_DELAY = 5.0  # seconds; a server that is back should be noticed while somebody waits
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end, when all is done
@@ -94,8 +96,47 @@ async def finish_session(session: Session) -> None:
     await close_session(session)
 
 
+class _Served:
+    """One session, and what the server was asked for over it."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.targets: dict[Address, Forward] = {}
+        """What connections to ports of the server lead to, by the address listened on there."""
+        self.table: FlowTable | None = None
+        self.going_away = asyncio.Event()
+        """The server is being stopped."""
+        self.retired = False
+        """Nothing runs over it any more, and this side has said so."""
+
+    async def listen(self, remotes: Sequence[Forward], log: Callable[[str], None]) -> None:
+        """Ask for ports of the server's. Raises ForwardRefused, and what a lost session does."""
+        for remote in remotes:
+            priority = remote.treatment.priority
+            stream = await open_stream(self.session, Listen(remote.listen, priority), Treatment(priority))
+            try:
+                bound = parse_bound(await answer_of(stream))
+            except ForwardRefused as error:
+                raise ForwardRefused(error.code, f"the server refuses -R {remote}: {error}") from None
+            self.targets[bound] = remote
+            log(f"the server listens on {bound}, for {remote.target}")
+        with suppress(LocalProtocolError):
+            self.table = FlowTable(self.session)
+
+    async def hear(self) -> None:
+        async for event in self.session.events():
+            if isinstance(event, GoingAway):
+                self.going_away.set()
+
+    async def until_idle(self) -> None:
+        """Return when no connection is forwarded over it any more."""
+        standing = 1 + len(self.targets)  # stream 0, and one for each port of the server's
+        while self.session.stats().streams > standing:  # noqa: ASYNC110 - nobody counts what ends, most of the time
+            await asyncio.sleep(IDLE_LOOK)
+
+
 class ForwardClient:
-    """Forwards connections over one session at a time.
+    """Forwards connections over one session at a time. When its server is being stopped new ones take another session.
 
     Entering opens the session and asks for the ports of `remotes`; it raises what `open_session` does, and
     ForwardRefused for a port. Later both are tried again for ever, and `log` is told.
@@ -106,22 +147,14 @@ class ForwardClient:
         self._config = config
         self._remotes = remotes
         self._log = log
-        self._targets: dict[Address, Forward] = {}
-        """What connections to ports of the server lead to, by the address listened on there."""
-        self._session: Session | None = None
-        self._table: FlowTable | None = None
+        self._served: _Served | None = None
+        """What new connections take."""
         self._opened = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        session = await open_session(self._config)
-        try:
-            await self._use(session)
-        except BaseException:
-            await close_session(session)
-            raise
-        self._keeper = asyncio.create_task(self._keep(session))
+        self._keeper = asyncio.create_task(self._keep(await self._open()))
         return self
 
     async def __aexit__(
@@ -131,8 +164,6 @@ class ForwardClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._session is not None:
-            await close_session(self._session)
 
     # --- connections of this end ---
 
@@ -158,14 +189,17 @@ class ForwardClient:
             raise
 
     async def session(self) -> Session:
-        """The session, as soon as there is one. Raises SessionLost when that takes too long."""
+        """The session for a new connection, as soon as there is one. Raises SessionLost when that takes too long."""
+        return (await self._current()).session
+
+    async def _current(self) -> _Served:
         try:
             async with asyncio.timeout(SESSION_TIMEOUT):
-                while self._session is None:
+                while self._served is None:
                     await self._opened.wait()
         except TimeoutError:
             raise SessionLost(Reason(Cause.TRANSPORT, "the server is out of reach")) from None
-        return self._session
+        return self._served
 
     async def forward(self, near: Pair, target: Address, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
@@ -173,49 +207,75 @@ class ForwardClient:
 
     async def datagrams(self) -> tuple[Session, FlowTable]:
         """The session and its datagrams. Raises SessionLost, LocalProtocolError where the server takes none."""
-        session = await self.session()
-        if self._table is None:
+        served = await self._current()
+        if served.table is None:
             raise LocalProtocolError("the server takes no datagrams")
-        return session, self._table
+        return served.session, served.table
 
     # --- the session ---
 
-    async def _use(self, session: Session) -> None:
-        """Ask for the ports of the server's; new connections take this session from now on."""
-        self._targets.clear()
-        for remote in self._remotes:
-            priority = remote.treatment.priority
-            stream = await open_stream(session, Listen(remote.listen, priority), Treatment(priority))
-            try:
-                bound = parse_bound(await answer_of(stream))
-            except ForwardRefused as error:
-                raise ForwardRefused(error.code, f"the server refuses -R {remote}: {error}") from None
-            self._targets[bound] = remote
-            self._log(f"the server listens on {bound}, for {remote.target}")
-        with suppress(LocalProtocolError):
-            self._table = FlowTable(session)
-        self._session = session
+    async def _open(self) -> _Served:
+        """Another session; new connections take it from now on. Raises what `open_session` does, ForwardRefused."""
+        served = _Served(await open_session(self._config))
+        try:
+            await served.listen(self._remotes, self._log)
+        except BaseException:
+            await close_session(served.session)
+            raise
+        self._served = served
         self._opened.set()
+        return served
+
+    def _forget(self, served: _Served) -> None:
+        """What comes in from now on waits for the next one, unless there is one already."""
+        if self._served is served:
+            self._served = None
+            self._opened.clear()
 
     async def wait(self) -> None:
         """Forward for ever; raises what keeps it from going on, which no lost session does."""
         assert self._keeper is not None
         await asyncio.shield(self._keeper)
 
-    async def _keep(self, session: Session) -> None:
-        """Open another session whenever one has ended."""
-        while True:
-            await self._until_end(session)
-            self._log(f"the session has ended: {session.error or 'the server has closed it'}; dialling again")
-            session = await self._dial_again()
-            self._log("the session is there again")
+    async def _keep(self, served: _Served) -> None:
+        """Open another session whenever one has ended, or its server is being stopped."""
+        running = asyncio.create_task(self._run_session(served))
+        retiring: set[asyncio.Task[None]] = set()
+        away = None
+        try:
+            while True:
+                away = asyncio.create_task(served.going_away.wait())
+                ended, _ = await asyncio.wait({running, away, *retiring}, return_when=asyncio.FIRST_COMPLETED)
+                away.cancel()
+                for task in ended & (retiring | {running}):
+                    retiring.discard(cast("asyncio.Task[None]", task))
+                    task.result()
+                if running.done():
+                    why = served.session.error or "the server has closed it"
+                    self._log(f"the session has ended: {why}; dialling again")
+                    served = await self._dial_again(REDIAL_DELAY)
+                    self._log("the session is there again")
+                elif served.going_away.is_set():
+                    self._log("the server is being stopped; dialling another session")
+                    old, served = served, await self._dial_again(0.0)
+                    self._log("new connections take another session")
+                    retiring.add(asyncio.create_task(self._retire(old, running)))
+                else:
+                    continue
+                running = asyncio.create_task(self._run_session(served))
+        finally:
+            left = {running, *retiring, *([away] if away is not None else [])}
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
 
-    async def _until_end(self, session: Session) -> None:
-        """Serve the session until the server ends it or it is lost; raises what else keeps it from being served."""
+    async def _run_session(self, served: _Served) -> None:
+        """Serve until the server ends the session or it is lost; raises what else keeps it from being served."""
+        session = served.session
         reading = asyncio.create_task(_read_to_end(session))
-        parts = [reading, asyncio.create_task(self._accept(session))]
-        if self._table is not None:
-            parts.append(asyncio.create_task(self._table.run()))
+        parts = [reading, asyncio.create_task(self._accept(served)), asyncio.create_task(served.hear())]
+        if served.table is not None:
+            parts.append(asyncio.create_task(served.table.run()))
         running = set(parts)
         try:
             while not reading.done():
@@ -225,56 +285,62 @@ class ForwardClient:
                         part.result()
                     except MultiError as error:
                         logger.info("the session has ended: %s", error, extra={"session": session.id.hex()})
+            if served.retired:
+                await close_session(session)
         finally:
-            self._session = None  # at once: what comes in from now on waits for the next one
-            self._opened.clear()
+            self._forget(served)
             # The server says nothing more: what runs over the session shall end with it, and not wait.
             session.abort("the server has ended forwarding")
-            self._table = None
             for part in parts:
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
             await session.settle()
 
-    async def _dial_again(self) -> Session:
-        delay, said = REDIAL_DELAY, ""
+    async def _retire(self, served: _Served, running: asyncio.Task[None]) -> None:
+        """Its server is being stopped, and there is another session: end it when nothing runs over it any more."""
+        idle = asyncio.create_task(served.until_idle())
+        try:
+            await asyncio.wait({idle, running}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                served.retired = True
+                served.session.writer.write_eof()  # the server ends what it does for this session, and says so
+            await running
+        finally:
+            running.cancel()
+            idle.cancel()
+            await asyncio.gather(idle, running, return_exceptions=True)
+
+    async def _dial_again(self, delay: float) -> _Served:
+        """Open a session after `delay` seconds, and try until that works."""
+        said = ""
         while True:
             await asyncio.sleep(delay)
-            delay = min(2 * delay, LONGEST_REDIAL_DELAY)
-            session = None
+            delay = min(max(REDIAL_DELAY, 2 * delay), LONGEST_REDIAL_DELAY)
             try:
-                session = await open_session(self._config)
-                await self._use(session)
-                return session
+                return await self._open()
             except (MultiError, OSError) as error:
-                if session is not None:
-                    await close_session(session)
                 if str(error) != said:
                     said = str(error)
                     self._log(f"no session yet: {said}")
-            except BaseException:
-                if session is not None:
-                    session.abort()
-                raise
 
     # --- connections of the server's ports ---
 
-    async def _accept(self, session: Session) -> None:
-        async for reader, writer in session.streams():
-            self._start_stream(reader, writer)
+    async def _accept(self, served: _Served) -> None:
+        async for reader, writer in served.session.streams():
+            self._start_stream(served, reader, writer)
 
-    def _start_stream(self, reader: SessionReader, writer: SessionWriter) -> None:
+    def _start_stream(self, served: _Served, reader: SessionReader, writer: SessionWriter) -> None:
         stream = Pair(reader, writer)
-        self.start(stream, self._accepted(stream))
+        self.start(stream, self._accepted(served, stream))
 
-    async def _accepted(self, stream: Pair) -> None:
+    async def _accepted(self, served: _Served, stream: Pair) -> None:
         """A connection to a port of the server's, which leads to a target here."""
         assert isinstance(stream.reader, SessionReader)
         assert isinstance(stream.writer, SessionWriter)
         try:
             async with asyncio.timeout(HEAD_TIMEOUT):
                 head = await read_head(stream.reader)
-            remote = self._targets.get(head.listener) if isinstance(head, Accepted) else None
+            remote = served.targets.get(head.listener) if isinstance(head, Accepted) else None
             if remote is None:
                 raise ForwardRefused(Code.BAD_REQUEST, "nothing is known of such a port here")
             sock = await dial(remote.target, None)

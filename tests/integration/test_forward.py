@@ -62,6 +62,13 @@ class World:
     stack: AsyncExitStack
     log: list[str] = field(default_factory=list)
 
+    @property
+    def targets(self) -> dict[Address, Forward]:
+        """What the ports of the server lead to."""
+        served = self.client._served
+        assert served is not None
+        return served.targets
+
     async def forward(self, target: Address, treatment: Treatment = USUAL) -> int:
         server = await listen_for(self.client, Forward(Address(HOST, 0), target, treatment))
         self.stack.callback(server.close)
@@ -851,6 +858,74 @@ def test_forwarding_survives_the_servers_restart() -> None:
     run(scenario())
 
 
+def test_connections_move_to_another_server_when_theirs_is_being_stopped() -> None:
+    """New ones at once, those there are when they end; the session ends in order, long before it has to."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            echo_port = await stack.enter_async_context(target(echo))
+            log: list[str] = []
+            service = ForwardService(parse_rules("localhost:*,listen=*"), log=log.append)
+            old, new = [await multi.start_server(service.serve, WAY.server()) for _ in range(2)]
+            for server in (old, new):
+                stack.push_async_callback(server.wait_closed)
+                stack.callback(server.abort)
+            both = [
+                {"transport": "tcp", "ip": "ipv4", "interface": "any", "remote_port": server.port, "group": "one"}
+                for server in (old, new)
+            ]
+            remote = Forward(Address(HOST, 0), Address(HOST, echo_port))
+            config = load_config(WAY.client(old.port, connection_priority=both))
+            client = await stack.enter_async_context(ForwardClient(config, (remote,), log=log.append))
+            w = World(echo_port, old, service, client, stack, log)
+            port = await w.forward(Address(HOST, echo_port))
+            (remote_port,) = (listener.port for listener in w.targets)
+            stays, at_server = [await asyncio.open_connection(HOST, p) for p in (port, remote_port)]
+            for reader, writer in (stays, at_server):
+                writer.write(b"before")
+                assert await reader.readexactly(6) == b"before"
+            draining = asyncio.create_task(old.drain(20.0))
+            await until(lambda: "new connections take another session" in log)
+            assert len(new.sessions) == len(old.sessions) == 1
+            moved = await asyncio.open_connection(HOST, port)
+            for reader, writer in (stays, at_server, moved):
+                writer.write(b"meanwhile")
+                assert await reader.readexactly(9) == b"meanwhile"
+            assert new.stats().streams == 3  # stream 0, the port, the connection
+            for _, writer in (stays, at_server):
+                await closed(writer)
+            await asyncio.wait_for(draining, 10.0)
+            assert old.stats().sessions_ended == {"closed": 1}
+            moved[1].write(b"after")
+            assert await moved[0].readexactly(5) == b"after"
+            await closed(moved[1])
+
+    run(scenario())
+
+
+def test_what_does_not_end_in_time_is_reset_and_the_rest_goes_on() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            port = await w.forward(Address(HOST, w.echo))
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"before")
+            assert await reader.readexactly(6) == b"before"
+            address = w.server.port
+            await w.server.drain(0.5)
+            assert await ends_with_reset(reader)
+            await closed(writer)
+            config = WAY.server(listen={"host": HOST, "port": address, "transports": ["tcp"]})
+            async with await multi.start_server(w.service.serve, config) as again:
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(b"after")
+                assert await reader.readexactly(5) == b"after"
+                await closed(writer)
+                await w.client.__aexit__(None, None, None)
+                again.abort()
+
+    run(scenario())
+
+
 def test_a_session_that_does_not_come_back_refuses_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_end, "SESSION_TIMEOUT", 0.2)
 
@@ -945,7 +1020,7 @@ def test_a_port_of_the_server_takes_only_so_many_connections(monkeypatch: pytest
 
     async def scenario() -> None:
         async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
-            (port,) = (listener.port for listener in w.client._targets)
+            (port,) = (listener.port for listener in w.targets)
             flood = [await asyncio.open_connection(HOST, port) for _ in range(30)]
             refused = 0
             for reader, writer in flood:
@@ -993,7 +1068,7 @@ def test_a_client_that_cannot_take_the_servers_connections_any_more_does_not_go_
                 raise ZeroDivisionError("a bug")
 
             monkeypatch.setattr(w.client, "_start_stream", bug)
-            (port,) = (listener.port for listener in w.client._targets)
+            (port,) = (listener.port for listener in w.targets)
             _, writer = await asyncio.open_connection(HOST, port)
             with pytest.raises(ZeroDivisionError):
                 await asyncio.wait_for(w.client.wait(), 5)
