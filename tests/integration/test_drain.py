@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 import multi
+from multi.lab.files.client import Transfer, get_file, partial_of, put_file
+from multi.lab.files.protocol import LINE_LIMIT
+from multi.lab.files.service import FileService
+from multi.lab.files.tree import FileTree
 from multi.reasons import Cause
-from tests.integration.support import WAYS, Way, event_of, run, until
+from tests.integration.support import HOST, WAYS, Way, event_of, run, until
 
 SEALED = Way(Path())
 OVER = 1.0  # seconds of a loaded machine beyond the time a server was given
@@ -336,5 +344,121 @@ def test_bytes_sent_before_the_refusal_wait_for_the_successor(development_certif
         busy.transport.abort()
         new.close()
         await new.wait_closed()
+
+    run(scenario())
+
+
+# --- files  ---
+
+
+def content(size: int) -> bytes:
+    return Random(size).randbytes(size)
+
+
+@asynccontextmanager
+async def file_servers(directory: Path, log: list[str], count: int) -> AsyncIterator[list[multi.Server]]:
+    directory.mkdir()  # noqa: ASYNC240 - of a test
+    with FileTree(directory) as tree:
+        servers = []
+        for _ in range(count):
+            service = FileService(tree, allow_put=True, log=log.append)
+            servers.append(await multi.start_server(service.serve, SEALED.server(), limit=LINE_LIMIT))
+        yield servers
+        for server in servers:
+            server.abort()
+            await server.wait_closed()
+
+
+def note(moved: asyncio.Event, transfer: Transfer) -> None:
+    if transfer.done:
+        moved.set()
+
+
+def slowly(*ports: int) -> dict[str, Any]:
+    """A client of servers at these ports, which are alternatives, with 2 MB/s."""
+    entries = [
+        {
+            "transport": "tcp",
+            "ip": "ipv4",
+            "interface": "any",
+            "group": "one",
+            "remote_port": port,
+            "max_rate_mbps": 16,
+        }
+        for port in ports
+    ]
+    return SEALED.client(ports[0], connection_priority=entries)
+
+
+@pytest.mark.parametrize("direction", ["get", "put"])
+def test_a_copy_goes_on_over_another_server_from_where_it_was(direction: str, tmp_path: Path) -> None:
+    size = 3_000_000
+
+    async def scenario() -> None:
+        log: list[str] = []
+        async with file_servers(tmp_path / "served", log, 2) as (old, new):
+            source, target = tmp_path / "served" / "f", tmp_path / "f"
+            if direction == "put":
+                source, target = target, source
+            source.write_bytes(content(size))
+            config = slowly(old.port, new.port)
+            moved = asyncio.Event()
+            copy = (
+                get_file(config, "f", target, progress=partial(note, moved))
+                if direction == "get"
+                else put_file(config, source, "f", progress=partial(note, moved))
+            )
+            copying = asyncio.create_task(copy)
+            await moved.wait()
+            await old.drain(0.5)
+            copied = await copying
+            assert target.read_bytes() == source.read_bytes()
+            assert (copied.size, copied.bytes) == (size, size)
+            assert old.stats().sessions_ended == {"going_away": 1}
+            await until(lambda: new.stats().sessions_ended == {"closed": 1})
+            second = new.stats().transports["tcp"]
+            carried = second.bytes_sent if direction == "get" else second.payload_received
+            assert 0 < carried < size
+            await until(lambda: any("stopped: the server is being stopped" in line for line in log))
+
+    run(scenario())
+
+
+def test_a_copy_waits_for_the_successor_of_its_server(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        log: list[str] = []
+        async with file_servers(tmp_path / "served", log, 1) as (old,):
+            (tmp_path / "served" / "f").write_bytes(content(2_000_000))
+            moved = asyncio.Event()
+            copying = asyncio.create_task(
+                get_file(slowly(old.port), "f", tmp_path / "f", progress=partial(note, moved))
+            )
+            await moved.wait()
+            port = old.port
+            await old.drain(0.3)
+            await asyncio.sleep(0.5)  # nobody listens there meanwhile
+            assert not copying.done()
+            with FileTree(tmp_path / "served") as tree:
+                listen = {"host": HOST, "port": port, "transports": ["tcp"]}
+                service = FileService(tree, allow_put=False, log=log.append)
+                async with await multi.start_server(service.serve, SEALED.server(listen=listen), limit=LINE_LIMIT):
+                    await copying
+            assert (tmp_path / "f").read_bytes() == content(2_000_000)
+
+    run(scenario())
+
+
+def test_who_lends_a_session_for_a_copy_hears_of_its_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with file_servers(tmp_path / "served", [], 1) as (old,):
+            (tmp_path / "served" / "f").write_bytes(content(2_000_000))
+            session = await multi.connect(slowly(old.port), limit=LINE_LIMIT)
+            copying = asyncio.create_task(get_file(session, "f", tmp_path / "f"))
+            await until(lambda: session.stats().payload_received > 10_000)
+            await old.drain(0.2)
+            with pytest.raises(multi.SessionLost) as lost:
+                await copying
+            assert lost.value.reason.cause is Cause.GOING_AWAY
+            assert 0 < partial_of(tmp_path / "f").stat().st_size < 2_000_000
 
     run(scenario())

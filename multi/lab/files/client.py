@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from multi.asyncio.api import connect
 from multi.asyncio.info import ConnectionInfo
 from multi.asyncio.session import Session
 from multi.config import ConfigLike
-from multi.errors import MultiError, RemoteProtocolError, SessionLost, printable
+from multi.errors import MultiError, NoUsableConnection, RemoteProtocolError, SessionLost, SessionRefused, printable
 from multi.lab.files.blocks import Prefixes, ReceivedFile, SentFile, receive_blocks, receiving, send_blocks
 from multi.lab.files.protocol import (
     ENTRIES_LIMIT,
@@ -46,6 +46,10 @@ from multi.types import host_of
 PARTIAL_SUFFIX = ".multi-part"  # not just `.part`: we cut and overwrite it
 LIST_TIMEOUT = 60.0  # seconds for a listing; a server looks for two, after those who asked before
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end of the session, when all is done
+
+SUCCESSOR = 30.0  # seconds in which a server that was stopped may be started again, or another one be found
+AGAIN = 0.2  # seconds until that is tried, doubled each time
+LONGEST_AGAIN = 2.0  # seconds
 
 UNKNOWN_LIST = "unknown message 'list'"  # what a server says that does not know the request
 
@@ -81,7 +85,15 @@ class Transfer:
     """Everything was sent; the server is writing it down."""
     on_progress: OnProgress = lambda _: None
     """Called when something has moved."""
+    before: Transfer | None = None
+    """What the same call has copied over an earlier session."""
     started: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+
+    def begin_at(self, offset: int) -> None:
+        """So many bytes are there already."""
+        self.done = offset
+        self.resumed_from = offset if self.before is None else min(offset, self.before.resumed_from)
+        self.on_progress(self)
 
     def count(self, size: int) -> None:
         """So many bytes more were copied."""
@@ -141,26 +153,32 @@ async def get_file(
     """Fetch `name` and put it at `target` once everything has come and is verified; `force` replaces what is there.
 
     A `session` is used up by it, and left to its owner to close. Raises FileRefused (the server's reasons, or the
-    disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`.
+    disk's), NoUsableConnection, SessionRefused, SessionLost. What has come stays in `partial_of(target)`; where it is
+    because the server is being stopped, and no `session` was given, the copy goes on from there over another one.
     """
-    with _location_of(target) as location, receiving(location, force=force) as sink:
-        async with _session(session) as opened:
-            return await _get(opened, name, location, sink, progress)
+
+    async def copy(before: Transfer | None, begun: OnProgress) -> Copied:
+        with _location_of(target) as location, receiving(location, force=force) as sink:
+            async with _session(session) as opened:
+                transfer = _transfer("get", name, opened, progress, before)
+                begun(transfer)
+                return await _get(transfer, location, sink)
+
+    return await _to_its_end(copy, session)
 
 
-async def _get(session: Session, name: str, location: FileLocation, sink: ReceivedFile, progress: OnProgress) -> Copied:
-    transfer = Transfer("get", name, session, on_progress=progress)
-    progress(transfer)
+async def _get(transfer: Transfer, location: FileLocation, sink: ReceivedFile) -> Copied:
+    session = transfer.session
+    transfer.on_progress(transfer)
     await Prefixes().hash_up_to(sink, sink.kept)
-    session.writer.write(encode(Get(name, sink.position, sink.sha256)))
+    session.writer.write(encode(Get(transfer.name, sink.position, sink.sha256)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Sending))
     if answer.offset not in (0, sink.position) or answer.offset > answer.size:
         raise RemoteProtocolError("the server sends another part of the file than the one asked for")
     sink.resume(answer.offset)
     transfer.size = answer.size
-    transfer.done = transfer.resumed_from = answer.offset
-    progress(transfer)
+    transfer.begin_at(answer.offset)
 
     await _complete(receive_blocks(session.reader, sink, answer.size, transfer.count))
     await asyncio.to_thread(sink.finish, allowed_mode(answer.mode))
@@ -180,24 +198,30 @@ async def put_file(
     """Store the file `source` as `name` on the server; `force` replaces what is there.
 
     A `session` is used up by it, and left to its owner to close. Returns when the server has verified it and has it on
-    disk under its name. Raises as `get_file`. What has arrived stays on the server, for the next try.
+    disk under its name. Raises as `get_file`, and goes on as it does. What has arrived stays on that server.
     """
-    with _location_of(source) as location, SentFile(location.open_for_reading(), location.shown) as file:
-        async with _session(session) as opened:
-            return await _put(opened, file, name, force, progress)
+
+    async def copy(before: Transfer | None, begun: OnProgress) -> Copied:
+        with _location_of(source) as location, SentFile(location.open_for_reading(), location.shown) as file:
+            async with _session(session) as opened:
+                transfer = _transfer("put", name, opened, progress, before)
+                begun(transfer)
+                return await _put(transfer, file, force)
+
+    return await _to_its_end(copy, session)
 
 
-async def _put(session: Session, file: SentFile, name: str, force: bool, progress: OnProgress) -> Copied:
-    transfer = Transfer("put", name, session, size=file.size, on_progress=progress)
+async def _put(transfer: Transfer, file: SentFile, force: bool) -> Copied:
+    session, progress = transfer.session, transfer.on_progress
+    transfer.size = file.size
     progress(transfer)
-    session.writer.write(encode(Put(name, file.size, file.mode, force)))
+    session.writer.write(encode(Put(transfer.name, file.size, file.mode, force)))
     await session.confirmed()
     answer = await _complete(read_message(session.reader, Receiving))
     await Prefixes().hash_up_to(file, min(answer.offset, file.size))
     file.resume(answer.offset, answer.prefix_sha256)
     session.writer.write(encode(Begin(file.position)))
-    transfer.done = transfer.resumed_from = file.position
-    progress(transfer)
+    transfer.begin_at(file.position)
 
     # The server may refuse at any time, a full disk for example, and would not be heard if we only sent.
     reply = asyncio.create_task(_complete(read_message(session.reader, Stored)))
@@ -249,6 +273,45 @@ async def _list(session: Session, directory: str) -> tuple[list[Entry], bool]:
     if not isinstance(message, Listed):
         raise RemoteProtocolError(f"unexpected message {message.type!r}")
     return entries, message.complete
+
+
+def _transfer(
+    direction: Literal["get", "put"], name: str, session: Session, progress: OnProgress, before: Transfer | None
+) -> Transfer:
+    transfer = Transfer(direction, name, session, on_progress=progress, before=before)
+    if before is not None:
+        transfer.started = before.started
+    return transfer
+
+
+async def _to_its_end(
+    copy: Callable[[Transfer | None, OnProgress], Awaitable[Copied]], given: Session | ConfigLike
+) -> Copied:
+    """Copy; where the server ends the session because it is being stopped, go on over another one.
+
+    `copy` gets what there was before, and tells of what it has begun.
+    """
+    clock = asyncio.get_running_loop().time
+    transfer: Transfer | None = None
+    until = delay = 0.0
+
+    def begun(new: Transfer) -> None:
+        nonlocal transfer
+        transfer = new
+
+    while True:
+        try:
+            return await copy(transfer, begun)
+        except (SessionLost, SessionRefused, NoUsableConnection) as error:
+            if isinstance(given, Session):
+                raise
+            stopped = not isinstance(error, NoUsableConnection) and error.reason.cause is Cause.GOING_AWAY
+            if stopped and isinstance(error, SessionLost):
+                until, delay = clock() + SUCCESSOR, AGAIN
+            elif clock() > until or not (stopped or isinstance(error, NoUsableConnection)):
+                raise
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, LONGEST_AGAIN)
 
 
 @contextmanager

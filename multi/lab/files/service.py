@@ -145,6 +145,7 @@ class FileService:
             sink.resume(begin.offset)
             await receive_blocks(reader, sink, request.size, transfer.count)
             await asyncio.to_thread(sink.finish, allowed_mode(request.mode))
+            await writer.drain()  # a server that is being stopped may say no more: the client will ask another
             await asyncio.to_thread(partial(location.commit, force=request.force))
             writer.write(encode(Stored(sink.position, sink.sha256)))
             self._log(transfer.line("done"))
