@@ -95,6 +95,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.forward": (
         "multi.reasons",
         "multi.errors",
+        "multi.events",
         "multi.discovery",
         "multi.config",
         "multi.asyncio",
