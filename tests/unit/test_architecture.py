@@ -111,7 +111,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
         "multi.asyncio",
     ),
     "multi": ("multi._exports",),
-    "multi.integrations": ("multi",),
+    "multi.integrations": ("multi", "multi.asyncio"),
     "multi.lab": (
         "multi",
         "multi.reasons",
