@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks import RESULTS, ROOT
-from benchmarks.mpquic import multiflow, viernickel
+from benchmarks.mpquic import fairness, morawski, multiflow, spaces, viernickel
 from benchmarks.mpquic.cells import Cell, Outcome, Results
 from benchmarks.mpquic.figures import Paper, Scale
 from benchmarks.mpquic.report import lines_of_targets, page, write
@@ -48,7 +48,8 @@ def main() -> int:
 
 def papers(scale: Scale) -> list[Paper]:
     """In the order of the page."""
-    return [viernickel.paper(scale), multiflow.paper(scale)]
+    modules = (viernickel, multiflow, spaces, morawski, fairness)
+    return [module.paper(scale) for module in modules]
 
 
 def _benchmark(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> int:

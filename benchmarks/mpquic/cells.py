@@ -36,14 +36,13 @@ class Setup:
     congestion: str = "cubic"
     settings: tuple[tuple[str, Any], ...] = ()
     """Of `mpquic_config`, besides; empty: the defaults."""
-    ack_blocks: int = 0
-    """Additional ACK Blocks in an acknowledgement at most, 0 = as many as fit."""
+    ack_blocks: int | None = None
+    """Additional ACK Blocks in an acknowledgement at most, 0 = as many as fit; with an engine that counts them."""
     ack_order: str = "newest"
-    """Which of them are left out then: `newest` first or `lowest` first."""
+    """Which of them are told: `newest` first or `lowest` first."""
 
     def __str__(self) -> str:
-        limit = f"{self.ack_order}{self.ack_blocks}" if self.ack_blocks else ""
-        return "-".join(filter(None, (self.engine, self.congestion, limit)))
+        return f"{self.engine}-{self.congestion}"
 
 
 @dataclass(frozen=True, slots=True)

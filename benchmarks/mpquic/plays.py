@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.mpquic.cells import Outcome, Route, Setup
+from benchmarks.mpquic.counting import counts_of
 from benchmarks.mpquic.stage import BULK, URGENT, Stage
+from multi.lab.engines.links import Line
+from multi.multipath.facts import PathState
 
-__all__ = ["Download", "Urgent"]
+__all__ = ["Beside", "Counted", "Download", "Joining", "Sending", "Urgent"]
 
+BURST, BURST_INTERVAL = 10_000, 0.1  # bytes, seconds
+SAMPLE = 0.5  # seconds between two samples of a series
+ENDLESS = 100_000_000  # bytes: more than any of these transfers lasts for
 SETTLED = 1.0  # seconds of a download after which something urgent is asked for
 INTERVAL = 0.2  # seconds between two requests
 KILOBYTE = 1000
@@ -37,6 +43,35 @@ class Download:
             values[f"bytes {index}"] = link.carried
             values[f"dropped {index}"] = link.dropped
         return Outcome(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A download between ends that count.
+
+    Values: `seconds` from the client's first packet to the last byte; `ranges` in an acknowledgement of the client,
+    mean; `cut`, the share of them that tell less than they know; `ack kB` of them; `repeated`, the share of the file
+    that the server has sent again.
+    """
+
+    size: int
+    routes: tuple[Route, ...]
+
+    def run(self, setup: Setup, seed: int) -> Outcome:
+        stage = Stage(setup, self.routes, seed)
+        stage.on_connected = lambda: stage.client.write(b"GET", stream=BULK)
+        stage.on_request = lambda: stage.server.write(bytes(self.size), end=True, stream=BULK)
+        stage.run(lambda: stage.client.ended)
+        told, sent = counts_of(stage.client.engine), counts_of(stage.server.engine)
+        return Outcome(
+            {
+                "seconds": stage.elapsed,
+                "ranges": told.ranges / told.acks,
+                "cut": told.cut / told.acks,
+                "ack kB": told.ack_bytes / 1000,
+                "repeated": sent.stream_bytes / self.size - 1,
+            }
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +145,144 @@ class Urgent:
         if not self.in_order:
             return (index + 1) * KILOBYTE
         return wanted[index] if index < len(wanted) else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """During a download the client opens the second path.
+
+    Value: `seconds` from then on until the server sends data over it.
+    """
+
+    routes: tuple[Route, Route]
+
+    def run(self, setup: Setup, seed: int) -> Outcome:
+        stage = Stage(setup, self.routes, seed)
+        stage.may_open = False
+        stage.on_connected = lambda: stage.client.write(b"GET", stream=BULK)
+        stage.on_request = lambda: stage.server.write(bytes(ENDLESS), stream=BULK)
+        stage.run(lambda: stage.client.received > 1_000_000)
+        stage.may_open, begin = True, stage.elapsed
+
+        def usable() -> bool:
+            facts = stage.pair.facts().get(1)
+            return facts is not None and facts.state is PathState.ACTIVE
+
+        stage.run(usable)
+        return Outcome({"seconds": stage.elapsed - begin})
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """The client sends without end; with `bursts`, 10 kB each tenth of a second on a stream of their own besides.
+
+    Of the first path everything is lost for a second from `silence` on. Values: `mbps` from `settled` on; `least rtt`,
+    `middle rtt` and `largest rtt` (smoothed, seconds, from `settled` on) of the first path; `median` and `worst` delay
+    of a burst. Series, each half second: `mbps`, `rtt N` of path N; and `delays` of bursts.
+    """
+
+    routes: tuple[Route, ...]
+    seconds: float
+    bursts: bool = False
+    bulk: bool = True
+    silence: float | None = None
+    settled: float = 2.0
+
+    def run(self, setup: Setup, seed: int) -> Outcome:
+        stage = Stage(setup, self.routes, seed)
+        series: dict[str, list[float]] = {"mbps": [], **{f"rtt {index}": [] for index in range(len(self.routes))}}
+        begun: list[float] = []
+        delays: list[float] = []
+        came = before = 0
+
+        def burst() -> None:
+            begun.append(stage.elapsed)
+            stage.client.write(bytes(BURST), stream=URGENT)
+            stage.at(BURST_INTERVAL, burst)
+
+        def take(event: Any) -> None:
+            nonlocal came
+            if type(event).__name__ == "StreamDataReceived" and event.stream_id == URGENT:
+                came += len(event.data)
+                while came >= (len(delays) + 1) * BURST:
+                    delays.append(stage.elapsed - begun[len(delays)])
+
+        def begin() -> None:
+            stage.client.write(bytes(ENDLESS) if self.bulk else b"?", stream=BULK)
+            if self.bursts:
+                stage.at(self.settled, burst)
+
+        def sample() -> None:
+            nonlocal before
+            received = stage.pair.server.received if stage.pair.server is not None else 0
+            series["mbps"].append((received - before) * 8e-6 / SAMPLE)
+            before = received
+            known = stage.pair.facts(stage.client)
+            for index in range(len(self.routes)):
+                series[f"rtt {index}"].append(known[index].rtt if index in known else 0.0)
+            stage.at(SAMPLE, sample)
+
+        def silent(silent: bool) -> None:
+            for link in (stage.pair.ups[0], stage.pair.downs[0]):
+                link.silent = silent
+
+        stage.on_connected = begin
+        stage.at(SAMPLE, sample)
+        if self.silence is not None:
+            stage.at(self.silence, lambda: silent(True))
+            stage.at(self.silence + 1.0, lambda: silent(False))
+
+        def listen() -> None:
+            stage.server.on_event = take
+
+        stage.on_request = listen
+        stage.run(lambda: stage.elapsed >= self.seconds)
+        first = int(self.settled / SAMPLE)
+        rtts = series["rtt 0"][first:]
+        values = {
+            "mbps": statistics.fmean(series["mbps"][first:]),
+            "least rtt": stage.pair.facts(stage.client)[0].min_rtt,
+            "middle rtt": statistics.median(rtts),
+            "largest rtt": max(rtts),
+        }
+        if delays:
+            values |= {"median": statistics.median(delays), "worst": max(delays)}
+            series["delays"] = delays
+        return Outcome(values, series)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Two paths and one flow with Reno send through the same bottleneck; the seed shifts the begin of the second.
+
+    Value: `share` of what came through after `SETTLING` that the two paths have had.
+    """
+
+    route: Route
+    seconds: float
+    SETTLING = 5.0
+
+    def run(self, setup: Setup, seed: int) -> Outcome:
+        bottleneck = Line()
+        two = Stage(setup, (self.route, self.route), seed, bottleneck=bottleneck)
+        begin = two.begin + 0.13 * seed
+        two.on_connected = lambda: two.client.write(b"GET", stream=BULK)
+        two.on_request = lambda: two.server.write(bytes(ENDLESS), stream=BULK)
+        two.run(lambda: two.pair.clock.now >= begin)
+        reno = replace(setup, congestion="reno")
+        one = Stage(reno, (self.route,), seed, beside=two, bottleneck=bottleneck)
+        one.on_connected = lambda: one.client.write(b"GET", stream=BULK)
+        one.on_request = lambda: one.server.write(bytes(ENDLESS), stream=BULK)
+
+        def until(moment: float) -> None:
+            def there() -> bool:
+                one.step()
+                return two.elapsed >= moment
+
+            two.run(there)
+
+        until(self.SETTLING)
+        before = two.client.received, one.client.received
+        until(self.SETTLING + self.seconds)
+        shares = two.client.received - before[0], one.client.received - before[1]
+        return Outcome({"share": shares[0] / sum(shares)})

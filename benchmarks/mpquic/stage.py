@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.mpquic.cells import Route, Setup
+from benchmarks.mpquic.counting import counting_engine
 from multi.lab.cert import write_development_certificates
+from multi.lab.engines.links import Line
 from multi.lab.engines.pair import End, Pair
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic import aioquic_engine
+from multi.transports.mpquic.private import PrivateEngine
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.engine import PathEngine, PathOpened, implementation
 from multi.transports.quic.settings import QuicSettings
@@ -40,13 +43,26 @@ def _certificates() -> Path:
 
 
 def _engine_of(setup: Setup) -> type[PathEngine]:
-    return cast(type[PathEngine], implementation("noq")) if setup.engine == "noq" else aioquic_engine.Engine
+    if setup.engine == "noq":
+        return cast(type[PathEngine], implementation("noq"))
+    if setup.ack_blocks is not None:
+        return counting_engine(setup.ack_blocks, setup.ack_order)
+    return PrivateEngine if "private_modes" in dict(setup.settings) else aioquic_engine.Engine
 
 
 class Stage:
     """Both ends, from the client's first packet on; `client` and `server` are their applications."""
 
-    def __init__(self, setup: Setup, routes: Sequence[Route], seed: int = 1) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        routes: Sequence[Route],
+        seed: int = 1,
+        *,
+        beside: Stage | None = None,
+        bottleneck: Line | None = None,
+    ) -> None:
+        """`beside` and `bottleneck`: as `Pair` has them."""
         engine = _engine_of(setup)
         made = _certificates()
         settings = MpquicSettings.model_validate(
@@ -62,8 +78,13 @@ class Stage:
         tls = TlsSettings(cert=made / "server-cert.pem", key=made / "server-key.pem")
         dialling = engine.configure(QuicSettings(), TlsSettings(), issuers, "localhost", settings.policy(), **more)
         listening = engine.configure(QuicSettings(), tls, b"", None, settings.policy(), **more)
-        self.pair = Pair(
-            engine(dialling, DATAGRAM), lambda original: engine(listening, DATAGRAM, original), routes, seed
+        self.pair: Pair = Pair(
+            engine(dialling, DATAGRAM),
+            lambda original: engine(listening, DATAGRAM, original),
+            routes,
+            seed,
+            beside.pair if beside is not None else None,
+            bottleneck,
         )
         self.begin = self.pair.clock.now
         self.on_connected: Callable[[], None] = lambda: None
@@ -71,6 +92,8 @@ class Stage:
         self.on_request: Callable[[], None] = lambda: None
         """The server has got the first byte."""
         self._to_open = list(range(1, len(routes)))
+        self.may_open = True
+        """False: further paths are not opened for now."""
         self._connected = False
         self.asked = False
         """The server has been."""
@@ -97,16 +120,20 @@ class Stage:
         """Until it holds. Raises Unfinished when `limit` virtual seconds pass before."""
 
         def stepped() -> bool:
-            if not self.asked:
-                self._step()
-            elif self._to_open:
-                self._open()
+            self.step()
             return condition()
 
         if not self.pair.run(stepped, limit):
             raise Unfinished(f"not done after {limit:g} s")
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Do what is to be done now; `run` does it after each event."""
+        if not self.asked:
+            self._begin()
+        elif self._to_open:
+            self._open()
+
+    def _begin(self) -> None:
         if self.client.complete_at is None:
             return
         if not self._connected:
@@ -120,9 +147,13 @@ class Stage:
 
     def _open(self) -> None:
         engine = cast(PathEngine, self.client.engine)
-        while self._to_open:
-            if engine.open_path(self.pair.place(self._to_open[0]), self.pair.clock.now) is None:
+        while self._to_open and self.may_open:
+            place = self.pair.place(self._to_open[0])
+            path = engine.open_path(place, self.pair.clock.now)
+            if path is None:
                 return
+            seen = self.pair.seen(self._to_open[0])
+            engine.announce_path(path, place.local, seen.peer[1])
             del self._to_open[0]
             self.client.pump()
 

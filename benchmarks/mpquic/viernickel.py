@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from benchmarks.mpquic.cells import Cell, Results, Route, Setup, route
 from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
-from benchmarks.mpquic.plays import Download, Urgent
+from benchmarks.mpquic.plays import Download, Joining, Urgent
 
 __all__ = ["paper"]
 
@@ -25,13 +25,58 @@ def paper(scale: Scale) -> Paper:
     return Paper(
         "Multipath QUIC: a deployable multipath transport protocol",
         "T. Viernickel, A. Froemmgen, A. Rizk, B. Koldehofe, R. Steinmetz, IEEE ICC 2018",
-        (Sizes(scale), Paths(scale), Rates(scale), RoundTrips(scale), UrgentKilobyte(scale)),
+        (HalfRoundTrip(scale), Sizes(scale), Paths(scale), Rates(scale), RoundTrips(scale), UrgentKilobyte(scale)),
     )
 
 
 def _alone(setup: Setup, size: int = MEGABYTE) -> Cell:
     """The single path that Figures 8 and 9 compare with."""
     return Cell("viernickel-8", f"{size // 1000} kB, 1 path", Download(size, (PATH,)), setup)
+
+
+class HalfRoundTrip(Figure):
+    key = "viernickel-3"
+    title = "Figures 3 and 4: when a server may use a further path"
+    setting = (
+        "10 Mbit/s; round trips of 44 and of 600 ms; a path is opened during a download, until the server sends data "
+        "over it. RFC 10069 has it validate the address first."
+    )
+    ROUND_TRIPS = (0.044, 0.600)
+    TRUST = Setup(settings=(("private_modes", ("trust_announced_paths",)),))
+
+    def _rows(self) -> dict[str, tuple[str, Setup]]:
+        return {
+            "RFC 10069, aioquic": ("rfc", ENGINES[0]),
+            "RFC 10069, native": ("rfc", ENGINES[1]),
+            "trust_announced_paths": ("trust", self.TRUST),
+        }
+
+    def _cell(self, round_trip: float, row: str, setup: Setup) -> Cell:
+        each = route(MBPS, round_trip)
+        return Cell(self.key, f"{row}, {1000 * round_trip:g} ms", Joining((each, each)), setup)
+
+    def cells(self) -> Sequence[Cell]:
+        return [self._cell(round_trip, *row) for row in self._rows().values() for round_trip in self.ROUND_TRIPS]
+
+    def _round_trips(self, results: Results, round_trip: float, row: str, setup: Setup) -> float | None:
+        seconds = results.value(self._cell(round_trip, row, setup), "seconds")
+        return seconds / round_trip if seconds is not None else None
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for name, row in self._rows().items():
+            said = "0.5" if row[0] == "trust" else "-"
+            rows.append([name, said, *(number(self._round_trips(results, each, *row)) for each in self.ROUND_TRIPS)])
+        return Table(("round trips", "paper", "44 ms", "600 ms"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        found = []
+        for name, row in self._rows().items():
+            bound = 0.6 if row[0] == "trust" else 1.6
+            for each in self.ROUND_TRIPS:
+                what = f"the server uses a path of {1000 * each:g} ms, {name}"
+                found.append(Target(what, self._round_trips(results, each, *row), bound, unit=" round trips"))
+        return found
 
 
 class Sizes(Figure):

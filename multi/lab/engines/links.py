@@ -33,10 +33,19 @@ def link_of(mbps: float, round_trip: float, queue: float = 1.5, **more: float) -
     return replace(LinkSpec(rate, round_trip / 2, int(queue * rate * round_trip) + 4000), **more)  # type: ignore[arg-type]
 
 
+class Line:
+    """What datagrams wait for: that of one link, or a bottleneck that several have in common."""
+
+    def __init__(self) -> None:
+        self.free_at = 0.0
+
+
 class Link:
     """One direction, from now on."""
 
-    def __init__(self, spec: LinkSpec, clock: Clock, deliver: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, spec: LinkSpec, clock: Clock, deliver: Callable[[bytes], None], line: Line | None = None
+    ) -> None:
         self.spec = spec
         self.silent = False
         """Swallows everything, and nobody is told."""
@@ -45,21 +54,21 @@ class Link:
         self.copies = 1
         """Of each datagram that come through."""
         self._clock, self._deliver = clock, deliver
-        self._free_at = 0.0
+        self._line = line or Line()
 
     def send(self, data: bytes) -> None:
         """Deliver it some time later, perhaps."""
         self.sent += 1
         spec, now = self.spec, self._clock.now
-        start = max(now, self._free_at)
+        start = max(now, self._line.free_at)
         full = start > now and (start - now) * spec.rate + len(data) > spec.queue
         lost = spec.loss > 0 and self._clock.random.random() < spec.loss
         if self.silent or full or lost or len(data) > spec.largest:
             self.dropped += 1
             return
-        self._free_at = start + (len(data) + HEADERS) / spec.rate
+        self._line.free_at = start + (len(data) + HEADERS) / spec.rate
         for _ in range(self.copies):
-            self._clock.at(self._free_at + spec.delay, lambda: self._arrive(data))
+            self._clock.at(self._line.free_at + spec.delay, lambda: self._arrive(data))
 
     def _arrive(self, data: bytes) -> None:
         if not self.silent:

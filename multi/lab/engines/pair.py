@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
-from multi.lab.engines.links import Link, LinkSpec
+from multi.lab.engines.links import Line, Link, LinkSpec
 from multi.lab.sim.clock import Clock
 from multi.multipath.facts import PathFacts
 from multi.transports.quic.engine import PathClosed, PathEngine, PathOpened, PathStatusChanged, QuicEngine
@@ -62,7 +62,8 @@ class End:
         while (event := self.engine.next_event()) is not None:
             self._take_event(event)
         for stream, (data, end) in list(self._to_write.items()):
-            room = AHEAD - self.engine.unsent()
+            # What is little does not wait for much on another stream.
+            room = AHEAD - self.engine.unsent() if len(data) > AHEAD else len(data)
             if room > 0 and self.engine.has_stream(stream) | (self.complete_at is not None):
                 last = len(data) <= room
                 self.engine.write(stream, data[:room], end and last)
@@ -116,11 +117,17 @@ class Pair:
         server: Callable[[bytes], QuicEngine],
         specs: Sequence[tuple[LinkSpec, LinkSpec]],
         seed: int = 1,
+        beside: Pair | None = None,
+        bottleneck: Line | None = None,
     ) -> None:
         """`server` makes the engine for the id that the client's first packet has; `specs`: (up, down) of each path;
-        `seed` decides which datagrams are lost."""
-        self.clock = Clock(seed)
-        self.clock.now = BEGIN
+        `seed` decides which datagrams are lost; `beside` has the same clock; the server sends over `bottleneck`, where
+        there is one, on all paths."""
+        if beside is None:
+            self.clock = Clock(seed)
+            self.clock.now = BEGIN
+        else:
+            self.clock = beside.clock
         self.ups: list[Link] = []
         self.downs: list[Link] = []
         self._make_server = server
@@ -131,7 +138,7 @@ class Pair:
         self._server_links: dict[PeerAddress, Link] = {}
         for index, (up, down) in enumerate(specs):
             self.ups.append(Link(up, self.clock, self._to_server(index)))
-            self.downs.append(Link(down, self.clock, self._to_client(index)))
+            self.downs.append(Link(down, self.clock, self._to_client(index), bottleneck))
             client_links[self.place(index)] = self.ups[-1]
             self._server_links[self.seen(index)] = self.downs[-1]
         self.client = End(self.clock, client, client_links)

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.mpquic.__main__ import papers
 from benchmarks.mpquic.cells import Cell, Outcome, Results, Setup, route
 from benchmarks.mpquic.figures import NOT_RUN, Scale, Target, number
-from benchmarks.mpquic.plays import Download, Urgent
+from benchmarks.mpquic.plays import Beside, Counted, Download, Joining, Sending, Urgent
 from benchmarks.mpquic.report import page
 from benchmarks.mpquic.store import PACKED, Entry, Store
 
@@ -74,10 +74,41 @@ def test_a_download_takes_both_paths_and_the_same_time_again() -> None:
 
 
 def test_what_is_urgent_is_asked_for_during_a_download() -> None:
-    play = Urgent(1_400_000, (TEN,))
+    play = Urgent(700_000, (route(4, 0.044),))
     own, ordered = (replace(play, in_order=in_order).run(Setup(), 1) for in_order in (False, True))
     assert len(own.series["delays"]) >= 2
     assert 0.044 < own.values["median"] < ordered.values["median"]
+
+
+def test_ends_that_count_tell_ranges_and_repetitions_and_leave_blocks_out() -> None:
+    paths = route(20, 0.010, queue=8), route(5, 0.060, queue=8)
+    one = Setup(settings=(("private_modes", ("one_number_space",)), ("scheduler", "RR")), ack_blocks=0)
+    whole, cut = (Counted(400_000, paths).run(setup, 1).values for setup in (one, replace(one, ack_blocks=1)))
+    assert whole["cut"] == 0
+    assert whole["ranges"] > 1.2
+    assert cut["cut"] > 0
+    assert 1 < cut["ranges"] <= 2
+    many = Counted(400_000, paths).run(replace(one, settings=(("scheduler", "RR"),)), 1).values
+    assert many["ranges"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_server_uses_a_further_path_after_a_round_trip_and_a_half() -> None:
+    assert Joining((TEN, TEN)).run(Setup(), 1).values["seconds"] / 0.044 == pytest.approx(1.5, abs=0.3)
+
+
+def test_bursts_are_timed_beside_bulk() -> None:
+    outcome = Sending((route(4, 0.044),), 2.5, bursts=True, settled=1.0).run(Setup(), 1)
+    assert outcome.values["mbps"] == pytest.approx(4, rel=0.15)
+    assert len(outcome.series["mbps"]) in (4, 5)  # the last sample is due at the end
+    assert 10 <= len(outcome.series["delays"]) <= 15
+    assert 0.022 < outcome.values["median"] <= outcome.values["worst"]
+
+
+def test_two_flows_share_one_bottleneck() -> None:
+    slow = route(4, 0.044)
+    assert (
+        0.1 < Beside(slow, 3.0).run(Setup(congestion="olia", settings=(("queue_most_ms", 0),)), 1).values["share"] < 0.9
+    )
 
 
 def test_a_target_is_held_short_or_not_run() -> None:

@@ -1,0 +1,226 @@
+"""Morawski and Karbowanczyk: queues that fill, efficiency as it goes on, and bursts beside bulk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from benchmarks.mpquic.cells import Cell, Results, Setup
+from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, number
+from benchmarks.mpquic.plays import SAMPLE, Sending
+from multi.lab.engines.links import MBIT, LinkSpec
+from multi.multipath.efficiency import running
+
+__all__ = ["paper"]
+
+DSL = LinkSpec(7.5 * MBIT, 0.0185, 220_000)
+LTE = LinkSpec(10 * MBIT, 0.043, 400_000)
+PRIMARY, SECONDARY = (DSL, DSL), (LTE, LTE)
+LOSS = 0.0002  # of datagrams, where runs are to differ
+UNBOUND = (("queue_most_ms", 0),)
+NAMES = {"aioquic": "aioquic", "noq": "native"}
+SETTING = "The client sends; DSL 7.5 Mbit/s, 37 ms, 220 kB of queue; LTE 10 Mbit/s, 86 ms, 400 kB."
+SETTLED = 2.0  # seconds that do not count
+
+
+def paper(scale: Scale) -> Paper:
+    return Paper(
+        "Multipath QUIC - Directions of the Improvements",
+        "M. Morawski, M. Karbowanczyk, Lodz University of Technology; on public DSL and LTE networks, 30 runs",
+        (Queues(scale), Efficiency(scale), Bursts(scale)),
+    )
+
+
+class Queues(Figure):
+    key = "morawski-4"
+    title = "Figure 4: one path, and what stands in its queue"
+    setting = (
+        SETTING + " Over DSL alone, Cubic against OLIA, and both with the bound of 15 ms that is the default here. The "
+        "paper: Cubic's delay is five to six times OLIA's; 35 to 220 ms at a constant 7.5 Mbit/s with OLIA."
+    )
+
+    def _rows(self) -> dict[str, Cell]:
+        play = Sending((PRIMARY,), 8.0 if self.quick else 20.0)
+        rows = {}
+        for engine in ("aioquic", "noq"):
+            for control in ("cubic", "olia"):
+                for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
+                    setup = Setup(engine, control, settings)
+                    name = f"{NAMES[engine]}, {control}, {bound}"
+                    rows[name] = Cell(self.key, f"{bound}, {play.seconds:g} s", play, setup)
+        return rows
+
+    def cells(self) -> Sequence[Cell]:
+        return list(self._rows().values())
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for name, cell in self._rows().items():
+            least, middle, largest = (results.value(cell, f"{which} rtt") for which in ("least", "middle", "largest"))
+            times = [number(each and each * 1000) for each in (least, middle, largest)]
+            rows.append([name, number(results.value(cell, "mbps")), *times])
+        return Table(("", "Mbit/s", "least round trip, ms", "median", "largest"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        rows, found = self._rows(), []
+        for name in NAMES.values():
+            free, bound, olia = (
+                rows[f"{name}, {which}"] for which in ("cubic, no bound", "cubic, 15 ms", "olia, no bound")
+            )
+            cubic_rtt, olia_rtt = (results.value(cell, "largest rtt") for cell in (free, olia))
+            ratio = cubic_rtt / olia_rtt if cubic_rtt and olia_rtt else None
+            found.append(
+                Target(f"Cubic's largest round trip / OLIA's, {name}", ratio, 3.0, at_least=True, unit=" times")
+            )
+            middle, least = (results.value(bound, f"{which} rtt") for which in ("middle", "least"))
+            more = 1000 * (middle - least) if middle and least else None
+            found.append(Target(f"what stands in the queue with the bound, median, {name}", more, 20.0, unit=" ms"))
+            with_bound, without = (results.value(cell, "mbps") for cell in (bound, free))
+            share = with_bound / without if with_bound and without else None
+            found.append(Target(f"rate with the bound / without, {name}", share, 0.97, at_least=True, unit=" times"))
+        return found
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        for name, cell in self._rows().items():
+            outcome = results.of(cell)
+            if outcome is not None and cell.setup.engine == "aioquic":
+                rtts = outcome.series["rtt 0"]
+                times = [SAMPLE * (at + 1) for at in range(len(rtts))]
+                axes.plot(times, [1000 * rtt for rtt in rtts], label=name)
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("smoothed round trip, ms")
+        axes.set_ylim(bottom=0)
+
+
+class Efficiency(Figure):
+    key = "morawski-5"
+    title = "Figures 5 and 7: efficiency φ(k) of one stream over both paths"
+    setting = (
+        SETTING + " Defaults, with 0.02 % of all datagrams lost; rates are means of several runs, as in the paper's "
+        "formula 2. The paper: near +1, after drops about +0.5, at times below 0. Beside it the first path loses "
+        "everything for a second (Figure 7)."
+    )
+
+    @property
+    def seconds(self) -> float:
+        return 8.0 if self.quick else 20.0
+
+    def _cells(self, engine: str, what: str) -> list[Cell]:
+        one, two = ((replace(link, loss=LOSS),) * 2 for link in (DSL, LTE))
+        silence = self.seconds / 2 if what == "loss burst" else None
+        routes = {"DSL": (one,), "LTE": (two,)}.get(what, (one, two))
+        play = Sending(routes, self.seconds, silence=silence)
+        seeds = 1 if self.quick else 3 if engine == "aioquic" else 10
+        row = f"{what}, {self.seconds:g} s"
+        return [Cell(self.key, row, play, Setup(engine), seed) for seed in range(1, seeds + 1)]
+
+    def cells(self) -> Sequence[Cell]:
+        kinds = ("DSL", "LTE", "both", "loss burst")
+        return [cell for engine in NAMES for what in kinds for cell in self._cells(engine, what)]
+
+    def _rates(self, results: Results, engine: str, what: str) -> list[float]:
+        """Mbit/s of each sample, means of the runs there are."""
+        found = [
+            outcome.series["mbps"] for cell in self._cells(engine, what) if (outcome := results.of(cell)) is not None
+        ]
+        return [fmean(each) for each in zip(*found, strict=False)]
+
+    def _phi(self, results: Results, engine: str, what: str) -> list[float]:
+        alone = [self._rates(results, engine, path) for path in ("DSL", "LTE")]
+        together = self._rates(results, engine, what)
+        length = min(len(together), *map(len, alone))
+        first = int(SETTLED / SAMPLE)
+        return running(together[first:length], [rates[first:length] for rates in alone]) if length > first else []
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for engine, name in NAMES.items():
+            for what in ("both", "loss burst"):
+                phi = self._phi(results, engine, what)
+                middle, least = (number(fmean(phi)), number(min(phi))) if phi else (number(None), number(None))
+                rates = self._rates(results, engine, what)[int(SETTLED / SAMPLE) :]
+                rows.append([f"{name}, {what}", number(fmean(rates) if rates else None), middle, least])
+        return Table(("", "Mbit/s", "φ, mean", "φ, least"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        found = []
+        for engine, name in NAMES.items():
+            phi = self._phi(results, engine, "both")
+            found += [
+                Target(f"φ over DSL and LTE, mean, {name}", fmean(phi) if phi else None, 0.9, at_least=True),
+                Target(f"φ over DSL and LTE, least, {name}", min(phi) if phi else None, 0.0, at_least=True),
+            ]
+            after = self._phi(results, engine, "loss burst")
+            back = after[int((self.seconds / 2 + 1 + 2 - SETTLED) / SAMPLE) :]
+            what = f"φ two seconds after the first path was silent for one, mean, {name}"
+            found.append(Target(what, fmean(back) if back else None, 0.95, at_least=True))
+        return found
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        for engine, name in NAMES.items():
+            for what in ("both", "loss burst"):
+                phi = self._phi(results, engine, what)
+                if phi:
+                    times = [SETTLED + SAMPLE * (at + 1) for at in range(len(phi))]
+                    axes.plot(times, phi, label=f"{name}, {what}")
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("φ(k)")
+        axes.set_ylim(-1.05, 1.4)
+
+
+class Bursts(Figure):
+    key = "morawski-6"
+    title = "Figure 6: bursts of 10 kB each tenth of a second beside bulk"
+    setting = (
+        SETTING + " One bulk stream stands for the paper's three, for QUIC has two here (docs/wire-format.md); streams "
+        "take turns. The paper: with full buffers the priority of the bursts changes nothing."
+    )
+
+    def _rows(self) -> dict[str, Cell]:
+        seconds = 6.0 if self.quick else 15.0
+        both = (PRIMARY, SECONDARY)
+        rows = {}
+        for engine, name in NAMES.items():
+            for bound, settings in (("no bound", UNBOUND), ("15 ms", ())):
+                setup = Setup(engine, settings=settings)
+                play = Sending(both, seconds, bursts=True)
+                rows[f"{name}, {bound}"] = Cell(self.key, f"{bound}, {seconds:g} s", play, setup)
+        return rows
+
+    def cells(self) -> Sequence[Cell]:
+        return list(self._rows().values())
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for name, cell in self._rows().items():
+            delays = (results.value(cell, which) for which in ("median", "worst"))
+            rows.append([name, number(results.value(cell, "mbps")), *(number(each and each * 1000) for each in delays)])
+        return Table(("", "Mbit/s in all", "burst: median, ms", "worst"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        rows, found = self._rows(), []
+        for name in NAMES.values():
+            bound, free = rows[f"{name}, 15 ms"], rows[f"{name}, no bound"]
+            delay = results.value(bound, "median")
+            found.append(Target(f"bursts, median, {name}", delay and delay * 1000, 60.0, unit=" ms"))
+            ours, without = (results.value(cell, "mbps") for cell in (bound, free))
+            share = ours / without if ours and without else None
+            found.append(
+                Target(f"rate beside bursts / without the bound, {name}", share, 0.97, at_least=True, unit=" times")
+            )
+        return found
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        for name, cell in self._rows().items():
+            outcome = results.of(cell)
+            if outcome is not None:
+                delays = sorted(1000 * delay for delay in outcome.series["delays"])
+                axes.step(delays, [(at + 1) / len(delays) for at in range(len(delays))], where="post", label=name)
+        axes.set_xlabel("delay of a burst, ms")
+        axes.set_ylim(0, 1.05)

@@ -1,0 +1,327 @@
+"""De Coninck: one packet number space for all paths, or one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
+from random import Random
+from statistics import fmean
+from typing import Any, ClassVar
+
+from benchmarks.mpquic.cells import Cell, Results, Route, Setup, route
+from benchmarks.mpquic.figures import Figure, Paper, Scale, Table, Target, median, number
+from benchmarks.mpquic.plays import Counted, Download
+from benchmarks.spread import spread
+
+__all__ = ["paper"]
+
+MEGABYTE = 1_000_000
+POINTS = 95
+QUICK_POINTS = 2
+NATIVE_POINTS = 24
+MANY = Setup(ack_blocks=0)
+ONE = Setup(settings=(("private_modes", ("one_number_space",)),), ack_blocks=32)
+COPIES = (("ack_path", "all"),)
+SETTING = (
+    "One stream, queues of 1.5 bandwidth-delay products, nothing is lost but in them; paths are opened when the "
+    "handshake is done. Windows grow to 4 MiB (the paper: 2 MB at first), and aioquic acknowledges after a millisecond "
+    "or with what it sends, where the paper has every two packets."
+)
+
+
+def paper(scale: Scale) -> Paper:
+    return Paper(
+        "The Packet Number Space Debate in Multipath QUIC",
+        "Q. De Coninck, UCLouvain, technical report, 2021",
+        (Homogeneous(scale), Original(scale), Fixed(scale), AckBytes(scale), ThreePaths(scale)),
+    )
+
+
+@cache
+def _points(dimensions: int) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """Names and points, in an order of which any beginning is a sample of the whole."""
+    found = [(f"{n:02}", at) for n, at in enumerate(spread(dimensions, POINTS, seed=dimensions, candidates=600), 1)]
+    Random(1).shuffle(found)
+    return tuple(found)
+
+
+def _between(at: float, least: float, most: float) -> float:
+    return least + (most - least) * at
+
+
+def homogeneous(at: tuple[float, ...]) -> tuple[Route, ...]:
+    """Table 1: two equal paths of 2.5 to 100 Mbit/s and 5 to 100 ms."""
+    return (route(_between(at[0], 2.5, 100), _between(at[1], 0.005, 0.100)),) * 2
+
+
+def heterogeneous(at: tuple[float, ...]) -> tuple[Route, ...]:
+    """Table 2: 100 Mbit/s and 200 ms in all, of which the first path has 0.1 to 0.9."""
+    rate, round_trip = (_between(x, 0.1, 0.9) for x in at)
+    return route(100 * rate, 0.2 * round_trip), route(100 * (1 - rate), 0.2 * (1 - round_trip))
+
+
+def three_paths(at: tuple[float, ...]) -> tuple[Route, ...]:
+    """Table 3: 100 Mbit/s and 300 ms in all, weights of 0.1 to 0.9 for each path."""
+    rates, round_trips = ([_between(x, 0.1, 0.9) for x in part] for part in (at[:3], at[3:]))
+    return tuple(
+        route(100 * rate / sum(rates), 0.3 * round_trip / sum(round_trips))
+        for rate, round_trip in zip(rates, round_trips, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    name: str
+    setup: Setup
+
+
+class _Table(Figure):
+    """All points of a table with some ways to acknowledge."""
+
+    VARIANTS: ClassVar[dict[str, _Variant]]
+    dimensions = 2
+
+    @property
+    def size(self) -> int:
+        return (4 if self.quick else 50) * MEGABYTE
+
+    @property
+    def points(self) -> Sequence[tuple[str, tuple[float, ...]]]:
+        return _points(self.dimensions)[: QUICK_POINTS if self.quick else None]
+
+    def routes(self, at: tuple[float, ...]) -> tuple[Route, ...]:
+        raise NotImplementedError
+
+    def cell(self, name: str, at: tuple[float, ...], variant: str) -> Cell:
+        row = f"{name} {variant}, {self.size // MEGABYTE} MB"
+        return Cell(self.key, row, Counted(self.size, self.routes(at)), self.VARIANTS[variant].setup)
+
+    def cells(self) -> Sequence[Cell]:
+        return [self.cell(name, at, variant) for name, at in self.points for variant in self.VARIANTS]
+
+    def by_point(self, results: Results, variant: str, what: str) -> dict[str, float]:
+        """A value of each point that was run."""
+        found = {name: results.value(self.cell(name, at, variant), what) for name, at in self.points}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def ratios(self, results: Results, variant: str, to: str, what: str = "seconds") -> list[float]:
+        """Where both were run."""
+        ours, theirs = self.by_point(results, variant, what), self.by_point(results, to, what)
+        return [ours[name] / theirs[name] for name in ours.keys() & theirs.keys() if theirs[name]]
+
+    def mean(self, results: Results, variant: str, what: str) -> float | None:
+        found = list(self.by_point(results, variant, what).values())
+        return fmean(found) if found else None
+
+    def share(self, results: Results, variant: str, what: str, least: float) -> float | None:
+        """Of the points with at least so much."""
+        found = list(self.by_point(results, variant, what).values())
+        return sum(value >= least for value in found) / len(found) if found else None
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for key, variant in self.VARIANTS.items():
+            ratio = median(self.ratios(results, key, "many"))
+            values = [self.mean(results, key, what) for what in ("ranges", "cut", "repeated", "ack kB")]
+            ranges, cut, repeated, ack = values
+            rows.append(
+                [
+                    variant.name,
+                    number(median(list(self.by_point(results, key, "seconds").values())), " s"),
+                    number(ratio),
+                    number(ranges),
+                    number(cut and cut * 100, " %"),
+                    number(repeated and repeated * 100, " %"),
+                    number(ack),
+                    f"{len(self.by_point(results, key, 'seconds'))} of {len(self.points)}",
+                ]
+            )
+        header = "", "median time", "/ many", "ranges / ACK", "ACKs cut", "data sent again", "ACKs, kB", "points"
+        return Table(header, rows)
+
+    def draw(self, results: Results, picture: Any) -> None:
+        shown = (("seconds", "seconds"), ("ranges", "ranges / ACK"), ("repeated", "data sent again / file"))
+        for axes, (what, label) in zip(picture.subplots(1, 3), shown, strict=True):
+            for key, variant in self.VARIANTS.items():
+                found = sorted(self.by_point(results, key, what).values())
+                if found:
+                    shares = [(at + 1) / len(found) for at in range(len(found))]
+                    axes.step(found, shares, "o-", where="post", markersize=3, label=variant.name)
+            axes.set_xlabel(label)
+            axes.set_ylim(0, 1.05)
+
+
+class Homogeneous(_Table):
+    key = "spaces-2"
+    title = "Figure 2 and Table 1: two equal paths"
+    setting = "50 MB over two paths of 2.5 to 100 Mbit/s and 5 to 100 ms each, 95 points. " + SETTING
+    VARIANTS: ClassVar = {
+        "many": _Variant("many spaces", MANY),
+        "one32": _Variant("one space, 32 blocks", ONE),
+        "one4": _Variant("one space, 4 blocks", replace(ONE, ack_blocks=4)),
+    }
+
+    def routes(self, at: tuple[float, ...]) -> tuple[Route, ...]:
+        return homogeneous(at)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        ratio = median(self.ratios(results, "one32", "many"))
+        return [
+            Target(
+                "equal paths, time with one space and 32 blocks / many spaces, median, apart from 1",
+                abs(ratio - 1) if ratio is not None else None,
+                0.05,
+            ),
+            Target("equal paths, ranges / ACK with many spaces, mean", self.mean(results, "many", "ranges"), 1.2),
+        ]
+
+
+class _Heterogeneous(_Table):
+    def routes(self, at: tuple[float, ...]) -> tuple[Route, ...]:
+        return heterogeneous(at)
+
+
+class Original(_Heterogeneous):
+    key = "spaces-3"
+    title = "Figure 3 and Table 2: two unequal paths, newest ranges first"
+    setting = (
+        "50 MB, 100 Mbit/s and 200 ms in all; 95 points. The paper: the limit is hit often, up to 70 % of the data are "
+        "sent again, BBR does worse than Cubic. BBR is the native engine's, which has many spaces only, at 24 points. "
+        + SETTING
+    )
+    VARIANTS: ClassVar = {
+        "many": _Variant("many spaces", MANY),
+        "one32": _Variant("one space, 32 blocks", ONE),
+        "one4": _Variant("one space, 4 blocks", replace(ONE, ack_blocks=4)),
+        "many4": _Variant("many spaces, 4 blocks", replace(MANY, ack_blocks=4)),
+        "one16": _Variant("one space, 16 blocks", replace(ONE, ack_blocks=16)),
+        "one8": _Variant("one space, 8 blocks", replace(ONE, ack_blocks=8)),
+    }
+    NATIVE: ClassVar = {"cubic": Setup("noq"), "bbr": Setup("noq", "bbr")}
+
+    def _native(self, name: str, at: tuple[float, ...], congestion: str) -> Cell:
+        row = f"{name} native, {self.size // MEGABYTE} MB"
+        return Cell(self.key, row, Download(self.size, self.routes(at)), self.NATIVE[congestion])
+
+    def cells(self) -> Sequence[Cell]:
+        native = [self._native(*point, control) for point in self.points[:NATIVE_POINTS] for control in self.NATIVE]
+        return [*native, *super().cells()]
+
+    def table(self, results: Results) -> Table:
+        header, rows = super().table(results)
+        own = []
+        for control, name in (("cubic", "Cubic"), ("bbr", "BBR")):
+            points = self.points[:NATIVE_POINTS]
+            found = results.values([self._native(*point, control) for point in points], "seconds")
+            time = number(median(found), " s")
+            own.append([f"native, many spaces, {name}", time, *["-"] * 5, f"{len(found)} of {len(points)}"])
+        return Table(header, [*rows, *own])
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        limits = ("one32", "one16", "one8", "one4")
+        ratios = [median(self.ratios(results, limit, "many")) for limit in limits]
+        known = [ratio for ratio in ratios if ratio is not None]
+        steps = [later / before for before, later in pairwise(known)]
+        four = median(self.ratios(results, "many4", "many"))
+        return [
+            Target(
+                "unequal paths, one space: time with half the blocks / with all, median, least of 32 to 4",
+                min(steps) if len(known) == len(limits) else None,
+                1.0,
+                at_least=True,
+            ),
+            Target(
+                "unequal paths, many spaces: time with 4 blocks / with all, median, apart from 1",
+                abs(four - 1) if four is not None else None,
+                0.02,
+            ),
+        ]
+
+
+class Fixed(_Heterogeneous):
+    key = "spaces-4"
+    title = "Figures 4 and 5: the same with lowest ranges first and acknowledgements on both paths"
+    setting = (
+        "The paper: in nearly all runs with one space at least a quarter of the ACKs hit the limit. Figure 5 is the "
+        "ratio of the times before and after. " + SETTING
+    )
+    VARIANTS: ClassVar = {
+        "many": _Variant("many spaces", replace(MANY, settings=COPIES)),
+        "one32": _Variant("one space, 32 blocks", replace(ONE, settings=(*ONE.settings, *COPIES), ack_order="lowest")),
+    }
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        often = self.share(results, "one32", "cut", 0.25)
+        return [Target("lowest first: points where a quarter of the ACKs hit 32 blocks", often, 0.9, at_least=True)]
+
+    def table(self, results: Results) -> Table:
+        header, rows = super().table(results)
+        before = Original(self.scale)
+        with_ratio = []
+        for row, variant in zip(rows, self.VARIANTS, strict=True):
+            old, new = before.by_point(results, variant, "seconds"), self.by_point(results, variant, "seconds")
+            ratios = [old[name] / new[name] for name in old.keys() & new.keys()]
+            with_ratio.append([*row, number(median(ratios))])
+        return Table([*header, "before / after"], with_ratio)
+
+
+class AckBytes(_Heterogeneous):
+    key = "spaces-6"
+    title = "Figure 6: bytes of acknowledgements"
+    setting = "Of the cells of Figure 3. The paper: fewer with many spaces."
+    VARIANTS = Original.VARIANTS
+
+    def cell(self, name: str, at: tuple[float, ...], variant: str) -> Cell:
+        return Original(self.scale).cell(name, at, variant)
+
+    def cells(self) -> Sequence[Cell]:
+        return [self.cell(name, at, variant) for name, at in self.points for variant in ("many", "one32")]
+
+    def table(self, results: Results) -> Table:
+        rows = []
+        for key in ("many", "one32"):
+            found = list(self.by_point(results, key, "ack kB").values())
+            low, high = (min(found), max(found)) if found else (None, None)
+            rows.append([self.VARIANTS[key].name, number(median(found), " kB"), f"{number(low)} to {number(high)}"])
+        return Table(("", "median", "least to most, kB"), rows)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        ratios = self.ratios(results, "many", "one32", "ack kB")
+        fewer = sum(ratio < 1 for ratio in ratios) / len(ratios) if ratios else None
+        return [Target("points where many spaces need fewer bytes of ACKs than one", fewer, 0.9, at_least=True)]
+
+    def draw(self, results: Results, picture: Any) -> None:
+        axes = picture.subplots()
+        for key in ("many", "one32"):
+            found = sorted(self.by_point(results, key, "ack kB").values())
+            if found:
+                shares = [(at + 1) / len(found) for at in range(len(found))]
+                axes.step(found, shares, "o-", where="post", markersize=3, label=self.VARIANTS[key].name)
+        axes.set_xlabel("kB of acknowledgements")
+        axes.set_ylim(0, 1.05)
+
+
+class ThreePaths(_Table):
+    key = "spaces-7"
+    title = "Figure 7 and Table 3: three unequal paths"
+    setting = (
+        "50 MB, 100 Mbit/s and 300 ms in all, weights of 0.1 to 0.9; lowest ranges first, acknowledgements on all "
+        "paths. The paper: nearly all runs with one space hit the limit in 30 % of the ACKs, many spaces are clearly "
+        "faster. " + SETTING
+    )
+    dimensions = 6
+    VARIANTS = Fixed.VARIANTS
+
+    def routes(self, at: tuple[float, ...]) -> tuple[Route, ...]:
+        return three_paths(at)
+
+    def targets(self, results: Results) -> Sequence[Target]:
+        ratios = self.ratios(results, "one32", "many")
+        faster = sum(ratio > 1 for ratio in ratios) / len(ratios) if ratios else None
+        often = self.share(results, "one32", "cut", 0.30)
+        return [
+            Target("three paths: points where many spaces are faster than one", faster, 0.9, at_least=True),
+            Target("three paths: points where 30 % of the ACKs hit 32 blocks", often, 0.9, at_least=True),
+        ]
