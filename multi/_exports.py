@@ -78,3 +78,4 @@ from multi.types import Family as Family
 from multi.types import Role as Role
 from multi.types import StreamId as StreamId
 from multi.types import TransportSample as TransportSample
+from multi.workers.run import run_server as run_server

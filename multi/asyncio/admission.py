@@ -44,6 +44,7 @@ GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets 
 MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
 AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
+MUCH = 1 / 64  # of what a source may take: only so few sources can have more that each may be told of
 SOURCE_SHARE = 0.25  # of the memory one source may take; as much as of the sessions, where that is more
 ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have proved themselves
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
@@ -118,6 +119,22 @@ class _Ranking:
         return next(iter(self._names[self._most])) if self._most else ""
 
 
+class Counts:
+    """What other processes of the same server have, for limits are of the whole server. Here: there are none."""
+
+    def change(self, kind: str, source: str, by: int) -> None:
+        """This process has so many more: of all sources where `source` is empty, else from that one."""
+
+    def count(self, kind: str, source: str, by: int) -> None:
+        """Both at once."""
+        self.change(kind, "", by)
+        self.change(kind, source, by)
+
+    def elsewhere(self, kind: str, source: str = "") -> int:
+        """Those of the others that are from `source`; all without one."""
+        return 0
+
+
 class BySource(Generic[T]):
     """Things in order of arrival, by source and address.
 
@@ -126,7 +143,9 @@ class BySource(Generic[T]):
     an OrderedDict: a dict passes all that have left before it finds one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counts | None = None, kind: str = "") -> None:
+        """With `counts`, others hear of these under the name `kind`."""
+        self._counts, self._kind = counts or Counts(), kind
         self._places: dict[T, tuple[str, str]] = {}
         self._members: OrderedDict[str, OrderedDict[str, OrderedDict[T, None]]] = OrderedDict()
         self._ranking = _Ranking()
@@ -143,7 +162,7 @@ class BySource(Generic[T]):
         source, address = self._places[member] = place_of(host)
         addresses = self._members.setdefault(source, OrderedDict())
         addresses.setdefault(address, OrderedDict())[member] = None
-        self._ranking.change(source, 1)
+        self._count(source, 1)
 
     def discard(self, member: T) -> None:
         if member not in self._places:
@@ -155,7 +174,20 @@ class BySource(Generic[T]):
             del addresses[address]
         if not addresses:
             del self._members[source]
-        self._ranking.change(source, -1)
+        self._count(source, -1)
+
+    def _count(self, source: str, by: int) -> None:
+        self._ranking.change(source, by)
+        self._counts.count(self._kind, source, by)
+
+    @property
+    def all(self) -> int:
+        """How many there are, those of other processes included."""
+        return len(self._places) + self._counts.elsewhere(self._kind)
+
+    def all_of(self, source: str) -> int:
+        """The same from `source`."""
+        return self.count(source) + self._counts.elsewhere(self._kind, source)
 
     def members(self, source: str) -> list[T]:
         return [member for members in self._members.get(source, {}).values() for member in members]
@@ -237,13 +269,14 @@ class _Account:
 class Admission(AdmissionControl):
     """Owned by a server. Its methods are called in the order of a session's life: by listeners, then by the server."""
 
-    def __init__(self, limits: Limits, proxies: Iterable[str] = ()) -> None:
+    def __init__(self, limits: Limits, proxies: Iterable[str] = (), counts: Counts | None = None) -> None:
         super().__init__(limits.handshake_timeout)
+        self._counts = counts = counts or Counts()
         self._proxies = [ip_network(proxy) for proxy in proxies]
         self._loop = asyncio.get_running_loop()
         self._limits = limits
         self._log = LimitLog(self._loop.time)
-        self._half_open: BySource[Hashable] = BySource()
+        self._half_open: BySource[Hashable] = BySource(counts, "half_open")
         self._with_descriptor: BySource[Hashable] = BySource()
         """Connections, half open or not, until their sockets are closed."""
         self._goodbyes: dict[ConnectionId, SessionDriver] = {}
@@ -259,14 +292,16 @@ class Admission(AdmissionControl):
         self._order: dict[str, deque[SessionDriver]] = {}
         """Of sources with more than their share, who goes first, as of a moment ago."""
         self._ordered_until: dict[str, float] = {}
-        self._unconfirmed: BySource[SessionDriver] = BySource()
-        self._detached: BySource[SessionDriver] = BySource()
+        self._unconfirmed: BySource[SessionDriver] = BySource(counts, "unconfirmed")
+        self._detached: BySource[SessionDriver] = BySource(counts, "detached")
         self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
         self._share = max(SOURCE_SHARE, min(1.0, limits.max_sessions_per_source / limits.max_sessions))
         self._taken: Counter[str] = Counter()
         """Bytes living sessions are counted for, by source; of all under the empty name."""
         self._taken_until = -inf
         """Then they are added up again: what windows allow is known at once, what is kept besides only then."""
+        self._told: dict[str, int] = {}
+        """What of it other processes know."""
         self._relieved_at = -inf
         self._sweeper: asyncio.TimerHandle | None = None
         self._unfinished: dict[Hashable, int] = {}
@@ -292,12 +327,15 @@ class Admission(AdmissionControl):
         self, connection: Hashable, host: str, drop: Callable[[str], None], *, has_descriptor: bool = True
     ) -> None:
         """Count one in, after another had to go where there are too many: its `drop(reason)` is called."""
-        if self._half_open.count(source_of(host)) >= self._limits.max_unauthenticated_per_source:
+        victim: Hashable | None = None
+        if self._half_open.all_of(source_of(host)) >= self._limits.max_unauthenticated_per_source:
             self.report("max_unauthenticated_per_source", host)
-            self._evict(self._half_open.oldest(source_of(host)))
-        elif len(self._half_open) >= self._limits.max_unauthenticated:
+            victim = self._half_open.oldest(source_of(host))
+        elif self._half_open.all >= self._limits.max_unauthenticated:
             self.report("max_unauthenticated", host)
-            self._evict(self._half_open.oldest())
+            victim = self._half_open.oldest()
+        if victim is not None:  # where other processes have them all, theirs go
+            self._evict(victim)
         self._half_open.add(connection, host)
         self._drops[connection] = drop
         if has_descriptor:
@@ -365,7 +403,7 @@ class Admission(AdmissionControl):
 
     def crowded(self, host: str) -> bool:
         """Half of what may be half open from where `host` is, is."""
-        return self._half_open.count(source_of(host)) >= max(1, self._limits.max_unauthenticated_per_source // 2)
+        return self._half_open.all_of(source_of(host)) >= max(1, self._limits.max_unauthenticated_per_source // 2)
 
     # --- sessions ---
 
@@ -373,18 +411,23 @@ class Admission(AdmissionControl):
         """The limit that leaves no room for a new session from `source`, and why; None = there is room."""
         limits, unconfirmed, from_there = self._limits, self._unconfirmed, self._sessions.get(source, ())
         for limit, count, most, what in (
-            ("max_sessions", len(self._accounts), limits.max_sessions, "sessions"),
-            ("max_unauthenticated", len(unconfirmed), limits.max_unauthenticated, "sessions not confirmed"),
+            ("max_sessions", self._sessions_in_all, limits.max_sessions, "sessions"),
+            ("max_unauthenticated", unconfirmed.all, limits.max_unauthenticated, "sessions not confirmed"),
             (
                 "max_unauthenticated_per_source",
-                unconfirmed.count(source),
+                unconfirmed.all_of(source),
                 limits.max_unauthenticated_per_source,
                 f"sessions from {source} not confirmed",
             ),
-            ("max_memory", self.taken(), self._most(""), "bytes taken by all sessions"),
-            ("max_memory", self.taken(source), self._most(source), f"bytes taken by sessions from {source}"),
+            ("max_memory", self._taken_in_all(), self._most(""), "bytes taken by all sessions"),
+            ("max_memory", self._taken_in_all(source), self._most(source), f"bytes taken by sessions from {source}"),
             # The last: room for it costs a session.
-            ("max_sessions_per_source", len(from_there), limits.max_sessions_per_source, f"sessions from {source}"),
+            (
+                "max_sessions_per_source",
+                len(from_there) + self._counts.elsewhere("sessions", source),
+                limits.max_sessions_per_source,
+                f"sessions from {source}",
+            ),
         ):
             if count >= most:
                 return limit, f"{count} {what}"
@@ -397,7 +440,7 @@ class Admission(AdmissionControl):
         beyond = source if limit == "max_sessions_per_source" else ""  # who has more than his share
         if limit == "max_memory":
             heaviest = max((source, *self._sessions), key=self.taken)
-            beyond = next((place for place in (source, heaviest) if self.taken(place) >= self._most(place)), "")
+            beyond = next((p for p in (source, heaviest) if self._taken_in_all(p) >= self._most(p)), "")
         place = source if limit.endswith("per_source") else ""
         unproved = self._unconfirmed.count(place) if place else len(self._unconfirmed)
         if beyond and unproved <= ON_THE_WAY_IN:
@@ -450,6 +493,7 @@ class Admission(AdmissionControl):
         """A session was made for a first HELLO."""
         self._accounts[driver] = _Account(source)
         self._sessions[source][driver] = None
+        self._counts.count("sessions", source, 1)
         receiver = driver.core.receiver
         self._charge(source, receiver.window.held)
         receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
@@ -464,6 +508,7 @@ class Admission(AdmissionControl):
             return
         receiver = driver.core.receiver
         del self._sessions[account.source][driver]
+        self._counts.count("sessions", account.source, -1)
         if not self._sessions[account.source]:
             del self._sessions[account.source]
         self._charge(account.source, -receiver.window.held)
@@ -552,7 +597,7 @@ class Admission(AdmissionControl):
             case SessionDetached():
                 self._detached.add(driver, account.host)
                 self._left(driver, account)
-                if len(self._detached) > self._limits.max_detached_sessions:
+                if self._detached.all > self._limits.max_detached_sessions:
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
                     assert oldest is not None
@@ -607,6 +652,7 @@ class Admission(AdmissionControl):
     def _charge(self, source: str, size: int) -> None:
         for place in ("", source):
             self._taken[place] += size
+            self._tell(place)
 
     def _most(self, place: str) -> float:
         return self._limits.max_memory * (self._share if place else 1)
@@ -617,9 +663,32 @@ class Admission(AdmissionControl):
         if now >= self._taken_until:
             self._taken.clear()
             for driver, account in self._accounts.items():
-                self._charge(account.source, driver.core.receiver.window.held + driver.kept_besides)
+                size = driver.core.receiver.window.held + driver.kept_besides
+                self._taken[""] += size
+                self._taken[account.source] += size
             self._taken_until = now + MEMORY_INTERVAL
+            for source in {*self._taken, *self._told}:
+                self._tell(source)
         return self._taken[place]
+
+    def _tell(self, source: str) -> None:
+        """Let other processes of this server know what a source takes here, if it is much; of all the sum."""
+        taken = self._taken[source]
+        if source and taken < self._most(source) * MUCH:
+            taken = 0
+        if taken != (told := self._told.get(source, 0)):
+            self._counts.change("memory", source, taken - told)
+            self._told[source] = taken
+            if not taken:
+                del self._told[source]
+
+    def _taken_in_all(self, place: str = "") -> int:
+        """The same, in all processes of this server."""
+        return self.taken(place) + self._counts.elsewhere("memory", place)
+
+    @property
+    def _sessions_in_all(self) -> int:
+        return len(self._accounts) + self._counts.elsewhere("sessions")
 
     def _may_grow(self, window: SessionWindow, source: str, size: int) -> bool:
         """A session window wants to grow by `size`."""
@@ -633,9 +702,12 @@ class Admission(AdmissionControl):
         return True
 
     def _fits(self, wanted: int, source: str, size: int) -> bool:
-        for place, sessions in (("", len(self._accounts)), (source, len(self._sessions[source]))):
+        for place, sessions in (
+            ("", self._sessions_in_all),
+            (source, len(self._sessions[source]) + self._counts.elsewhere("sessions", source)),
+        ):
             most = GROWTH_SHARE * self._most(place)
-            taken = self.taken(place) + size
+            taken = self._taken_in_all(place) + size
             # Who came first could take all, and what is advertised cannot be taken back.
             if taken > most or (taken > most * FREE_SHARE and wanted > most / sessions):
                 return False
@@ -665,7 +737,7 @@ class Admission(AdmissionControl):
         self._sweeper = self._loop.call_later(timeout, self._sweep)
         for source in [source for source, until in self._ordered_until.items() if until <= now]:
             del self._ordered_until[source], self._order[source]  # they hold sessions that have ended meanwhile
-        if self.taken() >= GROWTH_SHARE * self._most(""):
+        if self._taken_in_all() >= GROWTH_SHARE * self._most(""):
             for driver in [driver for driver in self._accounts if self._stalls(driver)]:
                 self.report("max_memory", self._accounts[driver].host)
                 self._end(driver, f"nothing was read for {timeout:g} s, and memory is short (limits.max_memory)")

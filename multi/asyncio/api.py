@@ -140,6 +140,8 @@ async def start_server(
     loaded = config_of(host, port, options, server=True)
     if not loaded.is_server:
         raise ConfigError("this is a client's configuration: a server needs listen", "listen")
+    if loaded.worker_count is not None:
+        raise ConfigError("several processes are started by multi.run_server and multi serve", "workers")
     if limit <= 0:
         raise ValueError(f"found {limit} as the limit of readers; allowed: more than 0")
     check_certificate_files(loaded)

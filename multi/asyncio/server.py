@@ -8,15 +8,15 @@ import os
 import socket
 from asyncio.trsock import TransportSocket
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from multi.asyncio.admission import Admission, source_of
+from multi.asyncio.admission import Admission, Counts, source_of
 from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
@@ -36,7 +36,14 @@ from multi.protocol.handshake import Join, Refuse, RefuseCode, Whereabouts
 from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
-from multi.transports.base import CertifiedListener, Channel, Listener, loaded_transport, transport_type
+from multi.transports.base import (
+    CertifiedListener,
+    Channel,
+    Listener,
+    Steering,
+    loaded_transport,
+    transport_type,
+)
 from multi.transports.certificates import first_certificate, pin_of, stamp
 from multi.types import ConnectionId, SessionId, Side, host_of
 
@@ -47,6 +54,12 @@ MAX_DRAIN = 604_800.0  # seconds, as of the configuration
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 
 ClientCallback = Callable[[SessionReader, SessionWriter], Awaitable[None] | None]
+
+
+def listened_to(transports: Sequence[str]) -> list[str]:
+    """The transports that need a listener: others are taken by one of these."""
+    covered = {other for name in transports for other in transport_type(name).also_accepts}
+    return [name for name in transports if name not in covered]
 
 
 class _PendingConnection:
@@ -126,19 +139,37 @@ class _PendingConnection:
         self._server.admission.settled(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Of a server that is one of several processes on one port."""
+
+    sockets: Mapping[tuple[str, int], socket.socket]
+    """To listen on, by transport and configured port."""
+    steering: Steering
+    reset_key: bytes
+    """For all of them, where the configuration names none: what one tells of a session is true for the others too."""
+    route: bytes
+    """The token of this one."""
+    counts: Counts
+    """What all of them have together."""
+
+
 class Server:
     """A running server; made by `start_server`, used like `asyncio.Server`."""
 
-    def __init__(self, on_client: ClientCallback, config: Config, limit: int, backlog: int) -> None:
+    def __init__(
+        self, on_client: ClientCallback, config: Config, limit: int, backlog: int, place: Place | None = None
+    ) -> None:
         self._on_client = on_client
         self._config = config
         self._limit = limit
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
-        reset_key = load_reset_key(config) or os.urandom(32)
+        self._place = place
         listen = config.listen
         assert listen is not None
-        self._route = listen.route_bytes(os.urandom)
+        reset_key = load_reset_key(config) or (place.reset_key if place is not None else os.urandom(32))
+        self._route = place.route if place is not None else listen.route_bytes(os.urandom)
         whereabouts = Whereabouts(self._route, listen.join == "own")
         self._settings = replace(session_settings(config), reset_key=reset_key, whereabouts=whereabouts)
         local_scheduler(*config.scheduler)  # what it cannot be is told now, not to the first client
@@ -146,7 +177,8 @@ class Server:
         for text in host_warnings(config):
             logger.warning("%s", text)
         limits = config.limits
-        self.admission = Admission(limits, (*listen.proxies, *listen.proxy_protocol))
+        counts = place.counts if place is not None else None
+        self.admission = Admission(limits, (*listen.proxies, *listen.proxy_protocol), counts)
         self._table: SessionTable[SessionDriver] = SessionTable(
             self._create, self.admission.full, reset_key, listen.peer_addresses()
         )
@@ -252,8 +284,6 @@ class Server:
         """Bind. One port serves all transports; an MPTCP listener also takes plain TCP."""
         listen = self._config.listen
         assert listen is not None
-        covered = {other for name in listen.transports for other in transport_type(name).also_accepts}
-        wanted = [name for name in listen.transports if name not in covered]
         settings = replace(
             self._config.transport_settings(),
             admission=self.admission,
@@ -261,20 +291,19 @@ class Server:
             proxies=listen.proxy_protocol,
             route=self._route,
         )
-        port = listen.port
-        own = listen.own.port if listen.own is not None else None
+        place = self._place
         try:
-            for name in wanted:
-                listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
-                self._listeners.append(listener)
-                self._check_open()  # somebody may have closed it meanwhile
-                port = port or listener.address[1]
-            if own is not None and own != port:
-                for name in wanted:
-                    listener = await (await loaded_transport(name)).listen(listen.host, own, settings, self._accept)
+            for wanted in listen.ports:
+                port = wanted
+                for name in listened_to(listen.transports):
+                    if place is not None:
+                        settings = replace(settings, bound=place.sockets[name, wanted], steering=place.steering)
+                    listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
                     self._listeners.append(listener)
-            if (control := self._config.control) is not None:
-                await self.control.open(self._config.control_path, control.metrics_port, port)
+                    self._check_open()  # somebody may have closed it meanwhile
+                    port = port or listener.address[1]
+            if (control := self._config.control) is not None and place is None:
+                await self.control.open(self._config.control_path, control.metrics_port, self.port)
                 self._check_open()
             if self._config.ssl_config is not None:
                 self._watch = self._loop.call_later(CERTIFICATES_LOOKED_AT, self._watch_certificates)

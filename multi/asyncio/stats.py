@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import Enum
 from math import isfinite
 from typing import Any
@@ -96,6 +96,16 @@ class ServerStats:
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return _of_dataclass(self)
+
+    def counters(self) -> ServerStats:
+        """What stays of it when its process has ended."""
+        transports = {name: replace(stats, connections={}, in_flight=0) for name, stats in self.transports.items()}
+        return ServerStats(
+            sessions_opened=self.sessions_opened,
+            sessions_ended=self.sessions_ended,
+            limits_hit=self.limits_hit,
+            transports=transports,
+        )
 
     @staticmethod
     def from_dict(said: Mapping[str, Any]) -> ServerStats:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from multi.cli.parser import make_parser
 
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbosity: int = parsed.pop("verbose")
     form: Format = parsed.pop("log_format")
     traces: Path | None = parsed.pop("trace", None)
+    workers: int | Literal["auto"] | None = parsed.pop("workers", None)
     module, _, function = parsed.pop("run").partition(":")
     from multi.cli.logs import log_to_stderr, say
 
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if traces is not None:
             parsed["config"] = _traced(parsed["config"], traces)
+        if workers is not None:
+            parsed["config"] = import_module("multi.config").load_config(parsed["config"]).with_workers(workers)
         code: int = getattr(import_module(module), function)(**parsed)
         sys.stdout.flush()
         return code

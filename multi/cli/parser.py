@@ -102,6 +102,8 @@ def make_parser() -> argparse.ArgumentParser:
     rules = "forward for clients, to what is allowed: HOST:PORTS,..., or a JSON file (docs/forwarding.md)"
     serve.add_argument("--forward-to", metavar="RULES", help=rules)
 
+    _add_workers(serve)
+
     _add_testbed(_add(commands, "testbed", "", "two hosts with emulated networks on this machine"))
 
     _add_top(
@@ -118,13 +120,19 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_bench(parser: _Parser) -> None:
     roles = parser.add_subparsers(title="roles", metavar="serve|run", required=True)
-    _add(roles, "serve", "multi.lab.bench.run:run_bench_server", "answer measurements", SERVER)
+    serve = _add(roles, "serve", "multi.lab.bench.run:run_bench_server", "answer measurements", SERVER)
+    _add_workers(serve)
     run = _add(roles, "run", "multi.lab.bench.run:run_bench", "measure once", CLIENT)
     amount = run.add_mutually_exclusive_group()
     amount.add_argument("-t", metavar="S", dest="seconds", type=_positive, help="for S seconds (default 10)")
     amount.add_argument("-n", metavar="BYTES", dest="size", type=_byte_count, help="exactly BYTES, checked on arrival")
     run.add_argument("-R", dest="reverse", action="store_true", help="the server sends")
     run.add_argument("--json", dest="as_json", action="store_true", help="print the result as JSON")
+
+
+def _add_workers(parser: _Parser) -> None:
+    several = "serve with so many processes on one port, or auto: one for each core (default: the configuration's)"
+    parser.add_argument("--workers", metavar="N", type=_workers, help=several)
 
 
 def _add_connect(parser: _Parser) -> None:
@@ -219,6 +227,14 @@ def _priority(text: str) -> int:
 def _session_count(text: str) -> int:
     if not text.isdecimal() or not 0 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of sessions, 0 to 10000")
+    return int(text)
+
+
+def _workers(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not text.isdecimal() or not 0 < int(text) <= 256:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes, 1 to 256, or auto")
     return int(text)
 
 

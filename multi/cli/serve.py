@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from multi.asyncio.api import start_server
 from multi.asyncio.server import ClientCallback
 from multi.asyncio.signals import StopSignals
 from multi.asyncio.streams import SessionReader, SessionWriter
@@ -22,6 +21,7 @@ from multi.forward.service import ForwardService, with_room_for_streams
 from multi.lab.files.protocol import LINE_LIMIT
 from multi.lab.files.service import REQUEST_TIMEOUT, FileService
 from multi.lab.files.tree import FileTree
+from multi.workers.run import Running, ServingProcess, place_of, run
 
 
 def run_serve(config: ConfigLike, directory: Path | None, *, allow_put: bool, forward_to: str | None) -> int:
@@ -34,21 +34,39 @@ def run_serve(config: ConfigLike, directory: Path | None, *, allow_put: bool, fo
     if allow_put and directory is None:
         raise ConfigError("--allow-put needs --dir")
     loaded = load_config(config)
-    files = forwarding = None
     services = []
+    if directory is not None:
+        with FileTree(directory):  # what cannot be opened is told before anything begins
+            services.append(f"serving {printable(str(directory))}")
+    if forward_to is not None:
+        parse_rules(forward_to)
+        loaded = with_room_for_streams(loaded)
+        services.append(f"forwarding to {printable(forward_to)}")
+    serve = partial(_serve_in_process, directory, allow_put, forward_to)
+    stopped_by = run(loaded, serve, partial(_announce, loaded, " and ".join(services)))
+    _print("stopped")
+    return 130 if stopped_by is signal.SIGINT else 0
+
+
+def _announce(config: Config, what: str, server: Running) -> None:
+    _print(f"{what} on {place_of(config, server)}")
+    for line in server.control.addresses:
+        _print(line)
+
+
+def _serve_in_process(
+    directory: Path | None, allow_put: bool, forward_to: str | None, process: ServingProcess
+) -> signal.Signals:
+    files = forwarding = None
     with ExitStack() as stack:
         if directory is not None:
             tree = stack.enter_context(FileTree(directory))
             files = FileService(tree, allow_put=allow_put, log=_print)
-            services.append(f"serving {printable(str(directory))}")
         if forward_to is not None:
             forwarding = ForwardService(parse_rules(forward_to), log=_print)
-            loaded = with_room_for_streams(loaded)
             allow_many_descriptors()
-            services.append(f"forwarding to {printable(forward_to)}")
         running = [service for service in (files, forwarding) if service is not None]
-        stopped_by = asyncio.run(_serve(loaded, _on_client(files, forwarding), running, " and ".join(services)))
-    return 130 if stopped_by is signal.SIGINT else 0
+        return asyncio.run(_serve(process, _on_client(files, forwarding), running))
 
 
 def _on_client(files: FileService | None, forwarding: ForwardService | None) -> ClientCallback:
@@ -73,16 +91,10 @@ async def _either(files: FileService, forwarding: ForwardService, reader: Sessio
 
 
 async def _serve(
-    config: Config, on_client: ClientCallback, services: Sequence[FileService | ForwardService], what: str
+    process: ServingProcess, on_client: ClientCallback, services: Sequence[FileService | ForwardService]
 ) -> signal.Signals:
-    server = await start_server(on_client, config, limit=LINE_LIMIT)
+    server = await process.start_server(on_client, limit=LINE_LIMIT)
     signals = StopSignals(server, _print)
-    listen = config.listen
-    assert listen is not None
-    transports = ", ".join(listen.transports)
-    _print(f"{what} on {listen.host} port {server.port} ({transports})")
-    for line in server.control.addresses:
-        _print(line)
 
     def under_way() -> str:
         running = sum(service.running for service in services)
@@ -92,7 +104,6 @@ async def _serve(
     for service in services:
         if isinstance(service, ForwardService):
             _print(f"forwarded: {service.counters}")
-    _print("stopped")
     return first
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -549,6 +550,12 @@ class Listen(Section):
     of the PROXY protocol, version 2, before TLS: who they speak for is taken for the client, so limits per source are
     those of clients. Without the header they are refused; nobody else's is believed. Default none."""
 
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """Those to listen on; 0 = a free one."""
+        own = (self.own.port,) if self.own is not None and self.own.port is not None else ()
+        return tuple(dict.fromkeys((self.port, *own)))
+
     def told(self, port: int) -> tuple[Address, ...]:
         """What clients are told of where the server is that listens on `port`."""
         own = (self.own,) if self.own is not None else ()
@@ -687,6 +694,10 @@ class ConfigModel(Section):
     trace: Trace | None = None
     """What sessions do, written to files while they do it: for `multi trace`, and for tools that read qlog. Default
     null: nothing is written."""
+    workers: Annotated[Annotated[int, Range(1, 256)] | Literal["auto"] | None, Side.SERVER] = None
+    """Server: processes that share its port and its limits, each with a core of its own where there are enough, for
+    `multi serve`, `multi bench serve` and `multi.run_server`; `auto` = one for each core this process may use. A parent
+    supervises them. Linux. Default null: this process serves, and needs no other."""
     drain_timeout: Annotated[float, Range(0.0, 604_800.0), Side.SERVER] = 25.0
     """Server: seconds that sessions get to end when the server is stopped by SIGTERM or `drain`; meanwhile clients can
     move to another server. Default 25: Kubernetes kills after 30."""
@@ -710,6 +721,17 @@ class ConfigModel(Section):
     def resolve(self, name: str) -> Path:
         """Path of a file named in this configuration, whose own directory (or the current one) it starts at."""
         return self._base_directory / name
+
+    def with_workers(self, workers: int | Literal["auto"]) -> Self:
+        """The same configuration with so many workers."""
+        return self.model_copy(update={"workers": workers})
+
+    @property
+    def worker_count(self) -> int | None:
+        """Processes that serve besides this one, which supervises; None = this one serves."""
+        if self.workers != "auto":
+            return self.workers
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     @property
     def control_path(self) -> Path | None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from asyncio.trsock import TransportSocket
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,27 @@ class AdmissionControl:
         """A limit was reached by `host`, or by this process itself."""
 
 
+class Steering:
+    """What a stream listener asks where several processes take the connections of one port: whose is this one?
+
+    `client` is `address:port` of whom a proxy speaks for; what it has said has been read. Empty where none speaks.
+    """
+
+    def passed_on(self, sock: socket.socket, first: bytes, client: str) -> bool | None:
+        """Whether another process has it now, because of the bytes it begins with, which are still to be read.
+
+        None: more of them are needed. Where it is True, `sock` is to be closed here.
+        """
+        raise NotImplementedError
+
+    def start(self, take: Callable[[socket.socket, str | None], None]) -> None:
+        """From now on `take(sock, client)` gets what others pass on; with None for `client` nobody has looked at it."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Nothing is taken any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
     """Everything a transport may be told by the configuration."""
@@ -104,6 +126,10 @@ class TransportSettings:
     route: bytes = b""
     """What tells a server from others behind the same address: dials show it to who stands between, where the transport
     has a place for it, and listeners put it into the ids that they issue. Empty = nothing does."""
+    bound: socket.socket | None = field(default=None, compare=False)
+    """Listeners only: the socket to listen on, in place of one for host and port."""
+    steering: Steering | None = field(default=None, compare=False)
+    """Listeners of streams only: the port is shared with other processes."""
 
     def section(self, name: str, kind: type[S]) -> S:
         """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""
@@ -279,6 +305,14 @@ class Transport(Protocol):
     def warnings(self, settings: TransportSettings) -> list[str]:
         """What this host does not do as the settings want it."""
         return []
+
+
+@runtime_checkable
+class BoundTransport(Transport, Protocol):
+    """One that listens on a socket that somebody else has bound: `TransportSettings.bound`."""
+
+    def open_socket(self, family: int) -> socket.socket:
+        """A socket to bind for it. Raises OSError."""
 
 
 Factory = TypeVar("Factory", bound=Callable[[], Transport])

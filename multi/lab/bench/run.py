@@ -15,11 +15,11 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from multi.asyncio.api import connect, start_server
+from multi.asyncio.api import connect
 from multi.asyncio.session import Session
 from multi.asyncio.signals import StopSignals
 from multi.asyncio.streams import SessionReader, SessionWriter
-from multi.config import ConfigLike, load_config
+from multi.config import Config, ConfigLike, load_config
 from multi.lab.bench.protocol import (
     INTERVAL,
     LINE_LIMIT,
@@ -38,6 +38,7 @@ from multi.lab.bench.protocol import (
     encode,
     read,
 )
+from multi.workers.run import Running, ServingProcess, place_of, run
 
 DEFAULT_SECONDS = 10.0
 REQUEST_TIMEOUT = 30.0  # seconds from opening the session to its request; a client asks at once
@@ -147,12 +148,20 @@ async def _send(writer: SessionWriter, request: Request, payload: Payload) -> No
 
 def run_bench_server(config: ConfigLike) -> int:
     """Serve measurements until a signal comes. Returns 130 after Ctrl-C and 0 after SIGTERM."""
-    stopped_by = asyncio.run(_serve(config))
+    loaded = load_config(config)
+    stopped_by = run(loaded, _serve_in_process, partial(_announce, loaded))
     return 130 if stopped_by is signal.SIGINT else 0
 
 
-async def _serve(config: ConfigLike) -> signal.Signals:
-    loaded = load_config(config)
+def _announce(config: Config, server: Running) -> None:
+    print(f"bench server on {place_of(config, server)}", flush=True)
+
+
+def _serve_in_process(process: ServingProcess) -> signal.Signals:
+    return asyncio.run(_serve(process))
+
+
+async def _serve(process: ServingProcess) -> signal.Signals:
     payload = Payload()
 
     async def on_client(reader: SessionReader, writer: SessionWriter) -> None:
@@ -184,13 +193,8 @@ async def _serve(config: ConfigLike) -> signal.Signals:
             print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
             writer.write(encode(report))
 
-    server = await start_server(on_client, loaded, limit=LINE_LIMIT)
-    signals = StopSignals(server, partial(print, flush=True))
-    assert loaded.listen is not None
-    print(
-        f"bench server on {loaded.listen.host} port {server.port} ({', '.join(loaded.listen.transports)})", flush=True
-    )
-    return await signals.stopped()
+    server = await process.start_server(on_client, limit=LINE_LIMIT)
+    return await StopSignals(server, partial(print, flush=True)).stopped()
 
 
 async def _send_to(

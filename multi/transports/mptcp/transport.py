@@ -168,11 +168,13 @@ class Mptcp(Transport):
         available = mptcp_available()
         if not available:
             logger.warning("%s; listening for plain TCP instead", NO_MPTCP)
-        protocol = IPPROTO_MPTCP if available else 0
-        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM, protocol))
+        sock = settings.bound or listening_socket(host, port, self.open_socket)
         if available and sys.platform == "linux" and (reason := why_few_accepted()):
             logger.warning("this host will not take all subflows of MPTCP clients: %s", reason)
         return StreamListener(sock, settings, accept, prepare)
+
+    def open_socket(self, family: int) -> socket.socket:
+        return socket.socket(family, socket.SOCK_STREAM, IPPROTO_MPTCP if mptcp_available() else 0)
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         if not mptcp_available():

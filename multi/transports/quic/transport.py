@@ -124,8 +124,11 @@ class Quic(Transport):
             return self._configure(engine_type, settings, tls, issuers, None, ids), first_certificate(cert)
 
         identity = read()
-        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_DGRAM))
+        sock = settings.bound or listening_socket(host, port, self.open_socket)
         return QuicListener(sock, engine_type, identity, read, ids, settings, accept, self.CHANNEL)
+
+    def open_socket(self, family: int) -> socket.socket:
+        return socket.socket(family, socket.SOCK_DGRAM)
 
     # What another transport over QUIC does otherwise
 

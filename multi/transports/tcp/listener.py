@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from multi.discovery.resources import SpareDescriptor, is_exhaustion
 from multi.errors import TransportError
-from multi.transports.base import AcceptCallback, ChannelInfo, TransportSettings
+from multi.transports.base import AcceptCallback, ChannelInfo, Steering, TransportSettings
 from multi.transports.certificates import first_certificate
 from multi.transports.sockets import (
     family_of,
@@ -45,6 +45,8 @@ logger = logging.getLogger("multi.transports")
 
 ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
+PEEK_SIZE = 16 * 1024  # bytes: a TLS greeting, or more than a JOIN
+PEEK_PAUSE = 0.005  # seconds until more of the first bytes have come, then twice as long each time
 FREED_PAUSE = 0.001  # seconds until the descriptor of a TLS handshake that was given up is free
 
 Greeting = asyncio.Task[Any]
@@ -69,7 +71,7 @@ class StreamListener:
         """
         self._loop = asyncio.get_running_loop()
         self._sock, self._accept, self._prepare = sock, accept, prepare
-        self._admission, self._tls = settings.admission, settings.tls
+        self._admission, self._tls, self._steering = settings.admission, settings.tls, settings.steering
         self._proxies = [ip_network(network) for network in settings.proxies]
         self._address: tuple[str, int] = sock.getsockname()[:2]
         self._pause: asyncio.TimerHandle | None = None
@@ -87,6 +89,8 @@ class StreamListener:
                 raise transport_error(error, f"cannot listen on {format_address(self._address)}") from error
             undo.pop_all()
         self._resume()
+        if self._steering is not None:
+            self._steering.start(self._passed_to_us)
 
     def renew(self) -> Callable[[], None]:
         if self._tls is None:
@@ -119,6 +123,8 @@ class StreamListener:
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._sock.fileno())
+        if self._steering is not None:
+            self._steering.stop()
         self._sock.close()
         self._spare.give()
         for greeting in self._greetings:
@@ -133,7 +139,7 @@ class StreamListener:
         until = monotonic() + ACCEPT_TIME
         while not self.closed and self._pause is None and monotonic() < until:
             try:
-                sock, address = self._sock.accept()
+                sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
@@ -147,7 +153,7 @@ class StreamListener:
                     self._wait(EXHAUSTED_PAUSE)
             else:
                 sock.setblocking(False)
-                self._accepted(ours(sock), unmapped(address[0]))
+                self._accepted(ours(sock))
 
     def _take_one_more(self) -> None:
         """No descriptor was left but the spare one, which has just become free."""
@@ -158,7 +164,7 @@ class StreamListener:
             host = unmapped(address[0])
             if self._admission.free_descriptor(host) and not self.closed:
                 pause = FREED_PAUSE
-                self._accepted(ours(sock), host)
+                self._accepted(ours(sock))
             else:
                 sock.close()
         if not self.closed and not self._spare.take():  # a server that is closed stops with its last session
@@ -168,51 +174,88 @@ class StreamListener:
         self._loop.remove_reader(self._sock.fileno())
         self._pause = self._loop.call_later(pause, self._resume)
 
-    def _accepted(self, sock: socket.socket, host: str) -> None:
+    def _accepted(self, sock: socket.socket) -> None:
+        if (prepared := self._prepared(sock)) is not None:
+            self._introduce(sock, *prepared)
+
+    def _passed_to_us(self, sock: socket.socket, client: str | None) -> None:
+        """Another process has accepted it, and has perhaps looked whose it is: see `Steering`."""
+        sock.setblocking(False)
+        if (prepared := self._prepared(ours(sock))) is not None:
+            make, info = prepared
+            if client is None:
+                self._introduce(sock, make, info)
+            else:
+                self._secure(sock, make, _introduced(info, client))
+
+    def _prepared(self, sock: socket.socket) -> tuple[type[StreamChannel], ChannelInfo] | None:
         try:
             transport, make = self._prepare(sock)
-            info = channel_info(sock, transport)
+            return make, channel_info(sock, transport)
         except OSError:
             sock.close()  # the peer is already gone
-            return
-        if any(ip_address(host.partition("%")[0]) in network for network in self._proxies):
-            self._wait_for(self._introduction(sock, info, host), sock, info, host, partial(self._begin, sock, make))
-        else:
-            self._begin(sock, make, info)
+            return None
 
-    def _begin(self, sock: socket.socket, make: type[StreamChannel], info: ChannelInfo) -> None:
+    # Parts of the handshake, one after the other
+
+    def _introduce(self, sock: socket.socket, make: type[StreamChannel], info: ChannelInfo) -> None:
+        host = host_of(info.remote)
+        if any(ip_address(host.partition("%")[0]) in network for network in self._proxies):
+            self._wait_for(self._introduction(sock, info), sock, info, partial(self._steer, sock, make))
+        else:
+            self._steer(sock, make, info)
+
+    def _steer(self, sock: socket.socket, make: type[StreamChannel], info: ChannelInfo) -> None:
         """It is known who comes."""
+        if self._steering is None:
+            self._secure(sock, make, info)
+        else:
+            kept = self._kept(sock, info, self._steering)
+            self._wait_for(kept, sock, info, partial(self._secure, sock, make))
+
+    def _secure(self, sock: socket.socket, make: type[StreamChannel], info: ChannelInfo) -> None:
+        """It is for this process."""
         if self._tls is None:
             self._accept(make(sock, info, None))
-            return
-        host = host_of(info.remote)
-        self._wait_for(self._greet(sock, info, host, make), sock, info, host, self._accept)
+        else:
+            self._wait_for(self._greet(sock, info, make), sock, info, self._accept)
 
     def _wait_for(
         self,
         greeting: Coroutine[Any, Any, T | None],
         sock: socket.socket,
         info: ChannelInfo,
-        host: str,
         then: Callable[[T], None],
     ) -> None:
         """Go on when a part of the handshake is over; whoever does not finish it counts among the half-open ones."""
+        host = host_of(info.remote)
         task = self._loop.create_task(greeting, name=f"greeting of {info.remote}")
         self._greetings.add(task)
         task.add_done_callback(partial(self._greeted, sock, info, host, then))
         self._admission.admit(task, host, partial(self._give_up, task, info))
 
-    async def _introduction(self, sock: socket.socket, info: ChannelInfo, host: str) -> ChannelInfo | None:
+    async def _introduction(self, sock: socket.socket, info: ChannelInfo) -> ChannelInfo | None:
         """A proxy says for whom it speaks; None: it left without a word."""
         async with asyncio.timeout(self._admission.handshake_timeout):
             client = await read_header(sock, ready)
         if not client:
             return None if client is None else info
-        return replace(info, remote=client, family=family_of((host_of(client), 0)), proxy=host)
+        return _introduced(info, client)
 
-    async def _greet(
-        self, sock: socket.socket, info: ChannelInfo, host: str, make: type[StreamChannel]
-    ) -> StreamChannel | None:
+    async def _kept(self, sock: socket.socket, info: ChannelInfo, steering: Steering) -> ChannelInfo | None:
+        """Look whose it is; None: another process has it now, or the peer left without a word."""
+        pause, client = PEEK_PAUSE, info.remote if info.proxy else ""
+        async with asyncio.timeout(self._admission.handshake_timeout):
+            await ready(sock)
+            while first := sock.recv(PEEK_SIZE, socket.MSG_PEEK):
+                passed = steering.passed_on(sock, first, client)
+                if passed is not None:
+                    return None if passed else info
+                await asyncio.sleep(pause)  # it stays readable, so there is nothing to wait for
+                pause *= 2
+        return None
+
+    async def _greet(self, sock: socket.socket, info: ChannelInfo, make: type[StreamChannel]) -> StreamChannel | None:
         """None: the peer left without a word."""
         assert self._tls is not None
         context, certificate = self._context, self._certificate  # they belong together, though others come meanwhile
@@ -225,7 +268,7 @@ class StreamListener:
                 return make(sock, info, None)
             with ExitStack() as undo:
                 secure = undo.enter_context(wrap(sock, context, None))
-                await handshake(secure, "the client", partial(self._in_turn, host))
+                await handshake(secure, "the client", partial(self._in_turn, host_of(info.remote)))
                 info = secured_info(info, secure, self._tls, "the client", certificate)
                 undo.pop_all()
             return make(secure, info, TlsStream(secure))
@@ -272,3 +315,10 @@ class StreamListener:
     def _give_up(self, greeting: Greeting, info: ChannelInfo, reason: str) -> None:
         logger.info("%s connection from %s refused: %s", info.transport, info.remote, reason)
         greeting.cancel()
+
+
+def _introduced(info: ChannelInfo, client: str) -> ChannelInfo:
+    """The facts where a proxy speaks for `client`; if that is empty, it speaks for itself."""
+    if not client:
+        return info
+    return replace(info, remote=client, family=family_of((host_of(client), 0)), proxy=host_of(info.remote))

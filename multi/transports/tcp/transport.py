@@ -40,8 +40,11 @@ class Tcp(Transport):
             return "tcp", StreamChannel
 
         check_congestion(tcp, "tcp_config.congestion: ")
-        sock = listening_socket(host, port, lambda family: socket.socket(family, socket.SOCK_STREAM))
+        sock = settings.bound or listening_socket(host, port, self.open_socket)
         return StreamListener(sock, settings, accept, prepare)
+
+    def open_socket(self, family: int) -> socket.socket:
+        return socket.socket(family, socket.SOCK_STREAM)
 
     def obstacle(self, settings: TransportSettings, *, listening: bool) -> str:
         return stream_obstacle(settings.section("tcp", TcpSettings), settings.tls, listening=listening)

@@ -7,13 +7,24 @@ import gc
 import logging
 import random
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
-from multi.asyncio.admission import LIMITS, ON_THE_WAY_IN, Admission, BySource, LimitLog, _Account, place_of, source_of
+from multi.asyncio.admission import (
+    LIMITS,
+    ON_THE_WAY_IN,
+    Admission,
+    BySource,
+    Counts,
+    LimitLog,
+    _Account,
+    place_of,
+    source_of,
+)
 from multi.config.model import Limits
 from multi.types import ConnectionId
 
@@ -398,3 +409,47 @@ async def test_sessions_that_fall_together_wait_for_their_clients_and_are_told_o
         admission._left(driver, CROWDED)  # type: ignore[arg-type]
     assert told == fallen
     admission.stop()
+
+
+class Elsewhere(Counts):
+    """Other processes with what a test gives them; and what they have been told."""
+
+    def __init__(self, **there: int) -> None:
+        self.there, self.told = there, Counter[tuple[str, str]]()
+
+    def change(self, kind: str, source: str, by: int) -> None:
+        self.told[kind, source] += by
+
+    def elsewhere(self, kind: str, source: str = "") -> int:
+        return self.there.get(f"{kind}_of_source" if source else kind, 0)
+
+
+async def test_half_open_connections_of_other_processes_count_and_those_of_this_one_go() -> None:
+    others = Elsewhere(half_open_of_source=3)
+    come, dropped = coming(Admission(Limits(max_unauthenticated_per_source=4), counts=others))
+    come(1, "192.0.2.1")
+    assert dropped == []
+    come(2, "192.0.2.2")
+    assert dropped == [1]
+    assert others.told["half_open", "192.0.2.0/24"] == others.told["half_open", ""] == 1
+    others.there["half_open_of_source"] = 100
+    come(3, "198.51.100.1")  # who has none here to give up is let in: the processes where they are will not be
+    assert dropped == [1]
+
+
+async def test_a_session_is_refused_for_those_that_other_processes_have() -> None:
+    limits = Limits(max_sessions=100, max_sessions_per_source=10, max_unauthenticated=50, max_memory=1 << 20)
+    others = Elsewhere()
+    admission = Admission(limits, counts=others)
+    assert admission.full("192.0.2.0/24") is None
+    for kind, limit in (
+        ("sessions", "max_sessions"),
+        ("sessions_of_source", "max_sessions_per_source"),
+        ("unconfirmed", "max_unauthenticated"),
+        ("memory", "max_memory"),
+        ("memory_of_source", "max_memory"),
+    ):
+        others.there = {kind: {"max_memory": 1 << 20}.get(limit) or getattr(limits, limit)}
+        full = admission.full("192.0.2.0/24")
+        assert full is not None
+        assert full[0] == limit

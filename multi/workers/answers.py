@@ -1,0 +1,107 @@
+"""What the control socket of a server with workers answers: it asks all of them, and adds up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Any, Protocol
+from urllib.parse import parse_qs, quote, urlsplit
+
+from multi.asyncio.control import SESSIONS_SHOWN, Answer, done, failure, in_json, metrics_answer, not_one
+from multi.asyncio.stats import ServerStats
+
+Found = tuple[str, Any]
+"""(status, what the JSON of an answer says)."""
+
+
+class Asked(Protocol):
+    """A worker."""
+
+    async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None: ...
+
+
+class AnswersOfAll:
+    """A worker that does not answer is left out; that it does not is logged.
+
+    Counters never run backwards: what a worker had counted when it was last asked outlives it.
+    """
+
+    def __init__(self, workers: Sequence[Asked]) -> None:
+        self._workers = workers
+        self.draining = False
+        """All were told to stop when their sessions have ended."""
+        self._past = ServerStats()
+        self._last: dict[Asked, ServerStats] = {}
+
+    def ended(self, worker: Asked) -> None:
+        """The process that answered is gone."""
+        self._past += self._last.pop(worker, ServerStats()).counters()
+
+    async def metrics(self, method: str, target: str, body: bytes) -> Answer:
+        if method != "GET" or urlsplit(target).path != "/metrics":
+            return failure("404 Not Found", "only GET /metrics is answered here")
+        return metrics_answer(await self.stats())
+
+    async def everything(self, method: str, target: str, body: bytes) -> Answer:
+        url = urlsplit(target)
+        match method, url.path:
+            case "GET", "/stats":
+                return in_json((await self.stats()).as_dict())
+            case "GET", "/sessions":
+                return await self._sessions(target)
+            case "POST", "/command":
+                return await self._command(body)
+        return await self.metrics(method, target, body)
+
+    async def stats(self) -> ServerStats:
+        """Of the whole server."""
+        found = await asyncio.gather(*(worker.ask("GET", "/stats") for worker in self._workers))
+        answers = {w: ServerStats.from_dict(f[1]) for w, f in zip(self._workers, found, strict=True) if f is not None}
+        self._last |= answers
+        return reduce(add, answers.values(), self._past)
+
+    async def _sessions(self, target: str) -> Answer:
+        found = await self._ask_all("GET", target)
+        for status, said in found:
+            if not status.startswith("200"):
+                return Answer(status, json.dumps(said).encode())
+        limit = int(parse_qs(urlsplit(target).query).get("limit", [str(SESSIONS_SHOWN)])[0])
+        sessions = sorted((session for _, said in found for session in said), key=_idle)
+        return in_json(sessions[:limit])
+
+    async def _command(self, body: bytes) -> Answer:
+        """The beginning of a Session ID has to be that of one session of all workers."""
+        meant = _session_of(body)
+        if meant not in ("", "all"):
+            found = await self._ask_all("GET", f"/sessions?limit=2&begins={quote(meant)}")
+            count = sum(len(said) for status, said in found if status.startswith("200"))
+            if count != 1:
+                return failure("400 Bad Request", not_one(count, meant))
+        found = await self._ask_all("POST", "/command", body)
+        if not found:
+            return failure("503 Service Unavailable", "no worker answers")
+        answers = [said for status, said in found if status.startswith("200")]
+        if not answers:  # with one session meant, the others do not know it
+            wrong = [str(said["error"]) for _, said in found]
+            return failure("400 Bad Request", next((text for text in wrong if text != not_one(0, meant)), wrong[0]))
+        command = json.loads(body)["command"]
+        self.draining |= command == "drain"
+        return in_json(done(command, sum(said["sessions"] for said in answers)))
+
+    async def _ask_all(self, method: str, target: str, body: bytes = b"") -> list[Found]:
+        answers = await asyncio.gather(*(worker.ask(method, target, body) for worker in self._workers))
+        return [answer for answer in answers if answer is not None]
+
+
+def _idle(session: Any) -> float:
+    return float(session["idle"])
+
+
+def _session_of(body: bytes) -> str:
+    try:
+        return str(json.loads(body).get("session", ""))
+    except (ValueError, AttributeError):
+        return ""

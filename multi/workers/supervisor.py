@@ -1,0 +1,360 @@
+"""The parent of a server's workers: it binds, starts them, and starts those again that die. It serves nobody.
+
+All sockets stay open here, so a worker that dies is followed by one with the same sockets. While there is none, those
+who connect go to the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from multiprocessing.context import SpawnProcess
+
+from multi.asyncio.control import ControlSockets
+from multi.asyncio.server import listened_to
+from multi.config import Config
+from multi.errors import ConfigError, MultiError, TransportError
+from multi.linux.reuseport import PlaceInId, share_port, steer_by_connection_id
+from multi.transports.base import BoundTransport, loaded_transport, transport_type
+from multi.transports.quic.connection_ids import ConnectionIds
+from multi.transports.sockets import listening_socket
+from multi.types import ROUTE_LENGTH
+from multi.workers.answers import AnswersOfAll, Found
+from multi.workers.counts import clear, shared_memory
+from multi.workers.logs import levels, log_of_worker
+from multi.workers.worker import LINE_LIMIT, UNSEEN, Descriptor, Job, Worker, pass_on, work
+
+logger = logging.getLogger("multi.workers")
+
+KEY_LENGTH = 32  # bytes
+SETTLED = 10.0  # seconds; who dies sooner may die of the same again
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before such a worker is started again; twice as long each time
+ANSWER_TIME = 4.0  # seconds; a handler may keep a worker busy, and whoever asks does not wait for ever
+PATIENCE = 5.0  # seconds after a second signal; then whoever is still there is killed
+LOG_PACKET = 256 * 1024  # bytes
+ACCEPTED_AT_ONCE = 64  # connections for a worker that is not there; then others get their turn
+
+Main = Callable[[Worker], object]
+
+
+class Slot:
+    """A place among the workers: its sockets stay, its processes come and go."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.sockets: dict[tuple[str, int], socket.socket] = {}
+        """To listen on, by transport and configured port."""
+        self.inbox, self.outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ready = asyncio.Event()
+        """Its worker serves."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when it begins to serve, and when it has ended."""
+        self.failure: MultiError | None = None
+        """Why its worker could not start."""
+        self._process: SpawnProcess | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._answers: dict[int, asyncio.Future[Found | None]] = {}
+        self._numbers = count()
+
+    async def run(self, process: SpawnProcess, channel: socket.socket) -> int:
+        """Start a worker and wait until it has ended; return its exit code, negative for the number of a signal."""
+        loop = asyncio.get_running_loop()
+        process.start()
+        self._process = process
+        reader, self._writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
+        listening = loop.create_task(self._listen(reader), name=f"channel of worker {self.index}")
+        assert process.pid is not None
+        watched = os.pidfd_open(process.pid)  # children of the worker may outlive it and hold all else open
+        ended = asyncio.Event()
+        loop.add_reader(watched, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(watched)
+            os.close(watched)
+            process.kill()  # unless it has ended
+            process.join()
+            self.ready.clear()
+            self.on_change()
+            await asyncio.wait({listening}, timeout=1.0)  # what it has said last
+            listening.cancel()
+            self._writer.transport.abort()
+        assert process.exitcode is not None
+        return process.exitcode
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                if "failed" in message:
+                    kind = ConfigError if message["type"] == "ConfigError" else TransportError
+                    self.failure = kind(message["failed"])
+                elif "ready" in message:
+                    self.ready.set()
+                    self.on_change()
+                elif (answer := self._answers.get(message["id"])) is not None and not answer.done():
+                    answer.set_result((message["status"], json.loads(message["body"])))
+        except OSError:
+            pass  # it was killed with requests unread
+        finally:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_result(None)
+
+    async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None:
+        """(status, what its JSON says), as its control socket would answer; None where it does not, or not in time."""
+        if not self.ready.is_set() or self._writer is None:
+            return None
+        number = next(self._numbers)
+        answer: asyncio.Future[Found | None] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        request = {"id": number, "method": method, "target": target, "body": body.decode(errors="replace")}
+        self._writer.write(json.dumps(request).encode() + b"\n")
+        try:
+            async with asyncio.timeout(ANSWER_TIME):
+                return await answer
+        except TimeoutError:
+            logger.warning("worker %d has not answered within %g s", self.index, ANSWER_TIME)
+            return None
+        finally:
+            del self._answers[number]
+
+    def signal(self, number: int) -> None:
+        """To its worker, if there is one."""
+        process = self._process
+        if process is not None and process.is_alive() and process.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def close(self) -> None:
+        for sock in (*self.sockets.values(), self.inbox, self.outbox):
+            sock.close()
+
+
+class Supervisor:
+    """Of the workers of one server."""
+
+    def __init__(self, config: Config, workers: int, main: Main, backlog: int) -> None:
+        """Each of `workers` processes calls `main(worker)`: a new interpreter has to be able to import it.
+
+        Raises ConfigError where that, or this system, does not allow it.
+        """
+        assert config.listen is not None
+        _check(config, main)
+        self._config, self._listen, self._main, self._backlog = config, config.listen, main, backlog
+        self._context = multiprocessing.get_context("spawn")
+        self._key = os.urandom(KEY_LENGTH)
+        self._base = self._listen.route_bytes(os.urandom).ljust(ROUTE_LENGTH - 1, b"\0")
+        self._memory = shared_memory(workers)
+        self._logs, self._log_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._slots = [Slot(index) for index in range(workers)]
+        self._started = False
+        self._signals = 0
+        self._stopped_by = signal.SIGTERM
+        self._stopping = asyncio.Event()
+        self._next = 0
+        self.port = 0
+        self._answers = AnswersOfAll(self._slots)
+        self.control = ControlSockets(self._answers)
+
+    async def run(self, started: Callable[[Supervisor], None]) -> signal.Signals:
+        """Until all have ended; `started(self)` is called once they serve. Return the signal that ended them.
+
+        Raises ConfigError and TransportError where they cannot start.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._signalled, number)
+        self._logs.setblocking(False)
+        loop.add_reader(self._logs.fileno(), self._log)
+        keepers: list[asyncio.Task[None]] = []
+        try:
+            await self._bind()
+            for slot in self._slots:
+                slot.on_change = self._rearrange
+                keepers.append(loop.create_task(self._keep(slot), name=f"keeper of worker {slot.index}"))
+            await self._all_ready(keepers)
+            if (control := self._config.control) is not None:
+                await self.control.open(self._config.control_path, control.metrics_port, self.port)
+            if not self._signals:
+                started(self)
+            await asyncio.gather(*keepers)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()  # kills its worker
+            await asyncio.gather(*keepers, return_exceptions=True)
+            self._close()
+        return self._stopped_by
+
+    # --- sockets ---
+
+    async def _bind(self) -> None:
+        """One port for all transports, and of each a socket for every worker."""
+        for wanted in self._listen.ports:
+            port = wanted
+            for name in listened_to(self._listen.transports):
+                port = await self._bind_group(name, wanted, port)
+            self.port = self.port or port
+
+    async def _bind_group(self, name: str, wanted: int, port: int) -> int:
+        """Bind `port`, 0 = a free one, for every worker; return it. The configuration has it as `wanted`."""
+        host, transport = self._listen.host, await loaded_transport(name)
+        if not isinstance(transport, BoundTransport):
+            raise ConfigError(f"transport {name!r} binds its sockets itself, so it cannot have workers", "workers")
+        with listening_socket(host, port, transport.open_socket) as alone:  # a group would let in another server's
+            port = alone.getsockname()[1]
+        for slot in self._slots:
+            sock = listening_socket(host, port, lambda family: share_port(transport.open_socket(family)))
+            slot.sockets[name, wanted] = sock
+            if not transport_type(name).over_udp:
+                sock.listen(self._backlog)
+        if transport_type(name).over_udp:
+            ids = ConnectionIds(self._base + b"\0")
+            place = PlaceInId(first=ids.new()[0], length=ids.length, position=ROUTE_LENGTH)
+            steer_by_connection_id(self._slots[0].sockets[name, wanted], place, len(self._slots))
+        return port
+
+    def _rearrange(self) -> None:
+        """Who connects where no worker listens gets one of those that do."""
+        loop = asyncio.get_running_loop()
+        some = any(slot.ready.is_set() for slot in self._slots)
+        for slot in self._slots:
+            for sock in slot.sockets.values():
+                if sock.type == socket.SOCK_STREAM:
+                    if self._started and some and not slot.ready.is_set():
+                        loop.add_reader(sock.fileno(), self._take_for_others, sock)
+                    else:
+                        loop.remove_reader(sock.fileno())
+
+    def _take_for_others(self, listener: socket.socket) -> None:
+        ready = [slot for slot in self._slots if slot.ready.is_set()]
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                sock, _address = listener.accept()
+            except OSError:
+                return
+            with sock:
+                self._next += 1
+                pass_on(ready[self._next % len(ready)].outbox, sock, UNSEEN)
+
+    def _close(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.control.close()
+        self._started = False
+        self._rearrange()
+        self._log()
+        loop.remove_reader(self._logs.fileno())
+        for slot in self._slots:
+            slot.close()
+        self._logs.close()
+        self._log_writer.close()
+        os.close(self._memory)
+
+    # --- processes ---
+
+    async def _all_ready(self, keepers: list[asyncio.Task[None]]) -> None:
+        """Raises what keeps a worker from serving."""
+        ready = [asyncio.ensure_future(slot.ready.wait()) for slot in self._slots]
+        try:
+            waiting = asyncio.ensure_future(asyncio.wait(ready))
+            await asyncio.wait({waiting, *keepers}, return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        finally:
+            for each in ready:
+                each.cancel()
+        for keeper in keepers:
+            if keeper.done():
+                keeper.result()
+        self._started = True
+        self._rearrange()
+
+    async def _keep(self, slot: Slot) -> None:
+        """Start a worker, and again when it dies. One that ends in order has done what it is for."""
+        clock, pause = asyncio.get_running_loop().time, 0.0
+        while not self._stopping.is_set():
+            began = clock()
+            code = await self._life(slot)
+            clear(self._memory, slot.index)
+            self._answers.ended(slot)
+            if self._stopping.is_set() or self._answers.draining or code == 0:
+                return
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            if not self._started:
+                raise slot.failure or TransportError(f"worker {slot.index} {how} before it served")
+            pause = 0.0 if clock() >= began + SETTLED else min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
+            logger.error("worker %d %s, its sessions with it; it is started again in %g s", slot.index, how, pause)
+            if slot.failure is not None:
+                logger.error("worker %d: %s", slot.index, slot.failure)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+
+    async def _life(self, slot: Slot) -> int:
+        slot.failure = None
+        ours, theirs = socket.socketpair()
+        job = Job(
+            index=slot.index,
+            parent=os.getpid(),
+            config=self._config,
+            main=self._main,
+            sockets=slot.sockets,
+            inbox=slot.inbox,
+            outboxes=[other.outbox for other in self._slots],
+            channel=theirs,
+            logs=self._log_writer,
+            levels=levels(),
+            memory=Descriptor(self._memory),
+            key=self._key,
+            base=self._base,
+        )
+        process = self._context.Process(target=work, args=(job,), name=f"multi-worker-{slot.index}")
+        with theirs:
+            return await slot.run(process, ours)
+
+    def _log(self) -> None:
+        with suppress(BlockingIOError):
+            while packet := self._logs.recv(LOG_PACKET):
+                log_of_worker(packet)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        """Each worker does what a server does alone; the parent sees to it that all of them end."""
+        if number == signal.SIGHUP:
+            for slot in self._slots:
+                if slot.ready.is_set():
+                    slot.signal(number)
+            return
+        self._signals += 1
+        if self._signals == 1:
+            self._stopped_by = signal.Signals(number)
+            self._stopping.set()
+        elif self._signals == 2:
+            asyncio.get_running_loop().call_later(PATIENCE, self._kill)
+        for slot in self._slots:  # who does not serve yet has nothing to end
+            slot.signal(number if slot.ready.is_set() and self._signals < 3 else signal.SIGKILL)
+
+    def _kill(self) -> None:
+        for slot in self._slots:
+            slot.signal(signal.SIGKILL)
+
+
+def _check(config: Config, main: Main) -> None:
+    if sys.platform != "linux":
+        raise ConfigError("several processes on one port need Linux", "workers")
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # as multiprocessing itself asks
+        message = "a worker imports the program again: what starts the server belongs under if __name__ == '__main__'"
+        raise ConfigError(message, "workers")
+    try:
+        pickle.dumps(main)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        message = f"what serves clients has to be importable, for each worker is a new process ({error})"
+        raise ConfigError(message, "workers") from error

@@ -1,0 +1,208 @@
+"""One process of a server that has several: what its parent gives it, and what it tells its parent.
+
+It takes connections from its own sockets on the common port. Those that begin with the route token of another worker
+are passed on to that one, unread; so each ends with whoever has their session, and nobody keeps a directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import reduction
+from typing import Any
+
+from multi.asyncio.control import ServerAnswers, answer_safely
+from multi.asyncio.server import ClientCallback, Place, Server
+from multi.config import Config
+from multi.errors import ConfigError, MultiError
+from multi.transports.base import Steering
+from multi.types import DEFAULT_LIMIT, LISTEN_BACKLOG
+from multi.workers.counts import SharedCounts
+from multi.workers.first_bytes import route_named
+from multi.workers.logs import LogsToParent
+
+logger = logging.getLogger("multi.workers")
+
+PASSED, UNSEEN = b"p", b"u"  # notes with a connection: it is yours, and from whom; nobody has looked at it
+MAX_NOTE = 256  # bytes
+LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
+_PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
+
+
+class Descriptor:
+    """A file descriptor that goes with a process to be started."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _received, (reduction.DupFd(self.number),)
+
+
+def _received(duplicate: Any) -> Descriptor:
+    return Descriptor(duplicate.detach())
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a worker is started with."""
+
+    index: int
+    parent: int
+    """Process id."""
+    config: Config
+    main: Callable[[Worker], object]
+    sockets: Mapping[tuple[str, int], socket.socket]
+    """See `Place`."""
+    inbox: socket.socket
+    outboxes: Sequence[socket.socket]
+    """Where others take what is passed on to them, by their index; at its own index what is not used."""
+    channel: socket.socket
+    """To the parent: requests, and answers to them, a line each."""
+    logs: socket.socket
+    levels: Mapping[str, int]
+    memory: Descriptor
+    """Of `SharedCounts`."""
+    key: bytes
+    """Of everything that all of them have to make alike."""
+    base: bytes
+    """Of the route: what all of them have in common."""
+
+
+def work(job: Job) -> None:
+    """The whole life of a worker's process."""
+    _end_with(job.parent)
+    os.setpgid(0, 0)  # Ctrl-C goes to a group; the parent tells us
+    LogsToParent(job.logs, job.index).install(job.levels)
+    worker = Worker(job)
+    try:
+        job.main(worker)
+    except (MultiError, OSError) as error:
+        if worker.started:
+            logger.error("worker %d failed: %s", job.index, error)
+        else:
+            worker.cannot_start(error)
+        sys.exit(1)
+
+
+def _end_with(parent: int) -> None:
+    """When the parent is killed nobody would end this process, and its sockets would go on taking connections."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it was killed before
+
+
+class Worker:
+    """This process, as its main function sees it."""
+
+    def __init__(self, job: Job) -> None:
+        self.config = job.config
+        self.started = False
+        self._job = job
+        counts = SharedCounts(job.memory.number, len(job.outboxes), job.index, job.key)
+        route = job.base + bytes([job.index])
+        steering = PassingOn(job.base, job.index, job.inbox, job.outboxes, counts)
+        self._place = Place(job.sockets, steering, job.key, route, counts)
+        self._counts = counts
+        self._listening: asyncio.Task[None] | None = None
+
+    async def start_server(
+        self, on_client: ClientCallback, *, limit: int = DEFAULT_LIMIT, backlog: int = LISTEN_BACKLOG
+    ) -> Server:
+        """As `multi.start_server`, on the sockets that the parent has bound. Once in a process."""
+        server = Server(on_client, self.config, limit, backlog, self._place)
+        self._counts.begin()
+        await server.start_serving()
+        self.started = True
+        # Told in the next turn: by then whoever has called this takes the signals that the parent passes on.
+        self._listening = asyncio.get_running_loop().create_task(self._answer(server), name="requests of the parent")
+        return server
+
+    def cannot_start(self, error: Exception) -> None:
+        self._tell(type="ConfigError" if isinstance(error, ConfigError) else "TransportError", failed=str(error))
+
+    def _tell(self, **message: object) -> None:
+        with suppress(OSError):
+            self._job.channel.sendall(json.dumps(message).encode() + b"\n")
+
+    async def _answer(self, server: Server) -> None:
+        self._tell(ready=True)
+        answers = ServerAnswers(server)
+        reader, writer = await asyncio.open_connection(sock=self._job.channel, limit=LINE_LIMIT)
+        try:
+            while line := await reader.readline():
+                request = json.loads(line)
+                method, target, body = request["method"], request["target"], request["body"].encode()
+                answer = await answer_safely(answers.everything, method, target, body)
+                told = {"id": request["id"], "status": answer.status, "body": answer.body.decode()}
+                writer.write(json.dumps(told).encode() + b"\n")
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+        os._exit(1)  # without the parent there is no server
+
+
+class PassingOn(Steering):
+    """Connections go to the worker whose index their route ends with.
+
+    Where that has died they stay: any worker may say that nobody knows their sessions, so clients hear of it at once.
+    """
+
+    def __init__(
+        self,
+        base: bytes,
+        index: int,
+        inbox: socket.socket,
+        outboxes: Sequence[socket.socket],
+        counts: SharedCounts,
+    ) -> None:
+        self._base, self._index, self._counts = base, index, counts
+        self._inbox, self._outboxes = inbox, outboxes
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def passed_on(self, sock: socket.socket, first: bytes, client: str) -> bool | None:
+        route = route_named(first)
+        if route is None:
+            return None
+        if not route or route[:-1] != self._base:
+            return False
+        owner = route[-1]
+        if owner == self._index or owner >= len(self._outboxes) or not self._counts.serves(owner):
+            return False
+        pass_on(self._outboxes[owner], sock, PASSED + client.encode())
+        return True  # also where that failed: here nobody knows the session, and must not say so
+
+    def start(self, take: Callable[[socket.socket, str | None], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._inbox.setblocking(False)
+        self._loop.add_reader(self._inbox.fileno(), self._on_readable, take)
+
+    def stop(self) -> None:
+        if self._loop is not None:
+            self._loop.remove_reader(self._inbox.fileno())
+
+    def _on_readable(self, take: Callable[[socket.socket, str | None], None]) -> None:
+        with suppress(BlockingIOError, InterruptedError):
+            what, descriptors, _, _ = socket.recv_fds(self._inbox, MAX_NOTE, 1)
+            client = what.decode()[1:] if what.startswith(PASSED) else None
+            for descriptor in descriptors:
+                take(socket.socket(fileno=descriptor), client)
+
+
+def pass_on(outbox: socket.socket, sock: socket.socket, note: bytes) -> None:
+    """The worker there gets it, once it comes to it; `sock` may be closed here."""
+    try:
+        socket.send_fds(outbox, [note], [sock.fileno()], socket.MSG_DONTWAIT)
+    except OSError as error:  # it takes nothing any more: it hangs, or is flooded
+        logger.warning("a connection could not be passed on to another worker: %s", error)

@@ -1,0 +1,292 @@
+"""A server of several processes from outside: whose sessions they are, what ends them, what all count together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+import multi
+from tests.integration.cli_runner import Files
+from tests.integration.support import run, until
+from tests.integration.test_control import ask, samples
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for Linux")
+
+WORKERS = 2
+MOST = 24  # sessions of the server, all workers together
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+class Program:
+    """A server in processes of its own, and what it logs."""
+
+    def __init__(self, config: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.workers_program", str(config)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        self.lines: list[str] = []
+        self.port = int(self.wait_for(r"serving on \S+ port (\d+) \(.*, \d workers?")[1])
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """Read on to a line that matches."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"no line {pattern!r} in {self.lines}")
+
+    def workers(self) -> set[int]:
+        """Process ids."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return {int(pid) for pid in children if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()}
+
+
+@contextmanager
+def program(config: Path) -> Iterator[Program]:
+    made = Program(config)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("workers"))
+
+
+@pytest.fixture(scope="module")
+def server(files: Files) -> Iterator[Program]:
+    """TLS and QUIC on one port."""
+    config = files.server_config(
+        workers=WORKERS,
+        control={"socket": "control.sock", "metrics_port": 0},
+        limits={"max_sessions": MOST, "max_sessions_per_source": MOST},
+    )
+    with program(config) as running:
+        yield running
+
+
+class Relay:
+    """A UDP relay in front of a server, which can change the port that it sends from."""
+
+    def __init__(self, server_port: int) -> None:
+        self._server = ("127.0.0.1", server_port)
+        self._client: tuple[str, int] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._front = self._socket()
+        self._front.bind(("127.0.0.1", 0))
+        self._loop.add_reader(self._front, self._from_client)
+        self._back = self._socket()
+        self.change_port()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for sock in (self._front, self._back):
+            self._loop.remove_reader(sock)
+            sock.close()
+
+    @property
+    def port(self) -> int:
+        return int(self._front.getsockname()[1])
+
+    def change_port(self) -> None:
+        """What comes for the old one is lost, as behind a NAT."""
+        self._loop.remove_reader(self._back)
+        self._back.close()
+        self._back = self._socket()
+        self._back.connect(self._server)
+        self._loop.add_reader(self._back, self._from_server)
+
+    @staticmethod
+    def _socket() -> socket.socket:
+        return socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def _from_client(self) -> None:
+        data, self._client = self._front.recvfrom(65_536)
+        self._back.send(data)
+
+    def _from_server(self) -> None:
+        assert self._client is not None
+        self._front.sendto(self._back.recv(65_536), self._client)
+
+
+def client(files: Files, port: int, *transports: str, **more: Any) -> dict[str, Any]:
+    """A connection by each transport, all of them at once."""
+    entries = [[transport, "ipv4", f"127.0.0.{number}"] for number, transport in enumerate(transports, 2)]
+    return {
+        "connection_priority": entries,
+        "multi_config": {"wait": "all"},
+        "remote_host": "127.0.0.1",
+        "remote_port": port,
+        "ssl_config": {"ca": str(files.root / "certs/ca.pem"), "server_name": "localhost"},
+        **more,
+    }
+
+
+async def asked(stream: tuple[multi.SessionReader, multi.SessionWriter], line: bytes) -> bytes:
+    stream[1].write(line + b"\n")
+    return (await asyncio.wait_for(stream[0].readline(), 10))[:-1]
+
+
+def test_every_connection_reaches_the_process_that_has_its_session(files: Files, server: Program) -> None:
+    async def scenario() -> None:
+        sessions = []
+        for transports in (("tcp", "tcp"), ("quic", "quic"), ("tcp", "quic"), ("quic", "tcp")) * 4:
+            async with multi.connect(client(files, server.port, *transports)) as session:
+                found = [c.transport for c in session.connections if c.state.value == "active"]
+                assert sorted(found) == sorted(transports)
+                assert not [c for c in session.connections if c.state.value in ("lost", "closed")]
+                stream = session.reader, session.writer
+                sessions.append(int(await asked(stream, b"who")))
+                payload = os.urandom(20_000).hex().encode()
+                assert await asked(stream, payload) == payload
+        assert set(sessions) <= server.workers()
+        assert len(set(sessions)) == WORKERS  # 16 sessions on one of two: once in 30,000
+
+    run(scenario())
+
+
+def test_a_client_whose_port_changes_stays_with_its_process(files: Files, server: Program) -> None:
+    """As behind a NAT that forgets: packets of a QUIC connection come from elsewhere, with the same ids."""
+
+    async def scenario() -> None:
+        for _ in range(4):
+            async with Relay(server.port) as relay:
+                config = client(files, relay.port, "quic", multi_config={"wait": "first"})
+                async with multi.connect(config) as session:
+                    stream = session.reader, session.writer
+                    process = await asked(stream, b"who")
+                    for _ in range(4):
+                        relay.change_port()
+                        assert await asked(stream, b"who") == process
+                    assert [c.state.value for c in session.connections] == ["active"]
+
+    run(scenario())
+
+
+def test_limits_counters_and_commands_are_of_the_whole_server(files: Files, server: Program) -> None:
+    control = files.root / "control.sock"
+
+    async def get(target: str) -> Any:
+        return json.loads((await ask(control, f"GET {target}"))[1])
+
+    async def command(**wanted: Any) -> tuple[int, Any]:
+        status, text = await ask(control, "POST /command", wanted)
+        return status, json.loads(text)
+
+    async def scenario() -> None:
+        before = await get("/stats")
+        config = client(files, server.port, "tcp")
+        sessions = [await multi.connect(config) for _ in range(MOST)]
+        workers = Counter([await asked((s.reader, s.writer), b"who") for s in sessions])
+        assert len(workers) == WORKERS
+        with pytest.raises(multi.SessionRefused, match=r"max_sessions\b"):
+            await (await multi.connect({**config, "multi_config": {"open_timeout": 0.5}})).confirmed()
+
+        stats = await get("/stats")
+        assert stats["sessions"] == {"open": MOST}
+        assert stats["sessions_opened"] == before["sessions_opened"] + MOST
+        assert stats["limits_hit"]["max_sessions"] >= 1
+        for path in (control, int(server_metrics(server))):
+            found = samples((await ask(path, "GET /metrics"))[1])
+            assert found['multi_sessions{state="open"}'] == MOST
+            assert found["multi_sessions_opened_total"] == stats["sessions_opened"]
+
+        await asked((sessions[7].reader, sessions[7].writer), b"moved last")
+        shown = await get("/sessions?limit=5")
+        assert [len(shown), shown[0]["id"]] == [5, sessions[7].id.hex()]
+        assert {s["id"] for s in await get("/sessions?limit=100")} == {s.id.hex() for s in sessions}
+
+        name = sessions[3].id.hex()
+        assert await command(command="scheduler", session=name[:12], scheduler="RR") == (
+            200,
+            {"done": "scheduler for 1 session", "sessions": 1},
+        )
+        assert (await get(f"/sessions?begins={name}"))[0]["scheduler"] == "RR"
+        assert await command(command="scheduler", session=name, scheduler="nosuch") != (200, None)
+        for wrong, text in (
+            ({"command": "abort", "session": "xyz"}, "no sessions begin with 'xyz'"),
+            ({"command": "scheduler", "session": name, "scheduler": "nosuch"}, "nosuch"),
+            ({"command": "nosuch", "session": "all"}, "command: found 'nosuch'"),
+        ):
+            status, said = await command(**wrong)
+            assert status == 400
+            assert text in said["error"]
+        assert await command(command="abort", session="all") == (
+            200,
+            {"done": f"abort for {MOST} sessions", "sessions": MOST},
+        )
+        for session in sessions:
+            with pytest.raises(multi.SessionLost, match="ended by who runs the server"):
+                await session.wait_closed()
+        assert (await get("/stats"))["sessions"] == {}
+
+    run(scenario())
+
+
+def server_metrics(server: Program) -> str:
+    return next(found[1] for line in server.lines if (found := re.search(r"metrics on http://\S+:(\d+)/", line)))
+
+
+def test_what_a_worker_logs_comes_out_of_its_parent_once(files: Files, server: Program) -> None:
+    async def scenario() -> int:
+        async with multi.connect(client(files, server.port, "tcp")) as session:
+            stream = session.reader, session.writer
+            assert await asked(stream, b"log") == b"logged"
+            return int(await asked(stream, b"who"))
+
+    worker = run(scenario())
+    server.wait_for(f"^program: logged by {worker}$")
+
+
+def test_a_worker_that_is_killed_takes_its_own_sessions_alone_and_is_replaced(files: Files, server: Program) -> None:
+    async def scenario() -> None:
+        sessions = [await multi.connect(client(files, server.port, "tcp", "quic")) for _ in range(12)]
+        streams = [(session.reader, session.writer) for session in sessions]
+        owners = [await asked(stream, b"who") for stream in streams]
+        dead = owners[0]
+        opened = json.loads((await ask(files.root / "control.sock", "GET /stats"))[1])["sessions_opened"]
+        streams[0][1].write(b"die\n")
+        for stream, owner in zip(streams, owners, strict=True):
+            if owner == dead:
+                with pytest.raises(multi.SessionLost, match="no longer knows this session"):
+                    await asked(stream, b"who")
+            else:
+                assert await asked(stream, b"who") == owner
+        async with multi.connect(client(files, server.port, "tcp", "quic")) as session:
+            assert await asked((session.reader, session.writer), b"who") != dead
+        await until(lambda: len(server.workers()) == WORKERS)
+        after = Counter[bytes]()
+        while len(after) < WORKERS:  # the new one has the port too
+            async with multi.connect(client(files, server.port, "quic")) as session:
+                after[await asked((session.reader, session.writer), b"who")] += 1
+        assert dead not in after
+        stats = json.loads((await ask(files.root / "control.sock", "GET /stats"))[1])
+        assert stats["sessions_opened"] == opened + 1 + after.total()  # what the dead one has counted stays counted
+        for session in sessions:
+            session.abort()
+            await session.settle()
+
+    run(scenario())
+    server.wait_for("worker . was ended by SIGKILL, its sessions with it; it is started again")
