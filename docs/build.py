@@ -30,7 +30,7 @@ PAGES = ROOT / "build" / "pages"
 COPIED = ["*.md", "docs/**/*.md", "docs/**/*.png", "examples/*.py", "configs/*.json"]
 
 SECTIONS = {
-    "Opening and serving": ["multi.asyncio.api", "multi.config"],
+    "Opening and serving": ["multi.asyncio.api", "multi.workers", "multi.config"],
     "Session, server, streams": ["multi.asyncio"],
     "Errors and reasons": ["multi.errors", "multi.reasons"],
     "Events": ["multi.events"],

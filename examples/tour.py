@@ -79,6 +79,11 @@ async def serve(port: int) -> multi.Server:
     return server
 
 
+def serve_on_all_cores() -> None:
+    stopped_by = multi.run_server(shout, {"listen": {"port": 7788}, "workers": "auto"})
+    print("ended by", stopped_by.name)
+
+
 async def stop(server: multi.Server) -> None:
     await server.drain(10.0)  # clients hear multi.GoingAway, and the last session has ended within 10 s
 

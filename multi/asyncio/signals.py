@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from multi.asyncio.server import Server
 from multi.errors import TransportError
@@ -14,7 +14,7 @@ GRACE = 2.0  # seconds that work under way gets after SIGINT
 
 
 class StopSignals:
-    """Of the process of `server`, from now on; `say` gets a line for people about what they do.
+    """Of a process with `server`; `say` gets a line for people about what they do.
 
     SIGHUP reads certificates again; a change of the files is noticed without it.
     """
@@ -23,10 +23,19 @@ class StopSignals:
         self._server = server
         self._say = say
         self._came: asyncio.Queue[signal.Signals] = asyncio.Queue()
-        loop = server.get_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._came.put_nowait, number)
-        loop.add_signal_handler(signal.SIGHUP, self._renew)
+
+    def listen(self) -> Self:
+        """Take those that the system sends to this process."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._server.get_loop().add_signal_handler(number, self.take, number)
+        return self
+
+    def take(self, number: signal.Signals) -> None:
+        """Somebody has sent it."""
+        if number == signal.SIGHUP:
+            self._renew()
+        else:
+            self._came.put_nowait(number)
 
     async def stopped(self, under_way: Callable[[], str] = str) -> signal.Signals:
         """Return when the server has stopped, with the first signal; SIGTERM where it was drained without one.

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from multi.asyncio.server import ClientCallback
-from multi.asyncio.signals import StopSignals
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, ConfigLike, load_config
@@ -94,7 +93,7 @@ async def _serve(
     process: ServingProcess, on_client: ClientCallback, services: Sequence[FileService | ForwardService]
 ) -> signal.Signals:
     server = await process.start_server(on_client, limit=LINE_LIMIT)
-    signals = StopSignals(server, _print)
+    signals = process.stop_signals(server, _print)
 
     def under_way() -> str:
         running = sum(service.running for service in services)

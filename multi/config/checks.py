@@ -15,7 +15,7 @@ from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.settings import Section
-from multi.types import Side
+from multi.types import ROUTE_LENGTH, Side
 
 MISSPELT = 0.8  # similarity from which an interface name is taken for a misspelt kind ("celular", "wfi")
 
@@ -68,6 +68,9 @@ def _of_server(config: ConfigModel) -> Iterator[Finding]:
     ssl, listen = config.ssl_config, config.listen
     assert listen is not None
     yield from _whereabouts(listen)
+    if config.workers is not None and len(listen.route_bytes(bytes)) >= ROUTE_LENGTH:
+        message = f'found {shown(listen.route)} together with "workers"; allowed: at most {ROUTE_LENGTH - 1} bytes'
+        yield Finding(("listen", "route"), message)
     if ssl is None:
         for name in listen.transports:
             if transport_type(name).needs_certificate:

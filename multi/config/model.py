@@ -47,6 +47,7 @@ MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and w
 BYTES_PER_MEGABIT = 125_000
 MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
 MAX_PARAMETER_NAME = 64  # characters; they travel in the handshake
+MAX_WORKERS = 256  # the last byte of a route is theirs
 MAX_TOLD = 4  # addresses of a server; the wire format takes no more
 
 AUTO_ROUTE_LENGTH = 7  # bytes; the last of ROUTE_LENGTH is for what one server is divided into
@@ -149,6 +150,12 @@ def _role(value: object) -> Role:
     raise not_one_of(ROLES)
 
 
+def _workers(value: object) -> object:
+    if value is None or value == "auto" or (type(value) is int and 0 < value <= MAX_WORKERS):
+        return value
+    raise ValueError(f'a whole number from 1 to {MAX_WORKERS} or "auto"')
+
+
 def _pin(value: str) -> str:
     """RFC 7469 section 2.1.1."""
     if not _PIN.fullmatch(value):
@@ -204,6 +211,11 @@ RoleName = Annotated[
     BeforeValidator(_role),
     PlainSerializer(lambda role: role.name.lower(), return_type=str),
     WithJsonSchema({"type": "string", "enum": list(ROLES)}),
+]
+WorkerCount = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(_workers),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}, {"const": "auto"}]}),
 ]
 
 # --- sections ---
@@ -694,7 +706,7 @@ class ConfigModel(Section):
     trace: Trace | None = None
     """What sessions do, written to files while they do it: for `multi trace`, and for tools that read qlog. Default
     null: nothing is written."""
-    workers: Annotated[Annotated[int, Range(1, 256)] | Literal["auto"] | None, Side.SERVER] = None
+    workers: Annotated[WorkerCount | None, Side.SERVER] = None
     """Server: processes that share its port and its limits, each with a core of its own where there are enough, for
     `multi serve`, `multi bench serve` and `multi.run_server`; `auto` = one for each core this process may use. A parent
     supervises them. Linux. Default null: this process serves, and needs no other."""

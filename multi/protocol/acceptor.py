@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from multi.errors import RemoteProtocolError
 from multi.protocol.handshake import ORIGIN_LENGTH, Refuse, RefuseCode, origin_of, reset_token
 from multi.protocol.segment import HEADER_LENGTH, SUPPORTED_VERSIONS, SegmentType, encode, peek, route_of
-from multi.types import Address, SessionId
+from multi.types import ROUTE_LENGTH, Address, SessionId
 
 T = TypeVar("T", bound=Hashable)
 NO_PEERS: Mapping[bytes, Address] = {}
@@ -93,12 +93,19 @@ class SessionTable(Generic[T]):
             found = self._sessions.get(session_id, {}).get(origin)
             if found is not None:
                 return found
-            if (peer := self._peers.get(route_of(first))) is not None:
+            if (peer := self._peer_of(route_of(first))) is not None:
                 return refusal(session_id, Refuse(RefuseCode.ELSEWHERE, address=peer), "JOIN for another server")
             token = reset_token(self._reset_key, session_id, origin) if self._reset_key else b""
             return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
         part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])
         return self._greeted(session_id, origin_of(part), source)
+
+    def _peer_of(self, route: bytes) -> Address | None:
+        """Where the server of `route` is; those of its workers are its own, filled with zeros, and one byte each."""
+        peer = self._peers.get(route)
+        if peer is None and len(route) == ROUTE_LENGTH:
+            peer = self._peers.get(route[:-1].rstrip(b"\0"))
+        return peer
 
     def _greeted(self, session_id: SessionId, origin: bytes, source: str) -> T | Refused:
         known = self._sessions.get(session_id, {}).get(origin)

@@ -67,6 +67,9 @@ class ServingProcess(Protocol):
     ) -> Server:
         """As `multi.start_server`, with the configuration that is served."""
 
+    def stop_signals(self, server: Server, say: Callable[[str], None]) -> StopSignals:
+        """Those that end this process; `say` gets a line for people about what they do."""
+
 
 class OnlyProcess:
     """A server without workers."""
@@ -80,6 +83,9 @@ class OnlyProcess:
         server = await start_server(on_client, self._config, limit=limit, backlog=backlog)
         self._started(server)
         return server
+
+    def stop_signals(self, server: Server, say: Callable[[str], None]) -> StopSignals:
+        return StopSignals(server, say).listen()
 
 
 def run(
@@ -122,6 +128,6 @@ def _log(config: Config, server: Running) -> None:
 def _serve_program(on_client: ClientCallback, limit: int, backlog: int, process: ServingProcess) -> signal.Signals:
     async def serve() -> signal.Signals:
         server = await process.start_server(on_client, limit=limit, backlog=backlog)
-        return await StopSignals(server, logger.info).stopped(partial(_under_way, server))
+        return await process.stop_signals(server, logger.info).stopped(partial(_under_way, server))
 
     return asyncio.run(serve())

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 
 from multi.asyncio.control import ControlSockets
@@ -32,7 +33,7 @@ from multi.types import ROUTE_LENGTH
 from multi.workers.answers import AnswersOfAll, Found
 from multi.workers.counts import clear, shared_memory
 from multi.workers.logs import levels, log_of_worker
-from multi.workers.worker import LINE_LIMIT, UNSEEN, Descriptor, Job, Worker, pass_on, work
+from multi.workers.worker import LINE_LIMIT, PASSED_ON, UNSEEN, Descriptor, Job, Worker, pass_on, work
 
 logger = logging.getLogger("multi.workers")
 
@@ -67,9 +68,8 @@ class Slot:
         self._numbers = count()
 
     async def run(self, process: SpawnProcess, channel: socket.socket) -> int:
-        """Start a worker and wait until it has ended; return its exit code, negative for the number of a signal."""
+        """Wait until a worker has ended; return its exit code, negative for the number of a signal."""
         loop = asyncio.get_running_loop()
-        process.start()
         self._process = process
         reader, self._writer = await asyncio.open_connection(sock=channel, limit=LINE_LIMIT)
         listening = loop.create_task(self._listen(reader), name=f"channel of worker {self.index}")
@@ -130,11 +130,12 @@ class Slot:
             del self._answers[number]
 
     def signal(self, number: int) -> None:
-        """To its worker, if there is one."""
-        process = self._process
-        if process is not None and process.is_alive() and process.pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, number)
+        """To its worker, if it serves: who does not yet has nothing to end, and is killed."""
+        if number == signal.SIGKILL or not self.ready.is_set() or self._writer is None:
+            if self._process is not None:
+                self._process.kill()
+        else:
+            self._writer.write(json.dumps({"signal": number}).encode() + b"\n")
 
     def close(self) -> None:
         for sock in (*self.sockets.values(), self.inbox, self.outbox):
@@ -173,7 +174,7 @@ class Supervisor:
         Raises ConfigError and TransportError where they cannot start.
         """
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in PASSED_ON:
             loop.add_signal_handler(number, self._signalled, number)
         self._logs.setblocking(False)
         loop.add_reader(self._logs.fileno(), self._log)
@@ -319,7 +320,13 @@ class Supervisor:
         )
         process = self._context.Process(target=work, args=(job,), name=f"multi-worker-{slot.index}")
         with theirs:
-            return await slot.run(process, ours)
+            resource_tracker.ensure_running()  # it would let the signals through that are held back now
+            signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until the worker can take them
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        return await slot.run(process, ours)
 
     def _log(self) -> None:
         with suppress(BlockingIOError):
@@ -339,8 +346,8 @@ class Supervisor:
             self._stopping.set()
         elif self._signals == 2:
             asyncio.get_running_loop().call_later(PATIENCE, self._kill)
-        for slot in self._slots:  # who does not serve yet has nothing to end
-            slot.signal(number if slot.ready.is_set() and self._signals < 3 else signal.SIGKILL)
+        for slot in self._slots:
+            slot.signal(number if self._signals < 3 else signal.SIGKILL)
 
     def _kill(self) -> None:
         for slot in self._slots:

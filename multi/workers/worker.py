@@ -22,6 +22,7 @@ from typing import Any
 
 from multi.asyncio.control import ServerAnswers, answer_safely
 from multi.asyncio.server import ClientCallback, Place, Server
+from multi.asyncio.signals import StopSignals
 from multi.config import Config
 from multi.errors import ConfigError, MultiError
 from multi.transports.base import Steering
@@ -34,6 +35,7 @@ logger = logging.getLogger("multi.workers")
 
 PASSED, UNSEEN = b"p", b"u"  # notes with a connection: it is yours, and from whom; nobody has looked at it
 MAX_NOTE = 256  # bytes
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
@@ -81,7 +83,11 @@ class Job:
 def work(job: Job) -> None:
     """The whole life of a worker's process."""
     _end_with(job.parent)
-    os.setpgid(0, 0)  # Ctrl-C goes to a group; the parent tells us
+    for number in PASSED_ON:
+        # A terminal and a service manager send them to all processes; the parent tells what they mean for this one. It
+        # is no SIG_IGN, which programs that are started from here would inherit.
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
     LogsToParent(job.logs, job.index).install(job.levels)
     worker = Worker(job)
     try:
@@ -114,6 +120,7 @@ class Worker:
         self._place = Place(job.sockets, steering, job.key, route, counts)
         self._counts = counts
         self._listening: asyncio.Task[None] | None = None
+        self._signals: StopSignals | None = None
 
     async def start_server(
         self, on_client: ClientCallback, *, limit: int = DEFAULT_LIMIT, backlog: int = LISTEN_BACKLOG
@@ -126,6 +133,11 @@ class Worker:
         # Told in the next turn: by then whoever has called this takes the signals that the parent passes on.
         self._listening = asyncio.get_running_loop().create_task(self._answer(server), name="requests of the parent")
         return server
+
+    def stop_signals(self, server: Server, say: Callable[[str], None]) -> StopSignals:
+        """Those that the parent passes on."""
+        self._signals = StopSignals(server, say)
+        return self._signals
 
     def cannot_start(self, error: Exception) -> None:
         self._tell(type="ConfigError" if isinstance(error, ConfigError) else "TransportError", failed=str(error))
@@ -141,6 +153,10 @@ class Worker:
         try:
             while line := await reader.readline():
                 request = json.loads(line)
+                if "signal" in request:
+                    if self._signals is not None:
+                        self._signals.take(signal.Signals(request["signal"]))
+                    continue
                 method, target, body = request["method"], request["target"], request["body"].encode()
                 answer = await answer_safely(answers.everything, method, target, body)
                 told = {"id": request["id"], "status": answer.status, "body": answer.body.decode()}

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from typing import Any, Self
 import pytest
 
 import multi
-from tests.integration.cli_runner import Files
+from multi.workers.run import run_server
+from tests.integration.cli_runner import Files, run_forked, started, wait_for_line
+from tests.integration.cli_runner import run as run_command
 from tests.integration.support import run, until
 from tests.integration.test_control import ask, samples
 
@@ -146,7 +149,7 @@ def client(files: Files, port: int, *transports: str, **more: Any) -> dict[str, 
 
 async def asked(stream: tuple[multi.SessionReader, multi.SessionWriter], line: bytes) -> bytes:
     stream[1].write(line + b"\n")
-    return (await asyncio.wait_for(stream[0].readline(), 10))[:-1]
+    return (await asyncio.wait_for(stream[0].readline(), 15))[:-1]
 
 
 def test_every_connection_reaches_the_process_that_has_its_session(files: Files, server: Program) -> None:
@@ -262,7 +265,7 @@ def test_what_a_worker_logs_comes_out_of_its_parent_once(files: Files, server: P
 
 def test_a_worker_that_is_killed_takes_its_own_sessions_alone_and_is_replaced(files: Files, server: Program) -> None:
     async def scenario() -> None:
-        sessions = [await multi.connect(client(files, server.port, "tcp", "quic")) for _ in range(12)]
+        sessions = [await multi.connect(client(files, server.port, "tcp", "tcp")) for _ in range(12)]
         streams = [(session.reader, session.writer) for session in sessions]
         owners = [await asked(stream, b"who") for stream in streams]
         dead = owners[0]
@@ -290,3 +293,89 @@ def test_a_worker_that_is_killed_takes_its_own_sessions_alone_and_is_replaced(fi
 
     run(scenario())
     server.wait_for("worker . was ended by SIGKILL, its sessions with it; it is started again")
+
+
+def test_a_program_drains_on_sigterm(files: Files) -> None:
+    config = files.server_config(workers=WORKERS, drain_timeout=10.0)
+
+    async def drained(running: Program) -> None:
+        async with multi.connect(client(files, running.port, "tcp", "quic")) as session:
+            stream = session.reader, session.writer
+            owner = await asked(stream, b"who")
+            running.process.send_signal(signal.SIGTERM)
+            event = await anext(event async for event in session.events() if isinstance(event, multi.GoingAway))
+            assert event.deadline == pytest.approx(10.0, abs=2.0)
+            assert await asked(stream, b"who") == owner  # it goes on until it ends, or its time is over
+
+    with program(config) as running:
+        run(drained(running))
+        running.wait_for("^ended by SIGTERM$")
+        assert running.process.wait(10) == 0
+
+
+def test_the_commands_serve_with_workers_and_stop_on_ctrl_c(files: Files) -> None:
+    (files.served / "file").write_bytes(os.urandom(300_000))
+    with started("serve", files.server_config(), "--dir", files.served, "--workers", "2") as process:
+        port = int(wait_for_line(process, r"^serving .* port (\d+) \(.*\), 2 workers$")[1])
+        config = files.client_config(port, "tcp", "quic")
+        assert run_forked("get", config, "file", "-o", files.here / "file").returncode == 0
+        assert (files.here / "file").read_bytes() == (files.served / "file").read_bytes()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stdout is not None
+        assert process.stdout.read().splitlines()[-1] == "stopped"
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_what_keeps_workers_from_serving_is_told_once(files: Files) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        config = files.server_config(listen={"host": "127.0.0.1", "port": port}, workers=2)
+        found = run_forked("serve", config, "--dir", files.served)
+        assert found.returncode == 1
+        assert found.stderr == f"multi: cannot listen on 127.0.0.1:{port}: address already in use\n"
+    config = files.server_config(multi_config={"scheduler": "tests.nowhere:Scheduler"}, workers=1)
+    found = run_command("serve", config, "--dir", files.served)
+    assert found.returncode == 2
+    assert found.stderr.count("cannot import scheduler 'tests.nowhere:Scheduler'") == 1
+    found = run_forked("serve", config, "--dir", files.served / "nowhere", "--workers", "auto")
+    assert (found.returncode, "no such file" in found.stderr) == (1, True)
+
+
+def test_two_servers_do_not_share_a_port_by_accident(files: Files, server: Program) -> None:
+    """The port would let any process of this user in, and the group would send it a part of the connections."""
+    config = files.server_config(listen={"host": "127.0.0.1", "port": server.port}, workers=1)
+    found = run_forked("serve", config, "--dir", files.served)
+    assert found.returncode == 1
+    assert "address already in use" in found.stderr
+
+
+def test_a_handler_that_cannot_be_imported_is_refused(files: Files) -> None:
+    async def on_client(_reader: object, _writer: object) -> None: ...
+
+    config = {"listen": {"host": "127.0.0.1", "port": 0}, "workers": 1}
+    with pytest.raises(multi.ConfigError, match="has to be importable"):
+        run_server(on_client, config)
+    with pytest.raises(multi.ConfigError, match="run_server"):
+        run(multi.start_server(on_client, config))
+
+
+def test_elsewhere_than_on_linux_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(multi.ConfigError, match="need Linux"):
+        run_server(print, {"listen": {"host": "127.0.0.1", "port": 0}, "workers": 1})
+
+
+def gone(processes: set[int]) -> bool:
+    """None of them runs any more."""
+    running = [pid for pid in processes if Path(f"/proc/{pid}/stat").exists()]
+    return not [pid for pid in running if Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"]
+
+
+def test_no_worker_outlives_a_parent_that_is_killed(server: Program) -> None:
+    """The last of these tests: it ends the server of the others."""
+    workers = server.workers()
+    assert len(workers) == WORKERS
+    server.process.kill()
+    run(until(lambda: gone(workers)))

@@ -17,7 +17,6 @@ from typing import Any
 
 from multi.asyncio.api import connect
 from multi.asyncio.session import Session
-from multi.asyncio.signals import StopSignals
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config, ConfigLike, load_config
 from multi.lab.bench.protocol import (
@@ -194,7 +193,7 @@ async def _serve(process: ServingProcess) -> signal.Signals:
             writer.write(encode(report))
 
     server = await process.start_server(on_client, limit=LINE_LIMIT)
-    return await StopSignals(server, partial(print, flush=True)).stopped()
+    return await process.stop_signals(server, partial(print, flush=True)).stopped()
 
 
 async def _send_to(

@@ -406,7 +406,7 @@ async def test_sessions_that_fall_together_wait_for_their_clients_and_are_told_o
     fallen = [Fallen(told) for _ in range(50)]
     for driver in fallen:
         admission._detached.add(driver, CROWDED)  # type: ignore[arg-type]
-        admission._left(driver, CROWDED)  # type: ignore[arg-type]
+        admission._left(driver, _Account(CROWDED, host=CROWDED))  # type: ignore[arg-type]
     assert told == fallen
     admission.stop()
 

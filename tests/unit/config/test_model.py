@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import pickle
 import traceback
 from pathlib import Path
@@ -851,6 +852,24 @@ def test_a_place_where_nobody_can_be_sent_is_named(listen: dict[str, object], ke
     with pytest.raises(ConfigError) as caught:
         load_config({"listen": listen})
     assert str(caught.value).startswith(f"{key_path}: ")
+
+
+def test_a_route_leaves_room_for_the_number_of_a_worker() -> None:
+    listen = {"route": "0a" * 8}
+    load_config({"listen": listen})
+    load_config({"listen": {"route": "0a" * 7}, "workers": 2})
+    with pytest.raises(ConfigError, match=r"^listen.route: found \"0a0a0a0a0a0a0a0a\" together with \"workers\""):
+        load_config({"listen": listen, "workers": 2})
+
+
+def test_workers_are_a_number_or_one_for_each_core() -> None:
+    counts = [load_config({"listen": {}, "workers": value}).worker_count for value in (None, 1, 256)]
+    assert counts == [None, 1, 256]
+    assert load_config({"listen": {}, "workers": "auto"}).worker_count == len(os.sched_getaffinity(0))
+    assert load_config({"listen": {}}).with_workers(3).worker_count == 3
+    for wrong in (0, 257, True, "all", 1.0):
+        with pytest.raises(ConfigError, match=r"^workers: "):
+            load_config({"listen": {}, "workers": wrong})
 
 
 def test_a_route_is_hexadecimal_or_made_at_random() -> None:

@@ -97,6 +97,9 @@ def test_a_join_that_names_another_server_is_told_where_that_is() -> None:
     assert sessions.route(mine, "a") == "mine", "what is held here is not looked for elsewhere"
     refused = refusal(sessions.route(foreign, "a"))
     assert (refused.meaning, refused.address) == (RefuseCode.ELSEWHERE, ("192.0.2.7", 7788))
+    for worker in (b"\x0a\x0b\0\0\0\0\0\0", b"\x0a\x0b\0\0\0\0\0\x03"):
+        refused = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(2), payload, worker), "a"))
+        assert (refused.meaning, refused.address) == (RefuseCode.ELSEWHERE, ("192.0.2.7", 7788))
     nobody = encode_routed(SegmentType.JOIN, sid(2), payload, b"\x0a\x0c")
     assert refusal(sessions.route(nobody, "a")).meaning is RefuseCode.UNKNOWN
     assert refusal(sessions.route(join(2), "a")).meaning is RefuseCode.UNKNOWN
