@@ -41,7 +41,9 @@ WARM_UP = 8  # sessions before the first look at the memory: what a process need
 REST = 16.0  # seconds: one whole round of keep-alives
 PROMISE = 100.0  # KiB of memory for an idle session of two TCP connections without TLS
 FDS_PER_SESSION = 2  # on the server
+ENDED = ("closed", "lost")
 SCRAPES = 11  # of which the median counts
+SCRAPE_PROMISE = 50.0  # ms for a scrape of a thousand sessions
 KINDS = {"sealed TCP": "tcp", "TLS": "tcp", "QUIC": "quic"}
 
 Reader = Any
@@ -127,7 +129,10 @@ def _resident() -> int:
 
 
 async def _clients(kind: str, port: int, ca: str) -> None:
-    """Do what standard input says: `open N`, `exchange`, `send SECONDS COUNT`, `close`; answer each with a line."""
+    """Do what standard input says: `open N`, `exchange`, `send SECONDS COUNT`, `close`; answer each with a line.
+
+    `count` is answered with what the sessions have sent and read, their connections and their Session IDs.
+    """
     entry = {"transport": KINDS[kind], "ip": "ipv4"}
     config: dict[str, Any] = {
         "connection_priority": [entry | {"interface": source} for source in ("127.0.0.1", "127.0.0.2")],
@@ -161,7 +166,16 @@ async def _clients(kind: str, port: int, ca: str) -> None:
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
         started, cpu = time.perf_counter(), time.process_time()
+        counted: dict[str, Any] = {}
         match line.split():
+            case ["count"]:
+                stats = [session.stats() for session in sessions]
+                counted = {
+                    "sent": sum(each.bytes_sent for each in stats),
+                    "read": EXCHANGE * len(stats),
+                    "connections": sum(c.state.value not in ENDED for each in stats for c in each.connections),
+                    "ids": [each.id for each in stats],
+                }
             case ["open", count]:
                 await asyncio.gather(*(open_one() for _ in range(int(count))))
             case ["exchange"]:
@@ -172,7 +186,7 @@ async def _clients(kind: str, port: int, ca: str) -> None:
                 await asyncio.gather(*(session.close() for session in sessions))
                 sessions.clear()
         spent = {"seconds": time.perf_counter() - started, "cpu": time.process_time() - cpu}
-        print(json.dumps(spent), flush=True)
+        print(json.dumps(spent | counted), flush=True)
     os._exit(0)
 
 
@@ -219,7 +233,7 @@ class _World:
             undo.callback(client.end)
             self.clients.append(client)
 
-    def all(self, line: str) -> list[dict[str, float]]:
+    def all(self, line: str) -> list[dict[str, Any]]:
         """Tell all clients the same, and wait for all."""
         for client in self.clients:
             client.tell(line)
@@ -241,6 +255,7 @@ def _memory(world: _World, sessions: int) -> dict[str, float]:
         world.all(task)
     time.sleep(1.0)
     before = world.server.ask("rest")
+    counted = _scraped(world.metrics_port)[1]
     started = time.perf_counter()
     opened = world.all(f"open {sessions // CLIENTS}")
     seconds = time.perf_counter() - started
@@ -259,22 +274,54 @@ def _memory(world: _World, sessions: int) -> dict[str, float]:
         "client ms": sum(client["cpu"] for client in opened) / count * 1e3,
         "KiB": (idle["rss"] - before["rss"]) / count / 1024,
         "idle": (rested["cpu"] - idle["cpu"]) / REST,
-        "scrape ms": _scrape(world.metrics_port, count) * 1e3,
+        "scrape ms": _scrape(world, count, counted) * 1e3,
     }
 
 
-def _scrape(port: int, sessions: int) -> float:
-    """Seconds, the median of several scrapes of a server with so many sessions at rest."""
+def _scraped(port: int) -> tuple[str, dict[str, float]]:
+    """What the metrics are, as text and by sample."""
+    with urlopen(f"http://{HOST}:{port}/metrics") as answer:
+        text = answer.read().decode()
+    lines = (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    return text, {name: float(value) for name, value in lines}
+
+
+def _scrape(world: _World, sessions: int, before: dict[str, float]) -> float:
+    """Seconds, the median of several scrapes of a server with so many sessions at rest.
+
+    What they say has to be what the clients have counted since `before`, and must name no session. What a client has
+    sent may have been lost with a connection; what it has read was sent for the first time once.
+    """
     took = []
     for _ in range(SCRAPES):
         started = time.perf_counter()
-        with urlopen(f"http://{HOST}:{port}/metrics") as answer:
-            text = answer.read().decode()
+        text, told = _scraped(world.metrics_port)
         took.append(time.perf_counter() - started)
-    told = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")['multi_sessions{state="open"}']
-    if int(told) != sessions:
-        raise SystemExit(f"metrics tell of {told} sessions, there are {sessions}")
+    clients = world.all("count")
+    named = [name for client in clients for name in client["ids"] if name[:8] in text]
+    if named:
+        raise SystemExit(f"metrics name {len(named)} sessions")
+    received = _grown(told, before, "multi_received_payload_bytes_total")
+    if not EXCHANGE * sessions <= received <= _sum(clients, "sent"):
+        raise SystemExit(f"metrics tell of {received:.0f} bytes received, the clients of {_sum(clients, 'sent')} sent")
+    sent, again = (_grown(told, before, f"multi_{name}_bytes_total") for name in ("sent_payload", "reinjected"))
+    for what, found, counted in (
+        ("open sessions", told['multi_sessions{state="open"}'], sessions),
+        ("living connections", _grown(told, {}, "multi_connections{"), _sum(clients, "connections")),
+        ("bytes sent for the first time", sent - again, _sum(clients, "read")),
+    ):
+        if found != counted:
+            raise SystemExit(f"metrics tell of {found:.0f} {what}, the clients of {counted}")
     return median(took)
+
+
+def _grown(now: dict[str, float], before: dict[str, float], name: str) -> float:
+    """How much a counter has grown, over all transports."""
+    return sum(value - before.get(key, 0) for key, value in now.items() if key.startswith(name))
+
+
+def _sum(clients: list[dict[str, Any]], key: str) -> int:
+    return sum(client[key] for client in clients)
 
 
 def _shared(world: _World, seconds: float, per_client: int, clients: int) -> tuple[float, list[int], float]:
@@ -298,13 +345,16 @@ def _print_rest(kind: str, sessions: int, found: dict[str, float]) -> None:
     if kind == "sealed TCP":
         short = found["KiB"] - PROMISE
         verdict = f" (promised {PROMISE:g}: {'held' if short <= 0 else f'short by {short:.0f}'})"
+    scrape = found["scrape ms"]
+    promised = f" (promised {SCRAPE_PROMISE:g}: {'held' if scrape < SCRAPE_PROMISE else 'not held'})"
     print(
         f"{kind:10} {sessions:5} sessions: opened at {found['rate']:.0f} a second, CPU for each with both connections: "
         f"server {found['server ms']:.2f} ms, client {found['client ms']:.2f} ms"
     )
     print(
         f"{'':10} idle after {EXCHANGE >> 20} MiB each way: {found['KiB']:.1f} KiB a session{verdict}, "
-        f"all of them {found['idle'] * 100:.1f} % of a core; a scrape of the metrics takes {found['scrape ms']:.1f} ms",
+        f"all of them {found['idle'] * 100:.1f} % of a core; a scrape of the metrics takes {scrape:.1f} ms"
+        f"{promised if sessions >= SESSIONS else ''}, says what the clients counted and names no session",
         flush=True,
     )
 
