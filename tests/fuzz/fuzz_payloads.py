@@ -96,6 +96,7 @@ SEEDS: dict[str, list[bytes]] = {
     "steer": [encode_scheduler("steering.latency", (("max_rtt", 0.1),)), encode_scheduler("", ())],
     "role": [encode_role(5, Role.BACKUP)],
     "drain": [encode_drain(5, step) for step in DrainStep],
+    "away": [encode_away(25.0)],
     "address": [
         encode_addresses([("192.0.2.7", 7788), ("2001:db8::7", 1)]),
         encode_addresses([("::ffff:1.2.3.4", 1)] * 4),
