@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -270,3 +273,15 @@ def test_a_stray_is_sent_to_its_server(name: str, development_certificates: Path
                     assert (second == first) == (not made.refused)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("address", ["10.99.0.1", HOST])
+def test_nobody_is_sent_to_services_of_his_own_machine(address: str) -> None:
+    """In a network namespace: from a server on loopback it may be meant, so there the same words lead there."""
+    words = (sys.executable, "-m", "benchmarks.balancer.astray", address)
+    done = subprocess.run(words, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60, check=True)
+    found = json.loads(done.stdout)
+    if "skipped" in found:
+        pytest.skip(f"no network namespace here, so this was NOT tested: {found['skipped']}")
+    assert found["lives"]
+    assert (found["told"] > 0, found["redirected"] > 0) == (address == HOST, address == HOST), found

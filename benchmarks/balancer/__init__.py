@@ -1,0 +1,1 @@
+"""Sessions with several servers behind one address: `make bench ARGS=balancer`."""
