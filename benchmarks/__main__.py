@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from benchmarks.balancer.__main__ import run as balancer
 from benchmarks.basics import counted, hardening, loopback, memory, opening, quic, scale
 from benchmarks.everyday.__main__ import run as everyday
 from benchmarks.grid.__main__ import run as grid
@@ -32,6 +33,7 @@ def main() -> int:
         "links": links,
         "quic": quic.run,
         "grid": grid,
+        "balancer": balancer,
     }
     parser.add_argument("only", nargs="*", choices=[*parts, []], help="default: all")
     chosen = parser.parse_args()

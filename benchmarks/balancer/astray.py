@@ -1,9 +1,9 @@
 """A server sends its clients to services of their own machine: `python -m benchmarks.balancer.astray [ADDRESS]`.
 
-In a network namespace of its own, a server at ADDRESS (10.99.0.1, not loopback) tells its client that it is to be joined
-at 127.0.0.1, and another server, which the client reaches by mistake, that this one is to be found there. Says in a line
-of JSON how many connections came to loopback, and whether the session lived. From a server on 127.0.0.1 it is a word
-that counts, so then some come.
+In a network namespace of its own, a server at ADDRESS (10.99.0.1, not loopback) tells its client that it is to be
+joined at 127.0.0.1, and another server, which the client reaches by mistake, that this one is to be found there. Says
+in a line of JSON how many connections came to loopback, and whether the session lived. From a server on 127.0.0.1 it is
+a word that counts, so then some come.
 """
 
 from __future__ import annotations

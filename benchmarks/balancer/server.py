@@ -1,0 +1,34 @@
+"""One of the servers behind the balancer: `python -m benchmarks.balancer.server NAME CONFIGURATION`.
+
+Its application says its name first, then gives back what it gets. It says a line of JSON when it serves, and answers
+`figures` with how often each limit was hit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+
+import multi
+from benchmarks.processes import answer, raise_descriptors, say
+
+NAME_LENGTH = 8  # bytes
+
+
+async def serve(name: str, config: dict[str, object]) -> None:
+    async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        writer.write(name.encode().ljust(NAME_LENGTH))
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+        writer.close()
+
+    server = await multi.start_server(on_client, config)
+    say({"serving": server.port})
+    await answer(lambda _: {"sessions": len(server.sessions), "limits": server.statistics})
+
+
+if __name__ == "__main__":
+    raise_descriptors()
+    asyncio.run(serve(sys.argv[1], json.loads(sys.argv[2])))
