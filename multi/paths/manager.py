@@ -38,7 +38,7 @@ HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
 TOLD_APART = 1.0  # seconds between dials of an address that a server has told: it shall not aim its clients at others
-TOLD_WITHIN = 1.0  # seconds a server has to tell its addresses before it is looked for where HELLO went
+TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
 TOLD_KEPT = 64  # addresses at which a server has proved itself
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
@@ -141,6 +141,8 @@ class PathManager:
         self._stopped = False
         self._given_up = False
         self._may_go = may_go
+        self._elsewhere = False
+        """The server takes connections at the addresses that it tells, and where HELLO went there are others."""
         self._told_until: dict[str, float] = {}
         """Until when addresses that the server has told are not dialled again."""
         self._proved: dict[Address, None] = {}
@@ -229,11 +231,13 @@ class PathManager:
 
         What else is under way leads to who knows which server.
         """
+        self._elsewhere = True
         for slot in self.slots:
             for candidate in slot.candidates:
                 self._race.skip(candidate)
             self._cancel(slot, [connection for connection in slot.attempts if connection != accepted], now)
             slot.retry_at, slot.dialled_at, slot.held_until = now, -inf, now + TOLD_WITHIN
+            slot.unanswered_since = None
 
     def redirected(self, connection: ConnectionId, address: Address) -> None:
         """The server there is about to refuse: another one, at `address`, holds the session. That is worth one dial."""
@@ -470,7 +474,7 @@ class PathManager:
                     self._abandon(slot, connection, reason, now)
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
-                candidate = slot.next_to_dial()
+                candidate = self._next_of(slot, now)
                 slot.held_until = self._free_at(candidate)
                 if slot.held_until > now:
                     continue
@@ -524,6 +528,15 @@ class PathManager:
 
     def _dialling(self, connection: ConnectionId) -> Slot | None:
         return next((slot for slot in self.slots if connection in slot.attempts), None)
+
+    def _next_of(self, slot: Slot, now: float) -> Candidate:
+        """Whose turn it is. Another server does not know the session, so the right one has time to answer first."""
+        candidate = slot.next_to_dial()
+        if not self._elsewhere or self._detached or candidate.told:
+            return candidate
+        told = [other for other in slot.candidates if other.told]
+        waited = now - slot.unanswered_since if slot.unanswered_since is not None else 0.0
+        return told[slot.failures] if slot.failures < len(told) and waited < TOLD_WITHIN else candidate
 
     def _leads_astray(self, candidate: Candidate) -> bool:
         """Perhaps: nobody has proved to be the server there."""

@@ -386,6 +386,28 @@ def test_a_server_that_tells_nothing_is_joined_where_it_was_found() -> None:
     assert [c.remote_address for _, c in world.dials[2:]] == ["192.0.2.1"]
 
 
+def test_a_server_that_is_slow_where_it_wants_to_be_joined_is_not_looked_for_elsewhere() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world.paths.elsewhere(ConnectionId(0), world.now)
+    world.state(0, ACTIVE)
+    world.paths.update([told(0), named(0), told(1), named(1)], world.now)
+    world.run(TOLD_WITHIN - 0.1)
+    assert {c.remote_port for _, c in world.dials[2:]} == {443}, "it has not answered yet"
+    world.run(3.0)
+    assert "192.0.2.1" in {c.remote_address for _, c in world.dials[2:]}, "nobody is there: perhaps the balancer is"
+
+
+def test_with_nothing_left_a_server_is_looked_for_everywhere() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world.paths.elsewhere(ConnectionId(0), world.now)
+    world.state(0, ACTIVE)
+    world.paths.update([told(0), named(0), told(1), named(1)], world.now)
+    world.state(0, LOST)
+    world.paths.detached(world.now)
+    world.run(2.5)
+    assert {c.remote_port for _, c in world.dials[2:]} == {443, 7788}
+
+
 def test_what_races_later_does_not_begin_where_the_server_is_not() -> None:
     world = World(named(0), named(1), named(2))
     world.paths.elsewhere(ConnectionId(0), world.now)
