@@ -12,6 +12,7 @@ import sys
 from benchmarks.balancer.__main__ import run as balancer
 from benchmarks.basics import counted, hardening, loopback, memory, opening, quic, scale
 from benchmarks.everyday.__main__ import run as everyday
+from benchmarks.everyuse.__main__ import run as everyuse
 from benchmarks.grid.__main__ import run as grid
 from benchmarks.hostile import crowd, floods
 from benchmarks.links.__main__ import run as links
@@ -24,6 +25,7 @@ def main() -> int:
         "loopback": loopback.run,
         "opening": opening.run,
         "everyday": everyday,
+        "everyuse": everyuse,
         "hardening": hardening.run,
         "memory": memory.run,
         "counted": counted.run,

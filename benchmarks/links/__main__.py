@@ -1,10 +1,9 @@
 """Emulated WiFi and 5G: one connection against kernel TCP, both links together, and short transfers.
 
-    python -m benchmarks.links [alone] [tcp] [quic] [urgent] [forward] [short] [--rounds N] [--quick]
+    python -m benchmarks.links [alone] [tcp] [quic] [urgent] [short] [--rounds N] [--quick]
 
 `alone`: one TCP connection of `multi` against a blocking socket of kernel TCP. `tcp`, `quic`: both links together.
-`urgent`: requests on a stream of priority 0 beside bulk. `forward`: ssh, curl and a
-constant stream through the commands for them. `short`: 100 kB to 10 MB over two equal paths. Everybody has
+`urgent`: requests on a stream of priority 0 beside bulk. `short`: 100 kB to 10 MB over two equal paths. Everybody has
 the same congestion control, runs are in turn in one testbed, and rates are the receiver's, from its first byte to its
 last.
 """
@@ -19,7 +18,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.links import both, forward, short, urgent
+from benchmarks.links import both, short, urgent
 from benchmarks.links.stage import Stage, spread, verdict
 from multi.lab.testbed import load_profile
 
@@ -65,7 +64,6 @@ PARTS: dict[str, tuple[str, Callable[[int, float], None]]] = {
     "tcp": ("TCP on both links, BBR, connect: par", both.tcp),
     "quic": ("QUIC on one link or both, connect: par; TCP with BBR", both.quic),
     "urgent": ("An urgent request beside bulk: TCP on both links, BBR, sealed", urgent.run),
-    "forward": ("Programs that know nothing of sessions, BBR, sealed", forward.run),
     "short": ("Short transfers over two paths of 10 Mbit/s and 44 ms", short_transfers),
 }
 

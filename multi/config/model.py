@@ -400,10 +400,11 @@ class SteeringSpec(Section):
     """What is wanted of several connections: a mode, and thresholds that take a connection out and let it back."""
 
     mode: Literal["latency", "balance", "priority", "standby", "redundant", "adaptive"]
-    """What decides: `latency` the lowest round trip, `balance` shares by `weight`, `priority` the largest `weight`
-    first and what it cannot take over the next, `standby` the largest `weight` alone, `redundant` everything on all,
-    `adaptive` earliest arrival. Of equal weights the cheapest and then the first opened is best. Required: it is what
-    steering is."""
+    """What decides: `latency` the lowest round trip, and lone messages of up to 4 KiB also over the next lowest while
+    the best loses packets or varies much, `balance` shares by `weight`, `priority` the largest `weight` first and what
+    it cannot take over the next, `standby` the largest `weight` alone, `redundant` everything on all, `adaptive`
+    earliest arrival. Of equal weights the cheapest and then the first opened is best. Required: it is what steering
+    is."""
     max_rtt_ms: Annotated[float, Range(0.0, 3_600_000.0)] = 0.0
     """Round trip in milliseconds above which a connection gets nothing new, until it was below four fifths of that for
     a second or has rested for 10 s, longer each time; 0 = none. Default 0: no network is too slow for everybody."""

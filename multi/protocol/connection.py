@@ -43,6 +43,7 @@ RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averag
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
 SLOWDOWN = 0.5  # of a rate is left at least by one sample: a kernel that repeats what was lost tells far too little
 ACCELERATION = 1.5  # times its rate a round trip before, at least, of a path whose congestion control has just begun
+PEAK_TIME = 0.5  # seconds for which the largest rate counts, and up to twice as long
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 SAMPLE_INTERVAL = 0.010  # seconds between looks at a transport while much is on its way
 SAMPLE_REFRESH = 0.5  # seconds between looks at one that carries little: round trips change slowly
@@ -163,6 +164,9 @@ class Connection:
     rtt_variation: float = field(init=False)
     min_rtt: float = field(init=False)
     rate: float = 0.0
+    _peaks: tuple[float, float] = (0.0, 0.0)
+    """The largest rate since `_peak_since`, and in the PEAK_TIME before."""
+    _peak_since: float = -inf
     accelerates: bool = True
     _rate_before: float = 0.0
     """At the last look whether it still grows, and when that was."""
@@ -360,6 +364,7 @@ class Connection:
             self.min_rtt = sample.min_rtt
         if sample.rate and not (sample.app_limited and sample.rate < self.rate):
             self.rate = self._capped(max(sample.rate, self.rate * SLOWDOWN))
+        self._take_peak(sample.rate, now)
         if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:
             self.accelerates = self.rate >= ACCELERATION * self._rate_before
             self._rate_before, self._rate_looked_at = self.rate, now
@@ -376,6 +381,18 @@ class Connection:
         self.unacked, self.unsampled_at, self._carried_datagrams = sample.unacked, None, False
         self._take_loss(sample)
         return progressed
+
+    @property
+    def peak_rate(self) -> float:
+        """The largest rate of late, what the path has shown that it carries; less in flight makes a lower one."""
+        return self._capped(max(self._peaks))
+
+    def _take_peak(self, rate: float, now: float) -> None:
+        newest, _ = self._peaks
+        if now >= self._peak_since + PEAK_TIME:
+            self._peak_since, self._peaks = now, (rate, newest)
+        elif rate > newest:
+            self._peaks = rate, self._peaks[1]
 
     def written(self, now: float) -> None:
         """Bytes go to the transport: it is to be asked about them, sooner or later."""

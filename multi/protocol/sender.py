@@ -33,6 +33,7 @@ EARLIER = 0.8  # share of the time a range still takes in which a copy of it has
 MUCH_EARLIER = 0.5  # the same while there is new data to send instead
 WINDOW_SMALL = 2 * 1024 * 1024  # bytes
 REINJECT_ALLOWANCE = 256 * 1024
+ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are more urgent than those
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
@@ -342,7 +343,26 @@ class Sender:
                 return
             if size > SLOW_SEGMENT:
                 size = min(size, connection.segment_size)
+            self._leave_room(stream, (connection,), now)
+            if connection.credit <= 0:
+                return
             self._send_first(stream, size, (connection,), now)
+
+    def _leave_room(self, stream: SendStream, connections: Sequence[Connection], now: float) -> None:
+        """Take credit away where more urgent bytes than the stream's, which may come at any time, would wait too long.
+
+        What queues in the network cannot be overtaken; a transport whose congestion control waits for losses fills any
+        queue. Where round trips vary much anyway a bound below that would starve the connection.
+        """
+        if not self.ranked or stream.priority == min(self._ranks):
+            return
+        for connection in connections:
+            if connection.credit <= 0 or connection.accelerates or not connection.peak_rate:
+                continue
+            waits = max(ROOM, 2 * connection.rtt_variation)
+            if connection.in_flight >= connection.peak_rate * (connection.min_rtt + waits):
+                connection.credit = 0
+                self.hold_until = now + HOLD_CHECK
 
     def _send_first(self, stream: SendStream, size: int, picked: Sequence[Connection], now: float) -> None:
         """Send the next `size` unsent bytes of `stream`."""
@@ -376,6 +396,7 @@ class Sender:
             if stream.priority != priority:
                 priority = stream.priority
                 self._backlog = self._ahead_of(priority, backlog)
+            self._leave_room(stream, usable, now)
             if not self._has_credit(usable):
                 return False
             available = stream.worth_sending(min(stream.window - stream.next_offset, room))

@@ -53,6 +53,18 @@ def test_random_losses_slow_cubic_down_and_not_bbr() -> None:
     assert cubic > 3 * bbr
 
 
+def test_packets_that_come_at_irregular_times_come_in_order_and_make_round_trips_vary() -> None:
+    spec = PathSpec(1e6, 0.020, jitter=0.015)
+    pair = Pair((Route(spec, spec),), client=CLIENT)
+    assert pair.until(lambda: pair.server is not None, 9)
+    for _ in range(50):
+        pair.client.write(bytes(100))
+        pair.run(0.050)
+    (connection,) = pair.client.session.connections.values()
+    assert pair.peer.got() == 5000
+    assert connection.rtt_variation > 0.003
+
+
 def test_a_long_path_takes_its_round_trips_to_start() -> None:
     # Ten packets, then twice as many every round trip: 1 MB takes seven of them, and half a one to arrive.
     assert 6.5 * 0.2 < download(path(100, 0.2), size=1_000_000) < 8.5 * 0.2

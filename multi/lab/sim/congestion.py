@@ -48,6 +48,9 @@ class Cubic:
     _HYSTART_DELAY = (0.004, 0.016)  # seconds of queueing that end slow start, by an eighth of the round trip
     _TRAIN_GAP = 0.002  # seconds between acknowledgements of one train
 
+    looks_for_min_rtt = False
+    """Sends next to nothing for a moment: the rates measured then say nothing of the path."""
+
     def __init__(self) -> None:
         self.window = INITIAL_WINDOW
         """Bytes that may be under way; looked at before every packet, as `pacing` is."""
@@ -194,6 +197,10 @@ class Bbr:
         self._probe(ack, round_start)
         self._set_pacing(ack)
         self._set_window(ack)
+
+    @property
+    def looks_for_min_rtt(self) -> bool:
+        return self._state == "probe rtt"
 
     def _measure(self, ack: Acknowledged) -> None:
         if ack.rate and (not ack.application_limited or ack.rate >= self._rate):

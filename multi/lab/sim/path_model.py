@@ -45,6 +45,8 @@ class PathSpec:
     """`bbr` or `cubic`."""
     buffer: int = SEND_BUFFER
     """Bytes the sender's kernel keeps."""
+    jitter: float = 0.0
+    """Seconds a packet may be earlier or later than `delay` says, uniform and never overtaking."""
 
 
 @dataclass(slots=True, eq=False)
@@ -181,6 +183,8 @@ class PathDirection(Medium[PathSpec]):
             bytes_acked=self._delivered,
             unacked=unacked + self._queued,
             not_sent=self.backlog,
+            bytes_sent=self.sent_packets * SEGMENT,
+            bytes_lost=self.lost_packets * SEGMENT,
         )
 
     # --- the send buffer  ---
@@ -268,7 +272,11 @@ class PathDirection(Medium[PathSpec]):
             self.lost_packets += 1
             return
         self._free_at = now + waiting + size / spec.rate
-        self._arrivals.append((self._free_at + spec.delay, packet))
+        arrival = self._free_at + spec.delay
+        if spec.jitter:
+            last = self._arrivals[-1][0] if self._arrivals else now
+            arrival = max(arrival + self._random.uniform(-spec.jitter, spec.jitter), self._free_at, last)
+        self._arrivals.append((arrival, packet))
         self._plan_tick()
 
     # --- receiving  ---
@@ -361,6 +369,8 @@ class PathDirection(Medium[PathSpec]):
                 recovering=self._recovering,
             )
         )
+        if self._congestion.looks_for_min_rtt:
+            self._limited_until = self._delivered + self._in_flight or 1  # `bbr_update_min_rtt`
         self._probed, self._backoff = False, 1.0
         self._arm(now)
         self._wake_writer()

@@ -12,7 +12,7 @@ from multi.protocol.connection import SLOW_SEGMENT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.segment import SegmentDecoder
 from multi.protocol.send_stream import SendStream
-from multi.protocol.sender import HOLD_CHECK, MAX_COPIES, REINJECT_ALLOWANCE, REINJECT_BUDGET, Sender
+from multi.protocol.sender import HOLD_CHECK, MAX_COPIES, REINJECT_ALLOWANCE, REINJECT_BUDGET, ROOM, Sender
 from multi.protocol.state import Step
 from multi.reasons import Cause, Reason
 from multi.schedulers import create_scheduler
@@ -85,7 +85,8 @@ class Bench:
 
     def stream(self, priority: int = 3, window: int = PLENTY) -> SendStream:
         stream = StreamId(2 * len(self.sender.streams))
-        made = self.sender.streams[stream] = SendStream(stream, window, priority, self.sender.active)
+        made = SendStream(stream, window, priority, self.sender.active)
+        self.sender.add(made)
         return made
 
     def write(self, size: int, stream: int = 0) -> None:
@@ -186,7 +187,7 @@ def test_nothing_is_sent_without_credit_and_the_last_segment_may_exceed_it() -> 
 
 
 def test_an_urgent_stream_goes_first_and_equals_take_turns() -> None:
-    bench = Bench()
+    bench = Bench((10 * MBYTE, 0.020))
     one, other, urgent = bench.stream(priority=3), bench.stream(priority=3), bench.stream(priority=0)
     for stream in (one, other, urgent):
         bench.write(3 * SLOW_SEGMENT, stream=stream.id)
@@ -200,6 +201,58 @@ def test_a_stream_that_is_blocked_holds_up_no_other() -> None:
     bench.write(10_000, stream=blocked.id)
     bench.write(10_000, stream=free.id)
     assert bench.fill() == {0: [(free.id, 0, 10_000)]}
+
+
+# --- room for what is more urgent  ---
+
+
+def way(rate: float, rtt: float, *, variation: float = 0.002) -> Bench:
+    """One connection over which nothing is sent yet, and streams 0 of priority 3, 2 of priority 0."""
+    bench = Bench((rate, rtt))
+    bench.stream(priority=0)
+    sample = TransportSample(rtt=rtt, rtt_variation=variation, min_rtt=rtt, rate=rate)
+    bench.connections[ConnectionId(0)].take_sample(sample, bench.now)
+    return bench
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_no_more_of_bulk_is_on_its_way_than_an_urgent_byte_may_wait_for(connections: int) -> None:
+    bench = way(MBYTE, 0.040)
+    if connections == 2:
+        bench.connect(MBYTE, 0.040)
+    bench.write(10_000_000)
+    sent = bench.fill()
+    most = MBYTE * (0.040 + ROOM)
+    for given in sent.values():
+        assert most <= covered(given) < most + SLOW_SEGMENT
+    assert bench.sender.hold_until is not None
+    bench.write(5_000, stream=2)
+    for number in range(connections):
+        bench.credit(number, PLENTY)
+    (urgent,) = bench.fill().values()
+    assert [stream for stream, _, _ in urgent] == [2]
+
+
+def test_bulk_has_all_the_room_there_is_while_nothing_is_more_urgent() -> None:
+    bench = way(MBYTE, 0.040)
+    bench.sender.set_priority(bench.sender.streams[StreamId(2)], 3)
+    bench.write(10_000_000)
+    assert covered(bench.fill()[0]) > 5 * MBYTE * 0.040
+
+
+def test_a_path_whose_round_trips_vary_anyway_is_not_starved() -> None:
+    bench = way(MBYTE, 0.010, variation=0.030)
+    bench.write(10_000_000)
+    assert covered(bench.fill()[0]) >= MBYTE * (0.010 + 2 * 0.030)
+
+
+def test_a_moment_of_little_to_send_does_not_take_the_room_away() -> None:
+    bench = way(MBYTE, 0.040)
+    bench.now = 0.3
+    slow = TransportSample(rtt=0.040, rtt_variation=0.002, min_rtt=0.040, rate=MBYTE / 2)
+    bench.connections[ConnectionId(0)].take_sample(slow, bench.now)
+    bench.write(10_000_000)
+    assert covered(bench.fill()[0]) >= MBYTE * 0.040
 
 
 # --- the scheduler  ---

@@ -22,7 +22,7 @@ from multi.types import ConnectionState
 
 from .wiring import Ends
 
-SEEDS = (12, 26, 111, 134, 152, 243, 500, 687, 979, 1230, 1416)  # random runs that take every step together
+SEEDS = (26, 111, 134, 148, 152, 243, 500, 687, 979, 1230, 1416)  # random runs that take every step together
 ROWS = [(phase, step) for phase, steps in CONNECTION_STEPS.items() for step in steps]
 
 

@@ -77,6 +77,19 @@ def test_each_mode_takes_the_path_it_promises(mode: str, free: list[int], first_
         assert chosen(mode, busy, CELLULAR) == first_is_full
 
 
+@pytest.mark.parametrize(
+    "unsteady", [replace(WIFI, rtt_variation=0.012), replace(WIFI, rtt_variation=0.006, loss=0.03)], ids=["rtt", "loss"]
+)
+def test_latency_sends_a_lone_small_message_twice_while_the_best_path_is_unsteady(unsteady: View) -> None:
+    scheduler = create_scheduler("steering.latency", {})
+    assert scheduler.select(request(), (unsteady, CELLULAR)) == (unsteady, CELLULAR)
+    alone = request()._replace(backlog=50_000)
+    for other in (alone, request()._replace(size=16_384, backlog=16_384), request(again=True)):
+        assert scheduler.select(other, (unsteady, CELLULAR)) == (unsteady,)
+    full = replace(CELLULAR, credit=0)
+    assert scheduler.select(request(), (unsteady, full)) == (unsteady,)
+
+
 def test_the_best_path_has_the_largest_weight_then_is_the_cheapest_then_the_first() -> None:
     for mode in ("priority", "standby"):
         assert chosen(mode, CELLULAR, replace(WIFI, id=ConnectionId(2))) == [2]

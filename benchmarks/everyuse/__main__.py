@@ -1,0 +1,50 @@
+"""What programs get that know nothing of sessions, and what steering does for streams.
+
+    python -m benchmarks.everyuse [flow] [constant] [messages] [morawski] [viernickel] [ssh] [curl] [stream]
+                                  [--rounds N] [--quick]
+
+`flow` to `viernickel` run in virtual time: the two ends of the product, modelled kernels between them, the papers'
+numbers beside ours. `ssh`, `curl` and `stream` run the commands themselves on emulated links, in network namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from benchmarks.everyuse import programs, virtual
+
+SECONDS, QUICK_SECONDS = 8.0, 3.0
+ROUNDS, QUICK_ROUNDS = 5, 1
+NAMES = (*virtual.PARTS, *programs.PARTS)
+
+
+def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
+    """Print the figures of these parts, of all without any named."""
+    seconds = QUICK_SECONDS if quick else SECONDS
+    rounds = rounds or (QUICK_ROUNDS if quick else ROUNDS)
+    for name in only or NAMES:
+        if name in virtual.PARTS:
+            title, figures = virtual.PARTS[name]
+            print(f"\n {title}; virtual time", flush=True)
+            for figure in figures(seconds):
+                print(f"  {figure}", flush=True)
+        else:
+            title, program = programs.PARTS[name]
+            print(f"\n {title}; {rounds} rounds", flush=True)
+            asyncio.run(program(rounds, seconds))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("only", nargs="*", choices=[*NAMES, []], help="default: all")
+    parser.add_argument("--rounds", type=int, default=0, help=f"of what takes real time; default: {ROUNDS}")
+    parser.add_argument("--quick", action="store_true", help="short runs: a look, not a measurement")
+    chosen = parser.parse_args()
+    run(quick=chosen.quick, only=chosen.only, rounds=chosen.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""The rows of `everyuse` in a short form: that they measure what they say, and that a promise which fails is said."""
+
+from __future__ import annotations
+
+from benchmarks.everyuse.virtual import Figure, kilobyte, one_flow
+
+
+def test_a_figure_says_whether_its_promise_is_held() -> None:
+    assert str(Figure("rate", 351.0, "Mbit/s", 350, True)) == "rate: 351 Mbit/s, at least 350: held"
+    assert str(Figure("lag", 0.7, "s", 0.5)) == "lag: 0.7 s, at most 0.5: short by 0.2"
+    assert str(Figure("share", 0.5, "")) == "share: 0.5"
+
+
+def test_an_urgent_kilobyte_does_not_wait_for_ten_megabytes() -> None:
+    behind, urgent, share = kilobyte(1.0)
+    assert behind.value > 1000
+    assert 22 < urgent.value < 44, "a round trip of the near path, and less than one more of waiting"
+    assert share.held
+
+
+def test_a_stream_uses_two_links() -> None:
+    assert all(figure.held for figure in one_flow(1.0))
