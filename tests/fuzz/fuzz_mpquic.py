@@ -8,11 +8,16 @@ from aioquic.buffer import encode_uint_var
 from aioquic.quic.connection import END_STATES, QuicConnectionError, QuicReceiveContext
 from aioquic.tls import Epoch
 
-from multi.transports.mpquic import connection, frames, paths
+from multi.lab.engines.links import Link
+from multi.lab.engines.pair import Pair
+from multi.multipath.policy import PRIVATE_MODES, PathPolicy
+from multi.transports.mpquic import connection, frames, paths, private
 from multi.transports.mpquic.frames import MAX_PATH_ID, PathFrame, parameter, pull_parameter
+from multi.transports.mpquic.private import ANNOUNCE_ADDRESS, PrivateEngine
+from multi.transports.quic.udp_port import PeerAddress
 from tests.fuzz.mutation import Choices
 from tests.fuzz.target import Target, check
-from tests.unit.transports.mpquic.ends import TEN, connected, engine
+from tests.unit.transports.mpquic.ends import TEN, connected, engine, pair
 
 PATHS_MOST = 8
 FRESH = 1 << 20  # bytes; whoever ends a connection is given a new one, which is not his doing
@@ -22,31 +27,61 @@ _LIVES = 64  # inputs for one server
 class _Server:
     """A connection whose client says anything."""
 
-    def __init__(self) -> None:
-        self.pair = connected([TEN, TEN])
+    def __init__(self, modes: tuple[str, ...]) -> None:
+        if modes:
+            policy = PathPolicy(private_modes=modes)
+            self.pair = pair([TEN, TEN], policy, policy, (PrivateEngine, PrivateEngine))
+            self.pair.connect()
+            self.pair.open(1)
+        else:
+            self.pair = connected([TEN, TEN])
+        assert self.pair.server is not None
+        self.pair.server.links = _Anywhere(self.pair)
         self.left = _LIVES
 
 
+class _Anywhere(dict[PeerAddress, Link]):
+    """The links of a server that is told to send somewhere else."""
+
+    def __init__(self, made: Pair) -> None:
+        assert made.server is not None
+        super().__init__(made.server.links)
+        self._nowhere = Link(TEN[0], made.clock, lambda data: None)
+
+    def __missing__(self, address: PeerAddress) -> Link:
+        return self._nowhere
+
+
 @cache
-def _servers() -> list[_Server]:
+def _servers(modes: tuple[str, ...]) -> list[_Server]:
     return []
 
 
-def _server() -> _Server:
-    known = _servers()
+def _server(modes: tuple[str, ...]) -> _Server:
+    known = _servers(modes)
     if not known or known[0].left <= 0:
-        known[:] = [_Server()]
+        known[:] = [_Server(modes)]
     known[0].left -= 1
     return known[0]
 
 
 def run_frames(data: bytes) -> None:
     """Frames in packets on either path: refused by closing, or taken within all limits."""
-    server = _server()
+    _run_frames(data, ())
+
+
+def run_private_frames(data: bytes) -> None:
+    """The same where all private modes are in force."""
+    _run_frames(data, PRIVATE_MODES)
+
+
+def _run_frames(data: bytes, modes: tuple[str, ...]) -> None:
+    server = _server(modes)
     made, choices = server.pair, Choices(data)
     protocol = engine(made.server)._connection
+    kinds = (*PathFrame, *PathFrame, *((ANNOUNCE_ADDRESS, 0x02, 0x1B) if modes else ()), 0x02, 0x18, 0x19)
     while choices.left:
-        kind = choices.pick((*PathFrame, *PathFrame, 0x02, 0x18, 0x19, choices.byte()))
+        kind = choices.pick((*kinds, choices.byte()))
         body = choices.take(choices.pick((1, 2, 4, 8, 28, 40)))
         path = choices.pick(list(protocol._paths.values()))
         made.clock.now += 0.01
@@ -88,7 +123,12 @@ def parameter_seeds() -> list[bytes]:
     return [parameter(3), other + parameter(3), parameter(MAX_PATH_ID), parameter(0) + other, b""]
 
 
+def private_seeds() -> list[bytes]:
+    return [*frame_seeds(), *(bytes([at, 5, 1, 4, 10, 1, 0, 1, 67, 232]) for at in range(20, 24))]
+
+
 TARGETS = (
     Target("mpquic_frames", run_frames, frame_seeds, (frames, paths, connection), short=40, memory_base=FRESH),
+    Target("mpquic_private", run_private_frames, private_seeds, (private,), short=40, memory_base=FRESH),
     Target("mpquic_parameter", run_parameter, parameter_seeds, (frames,)),
 )
