@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from multi.asyncio.server import Server
 from multi.errors import TransportError
+from multi.linux.systemd import service
 
 GRACE = 2.0  # seconds that work under way gets after SIGINT
 
@@ -48,8 +49,11 @@ class StopSignals:
                 return signal.SIGTERM
             if first is signal.SIGTERM:
                 seconds = server.start_draining()
-                if left := len(server.sessions):
-                    self._say(f"draining: {left} session{'s' * (left != 1)} to end within {seconds:g} s")
+                left = len(server.sessions)
+                text = f"draining: {left} session{'s' * (left != 1)} to end within {seconds:g} s"
+                service.stopping(text, seconds + GRACE)
+                if left:
+                    self._say(text)
                 await self._next_signal(closed, None)
             else:
                 server.close()

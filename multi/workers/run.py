@@ -16,6 +16,7 @@ from multi.asyncio.signals import StopSignals
 from multi.config import Config, ConfigLike, config_of
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError
+from multi.linux import systemd
 from multi.types import DEFAULT_LIMIT, LISTEN_BACKLOG
 from multi.workers.supervisor import Supervisor
 
@@ -99,11 +100,16 @@ def run(
     `serve` starts the server, once, and returns after a signal to stop; workers get those of their parent. `started` is
     called, in this process, when clients are served.
     """
+
+    def ready(server: Running) -> None:
+        systemd.service.ready(f"serving on {place_of(config, server)}")
+        started(server)
+
     if (workers := config.worker_count) is None:
-        return serve(OnlyProcess(config, started))
+        return serve(OnlyProcess(config, ready))
 
     async def supervise() -> signal.Signals:
-        return await Supervisor(config, workers, serve, backlog).run(started)
+        return await Supervisor(config, workers, serve, backlog).run(ready)
 
     return asyncio.run(supervise())
 
