@@ -38,13 +38,15 @@ def haproxy_environment(directory: Path, ports: list[int], balancer: int) -> dic
 
 
 @asynccontextmanager
-async def haproxy(directory: Path, ports: list[int]) -> AsyncIterator[int]:
+async def haproxy(
+    directory: Path, ports: list[int], configuration: Path = DEPLOY / "haproxy.cfg"
+) -> AsyncIterator[int]:
     """The balancer as it is shipped, before servers at `ports`; its own port."""
     program = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     if program is None:
         pytest.skip("haproxy is not installed: deploy/haproxy.cfg was NOT tested")
     balancer = free_port()
-    words = (program, "-db", "-L", "lb1", "-f", str(DEPLOY / "haproxy.cfg"))
+    words = (program, "-db", "-L", "lb1", "-f", str(configuration))
     environment = haproxy_environment(directory, ports, balancer)
     check = await asyncio.create_subprocess_exec(*words, "-c", env=environment, stderr=asyncio.subprocess.PIPE)
     _, said = await check.communicate()
@@ -110,6 +112,44 @@ def test_behind_haproxy_both_connections_of_a_session_reach_its_server_and_a_dra
             assert len(others[0].sessions) == before
             for _, writer in first + second + third:
                 writer.transport.abort()
+        for server in servers:
+            server.abort()
+            await server.wait_closed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("proxy_protocol", [False, True])
+def test_behind_haproxy_further_tls_connections_find_their_server_by_its_route(
+    proxy_protocol: bool, tmp_path: Path, development_certificates: Path
+) -> None:
+    way = Way(development_certificates, "tcp-tls")
+    two = {
+        "connection_priority": [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]],
+        "multi_config": {"wait": "all"},
+    }
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    if proxy_protocol:
+        text = text.replace("default-server check", "default-server send-proxy-v2 check-send-proxy check")
+    (tmp_path / "haproxy.cfg").write_text(text)
+    trusted = {"proxy_protocol" if proxy_protocol else "proxies": [HOST]}
+
+    async def scenario() -> None:
+        servers = []
+        for number in range(1, SERVERS + 1):
+            listen = {"host": HOST, "port": 0, "transports": ["tcp"], "route": f"0{number}", **trusted}
+            servers.append(await multi.start_server(echo, way.server(listen=listen)))
+        async with haproxy(tmp_path, [server.port for server in servers], tmp_path / "haproxy.cfg") as port:
+            for _ in range(6):
+                reader, writer = await multi.open_connection(way.client(port, **two))
+                session = session_of(writer)
+                await until(partial(has_two, session))  # one dialled before the server has said its route may go astray
+                await ask(reader, writer)
+                writer.close()
+                await writer.wait_closed()
+            seen = {c.remote.rpartition(":")[0] for server in servers for s in server.sessions for c in s.connections}
+            assert seen <= {"127.0.0.1", "127.0.0.2"}
+            assert all(server.stats().sessions_opened for server in servers)
         for server in servers:
             server.abort()
             await server.wait_closed()
