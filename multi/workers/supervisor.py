@@ -25,6 +25,7 @@ from multi.asyncio.control import ControlSockets
 from multi.asyncio.server import listened_to
 from multi.config import Config
 from multi.errors import ConfigError, MultiError, TransportError
+from multi.linux import systemd
 from multi.linux.reuseport import PlaceInId, share_port, steer_by_connection_id
 from multi.transports.base import BoundTransport, loaded_transport, transport_type
 from multi.transports.quic.connection_ids import ConnectionIds
@@ -344,6 +345,8 @@ class Supervisor:
         if self._signals == 1:
             self._stopped_by = signal.Signals(number)
             self._stopping.set()
+            if number == signal.SIGTERM:
+                systemd.service.stopping("draining", self._config.drain_timeout + PATIENCE)
         elif self._signals == 2:
             asyncio.get_running_loop().call_later(PATIENCE, self._kill)
         for slot in self._slots:

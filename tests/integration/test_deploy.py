@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import multi
+from multi.cli.parser import make_parser
 from multi.reasons import Cause
+from tests.integration.cli_runner import Files, command
 from tests.integration.support import HOST, Way, run, until
 from tests.integration.test_drain import ask, echo, session_of
 
@@ -66,7 +74,7 @@ def has_two(session: multi.Session) -> bool:
     return sum(c.state.value == "active" for c in session.connections) == 2
 
 
-async def command(directory: Path, text: str) -> None:
+async def tell(directory: Path, text: str) -> None:
     reader, writer = await asyncio.open_unix_connection(directory / "admin.sock")
     writer.write(text.encode() + b"\n")
     assert not (await reader.read()).strip()
@@ -106,7 +114,7 @@ def test_behind_haproxy_both_connections_of_a_session_reach_its_server_and_a_dra
                 except multi.SessionLost as error:
                     ended += error.reason.cause is Cause.GOING_AWAY
             assert ended == old.stats().sessions_opened
-            await command(tmp_path, f"set server sessions/s{servers.index(others[0]) + 1} state drain")
+            await tell(tmp_path, f"set server sessions/s{servers.index(others[0]) + 1} state drain")
             before = len(others[0].sessions)
             third = await opened(port, 6)
             assert len(others[0].sessions) == before
@@ -155,3 +163,167 @@ def test_behind_haproxy_further_tls_connections_find_their_server_by_its_route(
             await server.wait_closed()
 
     run(scenario())
+
+
+# --- what runs a server  ---
+
+
+def notifications(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.settimeout(20)
+    sock.bind(str(path))
+    return sock
+
+
+def said(sock: socket.socket) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in sock.recv(4096).decode().splitlines())
+
+
+def until_said(sock: socket.socket, name: str) -> dict[str, str]:
+    while name not in (found := said(sock)):
+        pass
+    return found
+
+
+def test_a_service_says_that_it_serves_lives_and_drains(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    config = files.server_config(drain_timeout=3.0)
+    environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000"}
+    with (
+        notifications(tmp_path / "notify") as systemd,
+        subprocess.Popen(
+            command("serve", config, "--dir", files.served), env={**os.environ, **environment}, stdout=subprocess.PIPE
+        ) as process,
+    ):
+        ready = until_said(systemd, "READY")
+        assert ready["STATUS"].startswith("serving ")
+        until_said(systemd, "WATCHDOG")
+        until_said(systemd, "WATCHDOG")
+        process.send_signal(signal.SIGTERM)
+        stopping = until_said(systemd, "STOPPING")
+        assert stopping["STATUS"] == "draining: 0 sessions to end within 3 s"
+        assert int(stopping["EXTEND_TIMEOUT_USEC"]) == 5_000_000
+        assert process.wait(20) == 0
+
+
+def test_a_service_whose_event_loop_stands_still_gives_no_signs_of_life(tmp_path: Path) -> None:
+    program = """
+import asyncio, time
+from multi.linux.systemd import service
+async def main():
+    service.ready("standing still")
+    await asyncio.sleep(0.25)
+    time.sleep(1.0)
+asyncio.run(main())
+"""
+    environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+    with notifications(tmp_path / "notify") as systemd:
+        subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, check=True, timeout=30)
+        systemd.setblocking(False)
+        count = 0
+        with suppress(BlockingIOError):
+            while True:
+                count += "WATCHDOG" in said(systemd)
+    assert 1 <= count <= 4  # of more than ten in the time it ran
+
+
+@pytest.mark.parametrize("name", ["multi.service"])
+def test_systemd_takes_the_units(name: str, tmp_path: Path) -> None:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not installed: the units were NOT tested")
+    for unit in (DEPLOY / "systemd").iterdir():
+        installed = unit.read_text().replace("/opt/multi/bin/multi", sys.executable)
+        (tmp_path / unit.name).write_text(installed)
+    done = subprocess.run(
+        [program, "verify", "--man=no", tmp_path / name], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_about_systemd_says_where_the_units_are() -> None:
+    page = (DEPLOY.parent / "docs" / "how-to" / "systemd.md").read_text()
+    for unit in (DEPLOY / "systemd").iterdir():
+        assert f"deploy/systemd/{unit.name}" in page
+
+
+def container_file() -> dict[str, list[str]]:
+    """The words of each instruction of the last stage."""
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
+    lines = [line.split(None, 1) for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    found: dict[str, list[str]] = {}
+    for instruction, words in lines:
+        if instruction == "FROM":
+            found = {}
+        found.setdefault(instruction, []).append(words)
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root: the container's command was NOT run")
+def test_the_command_of_the_container_runs_without_any_rights() -> None:
+    last = container_file()
+    user, group = (int(part) for part in last["USER"][-1].split(":"))
+    assert user
+    assert group
+    words = [*json.loads(last["ENTRYPOINT"][-1]), *json.loads(last["CMD"][-1])]
+    assert words[0] == "multi"
+    with tempfile.TemporaryDirectory() as name:  # pytest's own are closed to other users
+        directory = Path(name)
+        directory.chmod(0o755)
+        (directory / "files").mkdir()
+        (directory / "server.json").write_text(json.dumps({"listen": {"port": 0, "host": HOST}}))
+        there = {"/etc/multi/server.json": str(directory / "server.json"), "/srv/files": str(directory / "files")}
+        _run_without_rights([there.get(word, word) for word in words[1:]], user, group, last["STOPSIGNAL"][-1])
+
+
+def _run_without_rights(words: list[str], user: int, group: int, stop: str) -> None:
+    # The modules of a checkout may be where nobody else may look: they are imported before.
+    script = f"""
+import os
+import encodings.idna, encodings.utf_8_sig
+import multi.cli.serve, multi.asyncio.server, multi.transports.tcp.transport, multi.transports.mptcp.transport
+from multi.cli.main import main
+os.setgroups([]); os.setgid({group}); os.setuid({user})
+raise SystemExit(main({words!r}))
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("serving ")
+        process.send_signal(getattr(signal, stop))
+        assert process.wait(20) == 0
+
+
+def manifests() -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load_all((DEPLOY / "kubernetes" / "multi.yaml").read_text())
+    return {item["kind"] + " " + item["metadata"]["name"]: item for item in found}
+
+
+def test_the_pods_of_kubernetes_run_a_configuration_that_is_one_and_have_time_to_drain(tmp_path: Path) -> None:
+    items = manifests()
+    pod = items["StatefulSet multi"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (tmp_path / "server.json").write_text(items["ConfigMap multi"]["data"]["server.json"])
+    (tmp_path / "run").mkdir()
+    # The same script as in the pod, with `multi check` in the place of what it starts.
+    script = container["args"][0].replace("/etc/multi/", f"{tmp_path}/").replace("/run/multi/", f"{tmp_path}/run/")
+    written = script.partition("exec ")[0]
+    subprocess.run(
+        [*container["command"], written], env={**os.environ, "HOST_IP": "203.0.113.7"}, check=True, timeout=20
+    )
+    config = multi.load_config(tmp_path / "run" / "server.json")
+    assert config.listen is not None
+    assert config.listen.told(7788) == (("203.0.113.7", 7788),)
+    assert config.drain_timeout + 5 <= pod["terminationGracePeriodSeconds"]
+    ports = {port["protocol"]: port["hostPort"] for port in container["ports"]}
+    assert ports == {"TCP": config.listen.port, "UDP": config.listen.port}
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert config.control is not None
+    for words in (container["lifecycle"]["preStop"]["exec"], container["livenessProbe"]["exec"]):
+        assert words["command"][:3] == ["multi", "top", config.control.socket]
+        make_parser().parse_args(words["command"][1:])
+    labels = items["StatefulSet multi"]["spec"]["template"]["metadata"]["labels"]
+    for name in ("Service multi", "Service multi-pods"):
+        assert items[name]["spec"]["selector"] == labels
+    assert items["PodDisruptionBudget multi"]["spec"]["selector"]["matchLabels"] == labels
+    mounted = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == mounted
