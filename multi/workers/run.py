@@ -81,12 +81,12 @@ class OnlyProcess:
     async def start_server(
         self, on_client: ClientCallback, *, limit: int = DEFAULT_LIMIT, backlog: int = LISTEN_BACKLOG
     ) -> Server:
-        server = await start_server(on_client, self._config, limit=limit, backlog=backlog)
-        self._started(server)
-        return server
+        return await start_server(on_client, self._config, limit=limit, backlog=backlog)
 
     def stop_signals(self, server: Server, say: Callable[[str], None]) -> StopSignals:
-        return StopSignals(server, say).listen()
+        signals = StopSignals(server, say).listen()
+        self._started(server)  # whoever hears of it may stop it
+        return signals
 
 
 def run(

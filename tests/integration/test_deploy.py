@@ -196,7 +196,7 @@ def test_a_service_says_that_it_serves_lives_and_drains(tmp_path: Path) -> None:
         ) as process,
     ):
         ready = until_said(systemd, "READY")
-        assert ready["STATUS"].startswith("serving ")
+        assert ready["STATUS"].startswith("serving on ")
         until_said(systemd, "WATCHDOG")
         until_said(systemd, "WATCHDOG")
         process.send_signal(signal.SIGTERM)
