@@ -31,6 +31,7 @@ class Meter:
     """A sink that counts bytes and sends the time they took through a pipe."""
 
     behind = False
+    proved = True
 
     def __init__(self, expected: int) -> None:
         self._missing = expected

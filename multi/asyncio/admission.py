@@ -50,7 +50,7 @@ ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have pro
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
-TURNS_TIME = 0.010  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
+TURNS_TIME = 0.005  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
 MIN_PROGRESS = 1024  # bytes per second within a segment
 
 NOT_COUNTED = {"max_stream_window", "max_session_window", "max_send_buffer"}

@@ -126,6 +126,11 @@ class _Link:
         self._end: tuple[TransportError | None] | None = None
         """Why the connection ended, until all that came on it has been taken."""
 
+    @property
+    def proved(self) -> bool:
+        connection = self._driver.core.connections.get(self.id)
+        return connection is not None and connection.authenticated
+
     def data_received(self, data: memoryview, lane: int) -> None:
         driver = self._driver
         try:

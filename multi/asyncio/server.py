@@ -87,6 +87,10 @@ class _PendingConnection:
     def behind(self) -> bool:
         return False
 
+    @property
+    def proved(self) -> bool:
+        return False
+
     def data_received(self, data: memoryview, lane: int) -> None:
         if self._answered:
             return

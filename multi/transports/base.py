@@ -149,6 +149,10 @@ class ChannelSink(Protocol):
     def behind(self) -> bool:
         """It has no time for all that was delivered. A channel waits with more, and asks in each turn of the loop."""
 
+    @property
+    def proved(self) -> bool:
+        """The peer has proved that it belongs to a session: it waits behind no strangers."""
+
     def data_received(self, data: memoryview, lane: int) -> None:
         """Bytes of one lane, in order. The memory is valid during the call only."""
 

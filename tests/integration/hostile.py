@@ -217,6 +217,7 @@ class _Hearing:
     """What comes on one connection."""
 
     behind = False
+    proved = True
 
     def __init__(self, client: OverChannels, connection: ConnectionId) -> None:
         self._client, self._connection = client, connection

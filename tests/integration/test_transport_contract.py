@@ -39,6 +39,7 @@ class Recorder:
     def __init__(self) -> None:
         self.channel: Channel | None = None
         self.behind = False
+        self.proved = True
         self.received: dict[int, bytearray] = {}
         self.batches = 0
         self.writable_calls = 0

@@ -82,6 +82,7 @@ class Receiver:
     """Counts what comes, and the longest time nothing came."""
 
     behind = False
+    proved = True
 
     def __init__(self) -> None:
         self.bytes = 0

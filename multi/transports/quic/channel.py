@@ -263,6 +263,15 @@ class QuicChannel:
         else:
             self._progress()
 
+    def answer(self) -> None:
+        """Deliver and answer what has come, now."""
+        self._answer_burst()
+
+    @property
+    def proved(self) -> bool:
+        """See `ChannelSink.proved`."""
+        return self._sink is not None and self._sink.proved
+
     def port_writable(self) -> None:
         if self._state is not _State.CLOSED:
             self._progress()

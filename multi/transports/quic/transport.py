@@ -11,6 +11,7 @@ import logging
 import socket
 import time
 from asyncio.trsock import TransportSocket
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicHeader
 from multi.errors import TransportError
 from multi.transports.base import (
     AcceptCallback,
+    AdmissionControl,
     Channel,
     ChannelInfo,
     Listener,
@@ -67,6 +69,8 @@ logger = logging.getLogger("multi.transports")
 HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives up earlier
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
 GOODBYE_TIME = 2.0  # seconds a closed connection still answers: three probe timeouts of a slow network
+INBOX_TIME = 0.002  # seconds of a turn for what a stranger has sent
+INBOX_SIZE = 128 * 1024  # bytes that wait for it: early data, and as much again
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
@@ -220,8 +224,48 @@ class _Client:
         self._port.close()
 
 
+class _Inbox:
+    """What has come for a connection whose peer has proved nothing, until it is its turn."""
+
+    def __init__(self, channel: QuicChannel, admission: AdmissionControl) -> None:
+        self._channel, self._admission = channel, admission
+        self._host = host_of(channel.info.remote)
+        self._waiting: deque[tuple[bytes, PeerAddress, float]] = deque()
+        self._size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        """One or more datagrams; beyond `INBOX_SIZE` they are lost, as if a router had no room for them."""
+        if self._size + len(data) <= INBOX_SIZE:
+            self._size += len(data)
+            for start in range(0, len(data), segment):
+                self._waiting.append((data[start : start + segment], address, at))
+            self._admission.in_turn(self, self._host, self._take)
+
+    def close(self) -> None:
+        self._admission.settled(self)
+
+    def _take(self) -> None:
+        until = time.monotonic() + INBOX_TIME
+        while self._waiting:
+            data, address, at = self._waiting.popleft()
+            self._size -= len(data)
+            self._channel.datagrams_received(data, len(data), address, at)
+            if time.monotonic() >= until:
+                break
+        self._channel.answer()
+        if self._waiting:
+            self._admission.in_turn(self, self._host, self._take)
+
+
 class QuicListener:
-    """One UDP socket and all the connections on it. It lives until it is closed and the last of them ended."""
+    """One UDP socket and all the connections on it. It lives until it is closed and the last of them ended.
+
+    What handshakes and other strangers send waits for its turn among them, which `AdmissionControl.in_turn` gives; what
+    comes from peers that have proved themselves is taken as soon as it is read.
+    """
 
     def __init__(
         self,
@@ -250,6 +294,8 @@ class QuicListener:
         self._channels: set[QuicChannel] = set()
         self._handshakes: dict[QuicChannel, bytes] = {}
         """Those not finished, with the certificate that the client is shown."""
+        self._inboxes: dict[QuicChannel, _Inbox] = {}
+        """Of those whose peers have proved nothing."""
         self._touched: dict[QuicChannel, None] = {}
         self._closed = False
         self._port = UdpPort(sock)
@@ -284,8 +330,7 @@ class QuicListener:
         together = connection_of_all(data, segment, self._id_length)
         route = self._routes.get(together) if together is not None else None
         if isinstance(route, QuicChannel):
-            route.datagrams_received(data, segment, address, at)
-            self._touched[route] = None
+            self._hand(route, data, segment, address, at)
             return
         for start in range(0, len(data), segment):
             self._datagram_received(data[start : start + segment], address, at)
@@ -301,10 +346,20 @@ class QuicListener:
             elif may_begin_connection(header):
                 route = self._new_connection(header, address)
         if isinstance(route, QuicChannel):
-            route.datagrams_received(data, len(data), address, at)
-            self._touched[route] = None
+            self._hand(route, data, len(data), address, at)
         elif isinstance(route, list) and route and not self._port.blocked:
             self._port.send(route.pop())
+
+    def _hand(self, channel: QuicChannel, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        inbox = self._inboxes.get(channel)
+        if inbox is not None and channel.proved and not inbox:
+            del self._inboxes[channel]
+            inbox = None
+        if inbox is not None:
+            inbox.add(data, segment, address, at)
+        else:
+            channel.datagrams_received(data, segment, address, at)
+            self._touched[channel] = None
 
     def burst_finished(self) -> None:
         touched, self._touched = self._touched, {}
@@ -342,6 +397,8 @@ class QuicListener:
 
     def released(self, channel: QuicChannel, goodbye: list[Burst]) -> None:
         self._channels.discard(channel)
+        if (inbox := self._inboxes.pop(channel, None)) is not None:
+            inbox.close()
         self._port.connections = len(self._channels)
         answers = [goodbye] * GOODBYES_MAX if goodbye else []
         for connection_id in channel.ids:
@@ -385,6 +442,7 @@ class QuicListener:
         channel.add_id(header.destination_cid)
         self._channels.add(channel)
         self._handshakes[channel] = self._certificate
+        self._inboxes[channel] = _Inbox(channel, self._admission)
         self._port.connections = len(self._channels)
         self._admission.admit(channel, host, lambda reason: self._evict(channel, reason), has_descriptor=False)
         return channel

@@ -43,7 +43,7 @@ from multi.types import host_of
 
 logger = logging.getLogger("multi.transports")
 
-ACCEPT_TIME = 0.010  # seconds; then established connections get their turn
+ACCEPT_TIME = 0.005  # seconds; then established connections get their turn
 EXHAUSTED_PAUSE = 0.1  # seconds; the listener stays readable, so without a pause it would spin
 PEEK_SIZE = 16 * 1024  # bytes: a TLS greeting, or more than a JOIN
 PEEK_PAUSE = 0.005  # seconds until more of the first bytes have come, then twice as long each time
