@@ -17,6 +17,7 @@ from typing import Self
 from weakref import WeakSet
 
 from multi.asyncio.admission import Admission, Counts, source_of
+from multi.asyncio.allocator import collect_less_often
 from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
@@ -164,6 +165,7 @@ class Server:
     def __init__(
         self, on_client: ClientCallback, config: Config, limit: int, backlog: int, place: Place | None = None
     ) -> None:
+        collect_less_often()
         self._on_client = on_client
         self._config = config
         self._limit = limit
