@@ -9,7 +9,7 @@ import socket
 import ssl
 import time
 import tracemalloc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 from aioquic.quic.packet import QuicFrameType
 
+import multi
+from multi.transports.quic.channel import QuicChannel
+from multi.transports.quic.transport import INBOX_SIZE
+from multi.transports.quic.udp_port import PeerAddress
 from tests.engines import engine_or_skip
-from tests.findings.attacks import echoing
+from tests.findings.attacks import echoing, exchanged
 from tests.integration.callbacks import CALLBACK, Callback, callbacks_measured
 from tests.integration.support import HOST, Way, collect, run, until
 
@@ -131,6 +135,66 @@ class Attacker(asyncio.DatagramProtocol):
 
     def leave(self) -> None:
         self._transport.abort()
+
+
+# --- turns ---
+
+
+def test_what_strangers_send_waits_for_its_turn_and_sessions_do_not(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way = Way(development_certificates, "quic")
+
+    async def scenario() -> None:
+        async with echoing(way) as server, multi.connect(way.client(server.port)) as session:
+            await exchanged(session)
+            works: dict[object, tuple[str, Callable[[], None]]] = {}
+            in_turn = server.admission.in_turn
+
+            def keep_waiting(connection: object, host: str, work: Callable[[], None]) -> None:
+                works[connection] = host, work
+
+            monkeypatch.setattr(server.admission, "in_turn", keep_waiting)
+            entering = asyncio.create_task(Attacker.at(server.port, "127.66.1.1"))
+            await until(lambda: works, "it has said something")
+            await exchanged(session, bytes(100_000))
+            assert not entering.done()
+            monkeypatch.setattr(server.admission, "in_turn", in_turn)
+            for connection, (host, work) in works.items():
+                server.admission.in_turn(connection, host, work)
+            (await entering).leave()
+
+    run(scenario())
+
+
+def test_what_waits_for_its_turn_is_bounded(development_certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with echoing(Way(development_certificates, "quic")) as server:
+            attacker = await Attacker.at(server.port, "127.66.1.1")
+            taken = 0
+            receive = QuicChannel.datagrams_received
+
+            def count(channel: QuicChannel, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+                nonlocal taken
+                taken += len(data)
+                receive(channel, data, segment, address, at)
+
+            works: list[Callable[[], None]] = []
+            monkeypatch.setattr(QuicChannel, "datagrams_received", count)
+            with monkeypatch.context() as patch:
+                patch.setattr(server.admission, "in_turn", lambda *asked: works.append(asked[-1]))
+                for data in attacker.prepared([b"\x01" * PACKET] * 300):
+                    attacker.send(data)
+                    await asyncio.sleep(0)
+                await until(lambda: len(works) * PACKET > 0.9 * INBOX_SIZE, "it is full")
+                await asyncio.sleep(0.05)
+            works[-1]()
+            await until(lambda: taken > 0.9 * INBOX_SIZE, "what was kept is taken")
+            await asyncio.sleep(0.05)
+            assert taken <= INBOX_SIZE
+            attacker.leave()
+
+    run(scenario())
 
 
 # --- time ---
