@@ -125,7 +125,11 @@ class Attack:
 ATTACKS: dict[str, Attack] = {
     **{
         pieces.__name__.replace("_", " "): Attack(pieces)
-        for pieces in (bare, unread, tiny, islands, spread_islands, large_islands, overlapping, streams)
+        for pieces in (bare, unread, large_islands, overlapping, streams)
+    },
+    **{
+        pieces.__name__.replace("_", " "): Attack(pieces, sessions=FEW)  # of thousands of segments each
+        for pieces in (tiny, islands, spread_islands)
     },
     "streams with gaps": Attack(streams_with_gaps),
     "unfinished segments": Attack(unfinished=200_000, connections=8, sessions=FEW),
@@ -133,7 +137,7 @@ ATTACKS: dict[str, Attack] = {
     "grown, islands": Attack(islands, grown=True, sessions=2),
     "grown, large islands": Attack(large_islands, grown=True, sessions=FEW),
     "eight connections, bare": Attack(connections=8),
-    "eight connections, unread": Attack(unread, connections=8),
+    "eight connections, unread": Attack(unread, connections=8, sessions=FEW),
     "eight connections, islands": Attack(islands, connections=8, sessions=FEW),
     "sealed, bare": Attack(way="sealed"),
     "sealed, unread": Attack(unread, "sealed"),
