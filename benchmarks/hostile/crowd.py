@@ -1,10 +1,10 @@
 """One source that wants 20,000 sessions, beside honest clients of its own network and of another one.
 
 Server, greedy clients and honest ones are processes of their own. The greedy clients open their sessions, 100 at a
-time, prove themselves, and then only answer what they are asked; who is told "busy" comes again for a minute. Of either
-network ten honest clients speak every 200 ms and open a session again when they lose one, and ten say nothing once
-they are in. It is done twice: with default limits, of which one source has its share, and with limits above what is
-wanted, where file descriptors are what is scarce.
+time, prove themselves, and then only answer what they are asked; who is told "busy" comes again. After three minutes
+they stop. Of either network ten honest clients speak every 200 ms and open a session again when they lose one, and ten
+say nothing once they are in. It is done twice: with default limits, of which one source has its share, and with limits
+above what is wanted, where file descriptors are what is scarce.
 
     python -m benchmarks.hostile.crowd [--quick] [--wanted N]
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import statistics
 import sys
@@ -29,7 +30,9 @@ HOST = "127.0.0.1"
 WANTED, QUICK_WANTED = 20_000, 2_000
 PROCESSES = 2  # of the greedy source, which has two addresses
 PARALLEL = 50  # sessions that one of them opens at the same time
-PATIENCE = 60.0  # seconds in which one that is turned away comes again
+SECONDS, QUICK_SECONDS = 180.0, 30.0  # for all of them
+PATIENCE = 10.0  # seconds in which one that is turned away comes again
+COMING = 60.0  # seconds in which honest clients have to be in
 RETRY = 0.5  # seconds
 HONEST = 10  # clients of each kind and network
 PAUSE = 0.2  # seconds between two words of an honest client
@@ -40,7 +43,7 @@ LIMITS: dict[str, dict[str, int]] = {"default limits": {}, "limits beyond what i
 
 async def _serve(limits: str) -> None:
     """Echo; says its port, then its figures."""
-    raise_descriptors()
+    descriptors = raise_descriptors()
 
     async def echo(reader: Any, writer: Any) -> None:
         with suppress(OSError, multi.MultiError):
@@ -57,6 +60,7 @@ async def _serve(limits: str) -> None:
         counted = server.admission.taken()
         return {
             "sessions": len(server.sessions),
+            "descriptors": descriptors,
             "counted": counted,
             "resident": resident(),
             "cpu": time.process_time(),
@@ -69,19 +73,21 @@ async def _serve(limits: str) -> None:
 # --- those who want everything ---
 
 
-async def _want(port: int, source: str, wanted: int) -> None:
-    """Open so many sessions; says when it has tried them all, then how many it has now."""
+async def _want(port: int, source: str, wanted: int, seconds: float) -> None:
+    """Open so many sessions in this time; says when it has tried them all, then how many it has now."""
     from benchmarks.hostile.light import LightClient
 
     raise_descriptors()
     found = Counter[str]()
     turns = asyncio.Semaphore(PARALLEL)
     clients: list[LightClient] = []
+    gc.disable()  # nothing of it is garbage
+    deadline = asyncio.get_running_loop().time() + seconds
 
     async def one() -> None:
         loop = asyncio.get_running_loop()
         async with turns:
-            until = loop.time() + PATIENCE
+            until = min(loop.time() + PATIENCE, deadline)
             while loop.time() < until:
                 with suppress(OSError):
                     client = await LightClient.at(port, source)
@@ -143,7 +149,7 @@ async def _be_honest(port: int) -> None:
         for speaks in (True, False)
         for _ in range(HONEST)
     ]
-    await until(lambda: sum(map(len, openings.values())) == len(tasks), "all are in", timeout=PATIENCE)
+    await until(lambda: sum(map(len, openings.values())) == len(tasks), "all are in", timeout=COMING)
     say("all are there")
 
     def figures(_: str) -> object:
@@ -155,14 +161,15 @@ async def _be_honest(port: int) -> None:
 # --- both ---
 
 
-def _crowd(limits: str, wanted: int) -> None:
+def _crowd(limits: str, wanted: int, seconds: float) -> None:
     with Process(MODULE, "--serve", limits) as server:
         port = server.line()
         with Process(MODULE, "--honest", str(port)) as honest:
             honest.line()
             before, began = server.ask(), time.monotonic()
             sources = [GREEDY + str(1 + place) for place in range(PROCESSES)]
-            greedy = [Process(MODULE, "--want", str(port), source, str(wanted // PROCESSES)) for source in sources]
+            each = str(wanted // PROCESSES), str(seconds)
+            greedy = [Process(MODULE, "--want", str(port), source, *each) for source in sources]
             try:
                 for process in greedy:
                     process.line()
@@ -175,10 +182,11 @@ def _crowd(limits: str, wanted: int) -> None:
     print(f"\n{wanted} sessions of one source, {limits}, in {took:.0f} s:")
     print(
         f"  {total['confirmed']} proved themselves, {total['living']} live at the end, {total['gave up']} never got in "
-        f"{total['turned away']} times somebody was turned away"
+        f"in {seconds:.0f} s, {total['turned away']} times somebody was turned away"
     )
     print(
         f"  the server: {after['sessions']} sessions, counted {after['counted'] >> 20} MiB, "
+        f"{after['descriptors']} descriptors, "
         f"grown by {(after['resident'] - before['resident']) >> 20} MiB, {after['cpu'] - before['cpu']:.0f} s of "
         f"processor time, they {total['cpu']:.0f} s; load {os.getloadavg()[0]:.1f}"
     )
@@ -201,7 +209,7 @@ def _crowd(limits: str, wanted: int) -> None:
 def run(*, quick: bool, wanted: int = 0) -> None:
     """Print what becomes of everybody."""
     for limits in LIMITS:
-        _crowd(limits, wanted or (QUICK_WANTED if quick else WANTED))
+        _crowd(limits, wanted or (QUICK_WANTED if quick else WANTED), QUICK_SECONDS if quick else SECONDS)
 
 
 def main() -> int:
@@ -209,14 +217,14 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_WANTED} sessions: a look, not a measurement")
     parser.add_argument("--wanted", type=int, default=0, help=f"sessions, default {WANTED}")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--want", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--want", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--honest", type=int, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
         asyncio.run(_serve(chosen.serve))
     elif chosen.want:
-        port, source, wanted = chosen.want
-        asyncio.run(_want(int(port), source, int(wanted)))
+        port, source, wanted, seconds = chosen.want
+        asyncio.run(_want(int(port), source, int(wanted), float(seconds)))
     elif chosen.honest:
         asyncio.run(_be_honest(chosen.honest))
     else:

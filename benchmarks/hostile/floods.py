@@ -49,6 +49,7 @@ AIM = 0.9  # of what would saturate it if each piece cost the same
 RESTED = 0.3  # of the time that the server may still have no rest when it has come to all it was sent
 LONGEST_REST = 15.0  # seconds
 KEPT_UP = 0.8  # of the rate wanted; an attacker that sends less can do no more
+OPENING = 200  # sessions that it opens at the same time
 BATCH = 0.005  # seconds between two looks at how many pieces are due
 SEGMENTS = 64  # in one write of a flood of tiny segments
 DATAGRAMS = 300  # different ones in a flood of QUIC packets
@@ -189,23 +190,20 @@ async def dropped(port: int) -> Sender:
     from benchmarks.hostile.light import LightClient
 
     numbers, tasks = count(), set[asyncio.Task[None]]()
-    done = 0
 
     async def one() -> None:
-        nonlocal done
         with suppress(OSError):
             client = await LightClient.at(port, _source(next(numbers)))
-            done += await client.confirmed()
+            await client.confirmed()
             client.drop()
 
     def send() -> int:
-        nonlocal done
-        if len(tasks) < OPEN:
-            task = asyncio.create_task(one())
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        finished, done = done, 0
-        return finished
+        if len(tasks) >= OPENING:
+            return 0
+        task = asyncio.create_task(one())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        return 1
 
     return send
 
