@@ -38,7 +38,8 @@ logger = logging.getLogger("multi.server")
 
 LOG_INTERVAL = 10.0  # seconds between two warnings about the same limit
 ORDER_INTERVAL = 0.5  # seconds; putting them in order of who goes first takes microseconds for each
-MEMORY_INTERVAL = 0.1  # seconds; adding up 10,000 sessions for every HELLO would help whoever floods us
+MEMORY_INTERVAL = 0.1  # seconds; looking at 10,000 sessions for every HELLO would help whoever floods us
+MEMORY_TIME = 0.005  # seconds of such a look; then it goes on with the others at the next one
 RELIEF_INTERVAL = 1.0  # seconds between two looks for windows that are larger than they are used
 GROWTH_SHARE = 0.75  # of the memory may go to windows that grow; the rest lets new sessions in
 MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at once, what they came through restarts
@@ -264,6 +265,8 @@ class _Account:
     """Connections that have not proved themselves, the oldest first: (nonce of the JOIN or empty, source, repeated)."""
     heard: dict[bytes, None] = field(default_factory=dict)
     """Nonces of the JOINs that came, the oldest first: from then on somebody else may say them."""
+    taken: int = 0
+    """Bytes that it was counted for at the last look."""
 
 
 class Admission(AdmissionControl):
@@ -286,7 +289,8 @@ class Admission(AdmissionControl):
         """Those for whose peers something is to be done."""
         self._works: dict[Hashable, Callable[[], None]] = {}
         self._turn: asyncio.Handle | None = None
-        self._accounts: dict[SessionDriver, _Account] = {}
+        self._accounts: OrderedDict[SessionDriver, _Account] = OrderedDict()
+        """Those first whose memory was looked at longest ago."""
         self._sessions: defaultdict[str, dict[SessionDriver, None]] = defaultdict(dict)
         """By source."""
         self._order: dict[str, deque[SessionDriver]] = {}
@@ -299,7 +303,7 @@ class Admission(AdmissionControl):
         self._taken: Counter[str] = Counter()
         """Bytes living sessions are counted for, by source; of all under the empty name."""
         self._taken_until = -inf
-        """Then they are added up again: what windows allow is known at once, what is kept besides only then."""
+        """Then sessions are looked at again: what windows allow is known at once, what is kept besides only then."""
         self._told: dict[str, int] = {}
         """What of it other processes know."""
         self._relieved_at = -inf
@@ -449,7 +453,6 @@ class Admission(AdmissionControl):
             driver = self._never_confirmed(place, host)
         if driver is None:
             return False
-        self._charge(self._accounts[driver].source, -driver.kept_besides)
         self._end(driver, f"idle for longest of its network, and others wait (limits.{limit})")
         return driver not in self._accounts
 
@@ -491,12 +494,12 @@ class Admission(AdmissionControl):
 
     def session_opened(self, driver: SessionDriver, source: str) -> None:
         """A session was made for a first HELLO."""
-        self._accounts[driver] = _Account(source)
+        account = self._accounts[driver] = _Account(source)
         self._sessions[source][driver] = None
         self._counts.count("sessions", source, 1)
         receiver = driver.core.receiver
-        self._charge(source, receiver.window.held)
-        receiver.window.may_grow = partial(self._may_grow, receiver.window, source)
+        self._charge(account, receiver.window.held)
+        receiver.window.may_grow = partial(self._may_grow, receiver.window, account)
         driver.on_event = partial(self._event, driver)
         driver.on_released = self._released
         if self._sweeper is None:
@@ -509,9 +512,9 @@ class Admission(AdmissionControl):
         receiver = driver.core.receiver
         del self._sessions[account.source][driver]
         self._counts.count("sessions", account.source, -1)
+        self._charge(account, -account.taken)
         if not self._sessions[account.source]:
-            del self._sessions[account.source]
-        self._charge(account.source, -receiver.window.held)
+            del self._sessions[account.source], self._taken[account.source]
         receiver.window.may_grow = lambda _size: False
         self._unconfirmed.discard(driver)
         self._detached.discard(driver)
@@ -649,8 +652,9 @@ class Admission(AdmissionControl):
 
     # --- memory: of a source, or of all under the empty name ---
 
-    def _charge(self, source: str, size: int) -> None:
-        for place in ("", source):
+    def _charge(self, account: _Account, size: int) -> None:
+        account.taken += size
+        for place in ("", account.source):
             self._taken[place] += size
             self._tell(place)
 
@@ -661,15 +665,19 @@ class Admission(AdmissionControl):
         """Bytes that the sessions of a source are counted for; of all sessions without one."""
         now = self._loop.time()
         if now >= self._taken_until:
-            self._taken.clear()
-            for driver, account in self._accounts.items():
-                size = driver.core.receiver.window.held + driver.kept_besides
-                self._taken[""] += size
-                self._taken[account.source] += size
+            self._look_at_memory()
             self._taken_until = now + MEMORY_INTERVAL
-            for source in {*self._taken, *self._told}:
-                self._tell(source)
         return self._taken[place]
+
+    def _look_at_memory(self) -> None:
+        until = monotonic() + MEMORY_TIME
+        for _ in range(len(self._accounts)):
+            driver, account = next(iter(self._accounts.items()))
+            self._accounts.move_to_end(driver)
+            if change := driver.core.receiver.window.held + driver.kept_besides - account.taken:
+                self._charge(account, change)
+            if monotonic() >= until:
+                break
 
     def _tell(self, source: str) -> None:
         """Let other processes of this server know what a source takes here, if it is much; of all the sum."""
@@ -690,15 +698,15 @@ class Admission(AdmissionControl):
     def _sessions_in_all(self) -> int:
         return len(self._accounts) + self._counts.elsewhere("sessions")
 
-    def _may_grow(self, window: SessionWindow, source: str, size: int) -> bool:
+    def _may_grow(self, window: SessionWindow, account: _Account, size: int) -> bool:
         """A session window wants to grow by `size`."""
-        wanted = window.held + size
+        source, wanted = account.source, window.held + size
         if not self._fits(wanted, source, size):
             self._relieve()
             if not self._fits(wanted, source, size):
                 self._log.hit("max_memory", source)
                 return False
-        self._charge(source, size)
+        self._charge(account, size)
         return True
 
     def _fits(self, wanted: int, source: str, size: int) -> bool:
@@ -718,7 +726,7 @@ class Admission(AdmissionControl):
         now = self._loop.time()
         if now >= self._relieved_at + RELIEF_INTERVAL:
             self._relieved_at = now
-            for driver in self._accounts:
+            for driver in list(self._accounts):
                 driver.core.receiver.shrink(now)
 
     def _stalls(self, driver: SessionDriver) -> bool:

@@ -16,6 +16,7 @@ import pytest
 
 from multi.asyncio.admission import (
     LIMITS,
+    MEMORY_TIME,
     ON_THE_WAY_IN,
     Admission,
     BySource,
@@ -252,6 +253,38 @@ async def test_who_repeats_joins_he_has_heard_takes_no_place_of_one_that_is_new(
     assert comes(101, "192.0.2.1", b"m" * 32)
     assert ConnectionId(100) in account.pending
     assert dropped == [ConnectionId(200)]
+    admission.stop()
+
+
+# --- memory  ---
+
+
+class Keeper:
+    """A session that keeps so many bytes besides its window."""
+
+    def __init__(self, keeps: int) -> None:
+        self.kept_besides = keeps
+        window = SimpleNamespace(held=64, may_grow=lambda _: False)
+        self.core = SimpleNamespace(receiver=SimpleNamespace(window=window), connections={})
+
+
+async def test_memory_is_looked_at_for_a_while_and_then_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("multi.asyncio.admission.monotonic", lambda: next(clock) * MEMORY_TIME / 10)
+    monkeypatch.setattr("multi.asyncio.admission.MEMORY_INTERVAL", 0)
+    admission = Admission(Limits())
+    keepers = [Keeper(1000) for _ in range(25)]
+    for keeper in keepers:
+        admission.session_opened(keeper, source_of(CROWDED))  # type: ignore[arg-type]
+    windows = 25 * 64
+    assert admission.taken() == windows + 10 * 1000
+    assert admission.taken(source_of(CROWDED)) == windows + 20 * 1000
+    assert admission.taken() == windows + 25 * 1000, "the rest, and some of them again"
+    for keeper in keepers[:24]:
+        admission.session_closed(keeper)  # type: ignore[arg-type]
+    assert admission.taken() == admission.taken(source_of(CROWDED)) == 64 + 1000
+    admission.session_closed(keepers[24])  # type: ignore[arg-type]
+    assert admission.taken() == admission.taken(source_of(CROWDED)) == 0
     admission.stop()
 
 
