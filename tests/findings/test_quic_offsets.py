@@ -156,7 +156,7 @@ def test_what_strangers_send_waits_for_its_turn_and_sessions_do_not(
 
             monkeypatch.setattr(server.admission, "in_turn", keep_waiting)
             entering = asyncio.create_task(Attacker.at(server.port, "127.66.1.1"))
-            await until(lambda: works, "it has said something")
+            await until(lambda: bool(works), "it has said something")
             await exchanged(session, bytes(100_000))
             assert not entering.done()
             monkeypatch.setattr(server.admission, "in_turn", in_turn)
