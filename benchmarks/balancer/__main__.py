@@ -32,6 +32,8 @@ from multi.lab.cert import write_development_certificates
 
 HOST = "127.0.0.1"
 SERVERS = 3
+CLIENT = ("127.0.0.7", "127.0.0.8")
+"""Where its connections start from."""
 MEASURED = "benchmarks.balancer"
 LIMITS = {"max_sessions_per_source": 10_000, "max_unauthenticated_per_source": 4096}
 ROUND_ROBIN = """
@@ -43,11 +45,11 @@ defaults
     timeout client 5m
     timeout server 5m
 frontend multi
-    bind {host}:{port}
+    bind @BIND@
     default_backend servers
 backend servers
     balance roundrobin
-{servers}
+@SERVERS@
 """
 
 
@@ -106,7 +108,7 @@ class HAProxy:
         if config:
             path = directory / "haproxy.cfg"
             servers = "\n".join(f"    server s{number} {HOST}:{port}" for number, port in enumerate(ports, 1))
-            path.write_text(config.format(host=HOST, port=self.port, servers=servers))
+            path.write_text(config.replace("@BIND@", f"{HOST}:{self.port}").replace("@SERVERS@", servers))
         self._environment = {
             **os.environ,
             **{f"MULTI_S{number}": f"{HOST}:{port}" for number, port in enumerate(ports, 1)},
@@ -154,7 +156,7 @@ def server_config(port: int, transport: str, certificates: Path, **listen: objec
 def client_config(port: int, transport: str, certificates: Path) -> dict[str, Any]:
     name = transport.partition("-")[0]
     config: dict[str, Any] = {
-        "connection_priority": [[name, "ipv4", f"127.0.0.{number}"] for number in (1, 2)],
+        "connection_priority": [[name, "ipv4", address] for address in CLIENT],
         "remote_host": HOST,
         "remote_port": port,
         "multi_config": {"connect": "par"},
@@ -165,7 +167,7 @@ def client_config(port: int, transport: str, certificates: Path) -> dict[str, An
 
 
 @contextmanager
-def world(transport: str = "tcp", *, told: bool = False) -> Iterator[World]:
+def world(transport: str = "tcp", *, told: bool = False, **listen: object) -> Iterator[World]:
     """Three servers; where they are `told`, each has a port of its own and wants to be joined there only."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -173,7 +175,7 @@ def world(transport: str = "tcp", *, told: bool = False) -> Iterator[World]:
         ports, servers = [free_port() for _ in range(SERVERS)], []
         for number, port in enumerate(ports, 1):
             own = {"own": {"host": HOST, "port": free_port()}, "join": "own"} if told else {}
-            config = json.dumps(server_config(port, transport, directory, **own))
+            config = json.dumps(server_config(port, transport, directory, **own, **listen))
             servers.append(stack.enter_context(Process(f"{MEASURED}.server", f"s{number}", config)))
         for server in servers:
             server.line()
@@ -288,6 +290,22 @@ def round_robin(transport: str) -> Callable[[Scale], Outcome]:
     return row
 
 
+def proxied(scale: Scale) -> Outcome:
+    with world(proxy_protocol=[HOST]) as made:
+        config = (ROOT / "deploy" / "haproxy.cfg").read_text().replace("default-server", "default-server send-proxy-v2")
+        made.balancer = HAProxy(made.directory, made.ports, config)
+        seen: list[dict[str, Any]] = []
+
+        def look() -> None:
+            seen.extend(server.ask() for server in made.servers)
+
+        met, _ = play(made, "tcp", made.balancer.port, scale.astray, scale, look)
+    clients = sorted({address for one in seen for address in one["clients"]})
+    figures = of_all(met) | {"clients, as servers see them": clients, "limits hit": [one["limits"] for one in seen]}
+    kept = clients == list(CLIENT) and figures["with two connections"] == len(met)
+    return Outcome("proxied", "send-proxy-v2: servers see clients, and not the balancer", figures, kept)
+
+
 def tokens(scale: Scale) -> Outcome:
     with world() as made:
         plan = Plan(client_config(made.ports[0], "tcp", made.directory), 20, 0.05)
@@ -322,6 +340,7 @@ ROWS: dict[str, Callable[[Scale], Outcome]] = {
     "killed": killed,
     "forgot": forgot,
     **{f"round-robin-{transport}": round_robin(transport) for transport in ("tcp", "tcp-tls", "quic")},
+    "proxied": proxied,
     "tokens": tokens,
     "astray": astray,
 }

@@ -1,7 +1,7 @@
 """One of the servers behind the balancer: `python -m benchmarks.balancer.server NAME CONFIGURATION`.
 
 Its application says its name first, then gives back what it gets. It says a line of JSON when it serves, and answers
-`figures` with how often each limit was hit.
+`figures` with where its clients come from, as far as it knows, and how often each limit was hit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ async def serve(name: str, config: dict[str, object]) -> None:
 
     server = await multi.start_server(on_client, config)
     say({"serving": server.port})
-    await answer(lambda _: {"sessions": len(server.sessions), "limits": server.statistics})
+
+    def figures(_: str) -> object:
+        remotes = {info.remote.rpartition(":")[0] for session in server.sessions for info in session.connections}
+        return {"clients": sorted(remotes), "limits": {name: hit for name, hit in server.statistics.items() if hit}}
+
+    await answer(figures)
 
 
 if __name__ == "__main__":
