@@ -175,7 +175,7 @@ class Candidate(Preferences):
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
     told: bool = False
-    """The server has told this address, and has not proved itself there."""
+    """The server has told this address; where it is dialled: and has not proved itself there."""
     network: str = field(default="", compare=False)
     """What identifies the network the interface is on; a further address there makes no other candidate."""
 

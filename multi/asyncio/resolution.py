@@ -186,7 +186,10 @@ class Resolver:
         return self._may_be_told(literal) and (literal not in self._own or _is_loopback(literal))
 
     def _may_be_told(self, literal: str) -> bool:
-        return bool(self.opened_to) and may_be_told(literal, self.opened_to)
+        try:
+            return bool(self.opened_to) and may_be_told(literal, self.opened_to)
+        except ValueError:  # opened over a transport of the application, which has other addresses
+            return False
 
     def close(self) -> None:
         """Ask and tell nothing any more."""

@@ -167,6 +167,15 @@ async def test_what_a_server_tells_is_tried_first_at_its_port_and_no_more_than_f
     assert await announced(config, [("198.51.100.1", 7788), told[0]]) == [("198.51.100.1", 7788), told[0]]
 
 
+async def test_a_session_over_a_transport_with_other_addresses_follows_nobody() -> None:
+    config = multi.load_config({"connection_priority": [["tcp", "any", "any"]], "remote_host": "198.51.100.1"})
+    resolver = module.Resolver(config, lambda: None, print)
+    assert not resolver.may_go("8.8.8.8"), "nobody has proved anything yet"
+    resolver.opened_to = "a pigeon loft"
+    assert not resolver.announced([("8.8.8.8", 443)])
+    resolver.close()
+
+
 async def announced(config: multi.Config, addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
     """Where a client with one interface would dial, in order."""
     own = InterfaceAddress("192.0.2.99", Family.IPV4, 24, True, "")
