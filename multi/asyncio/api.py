@@ -8,7 +8,8 @@ or broken is named by whatever needs it; everything else works.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+import socket
+from collections.abc import Callable, Generator, Sequence
 from importlib import import_module
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -118,6 +119,7 @@ async def start_server(
     limit: int = DEFAULT_LIMIT,
     backlog: int = LISTEN_BACKLOG,
     start_serving: bool = True,
+    sockets: Sequence[socket.socket] = (),
     **options: Any,
 ) -> Server:
     """Serve sessions; `on_client(reader, writer)`, plain or async, is called for each, as with asyncio.
@@ -127,7 +129,9 @@ async def start_server(
     directory, and says by which URL its clients know it (`Server.url`, once it is bound).
 
     `limit` is that of the readers, in bytes; `backlog` how many connections may wait to be accepted. Without
-    `start_serving` nothing is bound before `Server.start_serving` or `serve_forever`.
+    `start_serving` nothing is bound before `Server.start_serving` or `serve_forever`. Of `sockets`, which are bound
+    already (by systemd: `multi.linux.systemd.inherited_sockets`), those that fit the configuration are listened on in
+    the place of its own, by port, or where there is one alone of TCP or UDP; the server closes them all in the end.
 
     Raises ConfigError, and TransportError when the port is in use or a certificate cannot be used.
     """
@@ -146,7 +150,7 @@ async def start_server(
         raise ValueError(f"found {limit} as the limit of readers; allowed: more than 0")
     check_certificate_files(loaded)
     await load_transports(loaded)
-    server = Server(on_client, loaded, limit, backlog)
+    server = Server(on_client, loaded, limit, backlog, sockets=sockets)
     if start_serving:
         await server.start_serving()
     if options.get("identity") and start_serving:

@@ -8,7 +8,7 @@ import os
 import socket
 from asyncio.trsock import TransportSocket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
@@ -21,6 +21,7 @@ from multi.asyncio.allocator import collect_less_often
 from multi.asyncio.control import ControlSockets, ServerAnswers
 from multi.asyncio.draining import Draining
 from multi.asyncio.driver import SessionDriver
+from multi.asyncio.given import GivenSockets
 from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.session import Session
 from multi.asyncio.settings import host_warnings, local_scheduler, peer_scheduler, session_settings
@@ -38,6 +39,7 @@ from multi.protocol.segment import SegmentType, peek
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import (
+    BoundTransport,
     CertifiedListener,
     Channel,
     Listener,
@@ -163,7 +165,13 @@ class Server:
     """A running server; made by `start_server`, used like `asyncio.Server`."""
 
     def __init__(
-        self, on_client: ClientCallback, config: Config, limit: int, backlog: int, place: Place | None = None
+        self,
+        on_client: ClientCallback,
+        config: Config,
+        limit: int,
+        backlog: int,
+        place: Place | None = None,
+        sockets: Iterable[socket.socket] = (),
     ) -> None:
         collect_less_often()
         self._on_client = on_client
@@ -190,6 +198,7 @@ class Server:
         )
         self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}
+        self._given = GivenSockets(sockets, listen.ports)
         self._listeners: list[Listener] = []
         self._sessions: dict[SessionDriver, Session] = {}
         self._started = self._loop.time()
@@ -302,12 +311,17 @@ class Server:
             for wanted in listen.ports:
                 port = wanted
                 for name in listened_to(listen.transports):
+                    transport = await loaded_transport(name)
                     if place is not None:
                         settings = replace(settings, bound=place.sockets[name, wanted], steering=place.steering)
-                    listener = await (await loaded_transport(name)).listen(listen.host, port, settings, self._accept)
+                    elif isinstance(transport, BoundTransport):
+                        kind = socket.SOCK_DGRAM if transport_type(name).over_udp else socket.SOCK_STREAM
+                        settings = replace(settings, bound=self._given.take(kind, wanted))
+                    listener = await transport.listen(listen.host, port, settings, self._accept)
                     self._listeners.append(listener)
                     self._check_open()  # somebody may have closed it meanwhile
                     port = port or listener.address[1]
+            self._given.close()
             if (control := self._config.control) is not None and place is None:
                 await self.control.open(self._config.control_path, control.metrics_port, self.port)
                 self._check_open()
@@ -463,6 +477,7 @@ class Server:
             arrival.drop("the server stops")
         if self._watch is not None:
             self._watch.cancel()
+        self._given.close()
         self._draining.stop()
         self.admission.stop()
         self._lifeline.release()

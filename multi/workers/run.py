@@ -81,7 +81,8 @@ class OnlyProcess:
     async def start_server(
         self, on_client: ClientCallback, *, limit: int = DEFAULT_LIMIT, backlog: int = LISTEN_BACKLOG
     ) -> Server:
-        return await start_server(on_client, self._config, limit=limit, backlog=backlog)
+        sockets = systemd.inherited_sockets()
+        return await start_server(on_client, self._config, limit=limit, backlog=backlog, sockets=sockets)
 
     def stop_signals(self, server: Server, say: Callable[[str], None]) -> StopSignals:
         signals = StopSignals(server, say).listen()

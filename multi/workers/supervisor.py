@@ -202,6 +202,10 @@ class Supervisor:
 
     async def _bind(self) -> None:
         """One port for all transports, and of each a socket for every worker."""
+        if given := systemd.inherited_sockets():
+            for sock in given:
+                sock.close()
+            raise ConfigError("workers share ports that are opened here: systemd has to open none", "workers")
         for wanted in self._listen.ports:
             port = wanted
             for name in listened_to(self._listen.transports):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import yaml
 import multi
 from multi.cli.parser import make_parser
 from multi.reasons import Cause
-from tests.integration.cli_runner import Files, command
+from tests.integration.cli_runner import Files, command, run_forked, started, wait_for_line
 from tests.integration.support import HOST, Way, run, until
 from tests.integration.test_drain import ask, echo, session_of
 
@@ -227,7 +228,70 @@ asyncio.run(main())
     assert 1 <= count <= 4  # of more than ten in the time it ran
 
 
-@pytest.mark.parametrize("name", ["multi.service"])
+@contextmanager
+def activated(sockets: list[socket.socket], *words: object) -> Iterator[subprocess.Popen[str]]:
+    """A service as systemd starts it, with its sockets from descriptor 3 on."""
+    numbers = [os.dup(sock.fileno()) for sock in sockets]
+    places = " ".join(f"{place}<&{number}" for place, number in enumerate(numbers, 3))
+    script = f'exec {places}; LISTEN_PID=$$ LISTEN_FDS={len(numbers)} exec "$@"'
+    with subprocess.Popen(
+        ["bash", "-c", script, "bash", *command(*words)], pass_fds=numbers, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for number in numbers:
+            os.close(number)
+        try:
+            wait_for_line(process, "^serving ")
+            yield process
+        finally:
+            process.kill()
+
+
+def test_sockets_of_systemd_outlive_the_service_and_whoever_connects_meanwhile_is_served_by_the_next(
+    tmp_path: Path,
+) -> None:
+    files = Files(tmp_path)
+    (files.served / "f").write_bytes(b"content" * 1000)
+    with ExitStack() as stack:
+        stream = stack.enter_context(socket.create_server((HOST, 0)))
+        datagrams = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+        datagrams.bind(stream.getsockname())
+        port = stream.getsockname()[1]
+        # The port of the configuration is another one: the sockets are those that count.
+        serve = ("serve", files.server_config(listen={"host": HOST, "port": free_port()}), "--dir", files.served)
+        sockets = [datagrams, stream]
+        with activated(sockets, *serve) as service:
+            for transport in ("tcp", "quic"):
+                there = files.client_config(port, transport)
+                assert run_forked("get", there, "f", "--force", cwd=files.here).returncode == 0
+            service.send_signal(signal.SIGTERM)
+            assert service.wait(20) == 0
+        client = stack.enter_context(started("get", files.client_config(port), "f", "-o", "again", cwd=files.here))
+        assert select.select([stream], [], [], 20)[0], "nobody has connected"
+        with activated(sockets, *serve):
+            _, errors = client.communicate(timeout=20)
+    assert (client.returncode, errors) == (0, "")
+    assert (files.here / "again").read_bytes() == b"content" * 1000
+
+
+def test_workers_open_their_ports_themselves(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    with socket.create_server((HOST, 0)) as stream:
+        number = os.dup(stream.fileno())
+        words = command("serve", files.server_config(workers=2), "--dir", files.served)
+        done = subprocess.run(
+            ["bash", "-c", f'exec 3<&{number}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"', "bash", *words],
+            pass_fds=[number],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        os.close(number)
+    assert done.returncode == 2
+    assert "systemd has to open none" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["multi.service", "multi.socket"])
 def test_systemd_takes_the_units(name: str, tmp_path: Path) -> None:
     program = shutil.which("systemd-analyze")
     if program is None:
