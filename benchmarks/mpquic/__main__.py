@@ -1,8 +1,8 @@
 """Do experiments of four papers on multipath QUIC again, and put their numbers next to ours: `make bench-mpquic`.
 
 Real engines in virtual time. Every cell is kept in `benchmarks/results/mpquic.jsonl` as soon as it is there, and what
-is there, or in the packed results that come with the project, is not run again. The page is docs/evaluation-mpquic.md;
-of `--quick` it is benchmarks/results/mpquic-quick.md.
+is there, or in the packed results that come with the project, is not run again. The report is
+`benchmarks/results/mpquic.md`; `--pack` makes docs/evaluation-mpquic.md of all results there are.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def main() -> int:
         help="cells whose name contains this, such as multiflow-5 or noq; more than one: all of them",
     )
     parser.add_argument("--seconds", type=float, help="begin no further cell after so many seconds; default: run all")
-    parser.add_argument("--report", action="store_true", help="run nothing, write the page of what is there")
-    parser.add_argument("--pack", action="store_true", help="run nothing, put what is there into the packed results")
+    parser.add_argument("--report", action="store_true", help="run nothing, write the report of what is there")
+    parser.add_argument(
+        "--pack", action="store_true", help="run nothing, put what is there into the project: packed results and page"
+    )
     parser.add_argument("--fresh", action="store_true", help="run again what is there")
     parser.add_argument("--cells", action="store_true", help="list the cells")
     return _benchmark(parser, parser.parse_args())
@@ -69,6 +71,7 @@ def _benchmark(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> i
         if quick:
             parser.error("--pack is for full results")
         print(f"{store.pack()} cells are in {PACKED.relative_to(ROOT)}")
+        print(f"The page: {_write(shown, store, PAGE, quick=False)}")
         return 0
     status = 0
     if not chosen.report:
@@ -76,9 +79,9 @@ def _benchmark(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> i
             status = _run(cells, store, fresh=chosen.fresh, seconds=chosen.seconds)
         except KeyboardInterrupt:
             status = 130
-    path = _write(shown, store, quick=quick)
+    path = _write(shown, store, RESULTS / ("mpquic-quick.md" if quick else "mpquic.md"), quick=quick)
     results = Results({key: entry.outcome for key, entry in store.entries().items()})
-    print("\n".join(["", *lines_of_targets(shown, results), "", f"The page: {path}"]))
+    print("\n".join(["", *lines_of_targets(shown, results), "", f"The report: {path}"]))
     return status
 
 
@@ -125,8 +128,7 @@ def _in_words(outcome: Outcome) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in outcome.values.items())
 
 
-def _write(shown: Sequence[Paper], store: Store, *, quick: bool) -> Path:
-    path = RESULTS / "mpquic-quick.md" if quick else PAGE
+def _write(shown: Sequence[Paper], store: Store, path: Path, *, quick: bool) -> Path:
     entries = store.entries()
     results = Results({key: entry.outcome for key, entry in entries.items()})
     pictures = dict(_pictures(shown, results, path))

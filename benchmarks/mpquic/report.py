@@ -16,19 +16,20 @@ HEAD = """# Four papers on multipath QUIC, done again
 
 `make bench-mpquic` repeats experiments of four papers with real QUIC engines in virtual time: what is sent, lost and
 repeated is decided by the engines that sessions use, and links are models with a rate, a delay and a queue. A run takes
-the time that its packets cost, gives the same on any machine, and is kept: what is there is not run again.
+the time that its packets cost, gives the same on any machine but for some bytes of its handshake, and is kept: what is
+there is not run again.
 
 ```
 make bench-mpquic ARGS=--quick                          # a look at all figures, under five minutes
 make bench-mpquic                                       # goes on where it was; hours for all of it
 make bench-mpquic ARGS="--only multiflow-5 --seconds 600"  # cells whose name contains this, for ten minutes
-make bench-mpquic ARGS=--report                         # write this page of what is there; --cells lists the cells
+make bench-mpquic ARGS=--report                         # report what is there; --cells lists the cells
+make bench-mpquic ARGS=--pack                           # keep what is there in the project, and write this page of it
 ```
 
-What has been run is in `benchmarks/mpquic/results.jsonl.gz` (`--pack` puts further results there), each run with the
-commit it speaks of. *aioquic* and *native* are the engines of `mpquic_config.engine`; congestion control is Cubic and
-everything else the default where nothing else is said. Numbers of the papers are those of their texts, "-" where a text
-gives none.
+What has been run is in `benchmarks/mpquic/results.jsonl.gz`, each run with the commit it speaks of.
+*aioquic* and *native* are the engines of `mpquic_config.engine`; congestion control is Cubic and everything else the
+default where nothing else is said. Numbers of the papers are those of their texts, "-" where a text gives none.
 """
 
 
