@@ -47,8 +47,14 @@ class Target:
     def verdict(self) -> str:
         if self.measured is None:
             return NOT_RUN
-        short = self.bound - self.measured if self.at_least else self.measured - self.bound
-        return "held" if short <= 0 else f"**short by {number(short)}{self.unit}**"
+        return f"**short by {number(self.short)}{self.unit}**" if self.short > 0 else "held"
+
+    @property
+    def short(self) -> float:
+        """By how much it is missed, 0 where it is held or was not run."""
+        if self.measured is None:
+            return 0.0
+        return max(0.0, self.bound - self.measured if self.at_least else self.measured - self.bound)
 
     @property
     def promise(self) -> str:
@@ -63,6 +69,8 @@ class Figure(ABC):
     title: str
     setting: str
     """What is done, in Markdown, and how it differs from the paper."""
+    why_short = ""
+    """Why targets are missed where they are, as far as it was looked into."""
 
     def __init__(self, scale: Scale) -> None:
         self.scale = scale

@@ -41,6 +41,10 @@ class Asymmetric(Figure):
         "MPQUIC acknowledges on the path of the packets; the default here is the best one. Fifteen runs there, one "
         "here: nothing is random in virtual time."
     )
+    why_short = (
+        "the client repeats its challenge until it is answered, each time 1,200 bytes that take a second of the 10 "
+        "kbit/s, so that the server hears the answer to its own only after 6.5 s and may use the path no earlier."
+    )
     SIZE = 10 * MEGABYTE
     ONE, MULTIFLOW = "one path", "uniflows"
     NATIVE = Setup("noq")

@@ -63,6 +63,8 @@ def _figure(figure: Figure, results: Results, picture: str | None) -> list[str]:
     there = sum(results.of(cell) is not None for cell in cells)
     state = "" if there == len(cells) else f" *{there} of {len(cells)} cells were run.*"
     lines = [f"### {figure.title}\n", f"{figure.setting}{state}\n", *_table(figure.table(results)), ""]
+    if figure.why_short and any(target.short for target in figure.targets(results)):
+        lines.append(f"Short: {figure.why_short}\n")
     return [*lines, f"![{figure.title}]({picture})\n"] if picture else lines
 
 

@@ -259,6 +259,10 @@ class UrgentKilobyte(Figure):
         "10 Mbit/s each, 22 and 62 ms; the kilobyte is asked for five times a second. Beside it the same on one "
         "ordered stream, whose sender holds no more than two congestion windows, in place of the paper's MPTCP."
     )
+    why_short = (
+        "15 ms may stand in the queue of each path, and paths are chosen for what waits as a whole, not for a stream: "
+        "the kilobyte may take the farther one."
+    )
     ROUTES = (route(MBPS, 0.022), route(MBPS, 0.062))
 
     def _cell(self, setup: Setup, in_order: bool) -> Cell:
