@@ -11,9 +11,10 @@ import errno
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from typing import Any, assert_never
 from weakref import WeakSet
@@ -62,7 +63,16 @@ from multi.transports.base import (
     transport_type,
 )
 from multi.transports.sockets import close_in_child
-from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Side, StreamId, preferences_of
+from multi.types import (
+    Candidate,
+    ConnectionFacts,
+    ConnectionId,
+    ConnectionState,
+    Side,
+    StreamId,
+    host_of,
+    preferences_of,
+)
 
 logger = logging.getLogger("multi.session")
 
@@ -175,6 +185,13 @@ class _Link:
             return
         driver.links.pop(self.id, None)
         driver.released(self)
+        if self.proved:
+            self._lost(error)
+        else:
+            driver.in_turn(self, host_of(self.channel.info.remote), partial(self._lost, error))
+
+    def _lost(self, error: TransportError | None) -> None:
+        driver = self._driver
         failure = _failure(error) if error else None
         driver.core.connection_lost(self.id, failure, now=driver.loop.time())
         driver.pump()
@@ -201,6 +218,8 @@ class SessionDriver:
         self.on_released: Callable[[ConnectionId], None] = _ignore
         """A connection's socket is closed, which may be some time after the connection has ended."""
         self.on_dialled: Callable[[Candidate, ChannelInfo], None] = _ignore
+        self.in_turn: Callable[[Hashable, str, Callable[[], None]], None] = _at_once
+        """Sees to the end of a connection whose peer has proved nothing: thousands may end in one turn of the loop."""
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
         self.past = Tallies()
         """The connections that have ended and that the core has forgotten."""
@@ -862,6 +881,10 @@ def _wake(future: asyncio.Future[None]) -> None:
 def _wake_all(waiting: Waiting, stream: StreamId) -> None:
     for waiter in waiting.pop(stream, ()):
         _wake(waiter)
+
+
+def _at_once(_connection: Hashable, _host: str, work: Callable[[], None]) -> None:
+    work()
 
 
 def _ignore(*_: object) -> None:

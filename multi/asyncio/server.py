@@ -554,6 +554,7 @@ class Server:
         )
         limits = self._config.limits
         driver = SessionDriver(core, self._config.transport_settings(), send_buffer=limits.max_send_buffer)
+        driver.in_turn = self.admission.in_turn
         driver.on_opened = self._session_opened
         driver.on_closed = self._session_closed
         self.admission.session_opened(driver, source)

@@ -655,3 +655,44 @@ def test_connections_that_only_say_goodbye_make_room_first(development_certifica
             honest.writer.transport.abort()
 
     run(scenario())
+
+
+def test_when_a_flood_ends_its_connections_are_seen_to_in_turns(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of an attacker's connections end at once: in one turn of the event loop each of them would be an end."""
+
+    async def scenario() -> None:
+        async with serving(Way(development_certificates)) as (server, _):
+            in_turn, works, holding = server.admission.in_turn, list[Callable[[], None]](), False
+
+            def held_back(connection: object, host: str, work: Callable[[], None]) -> None:
+                if holding:
+                    works.append(work)
+                else:
+                    in_turn(connection, host, work)
+
+            def begun() -> int:
+                return sum(server.stats().sessions.values())
+
+            monkeypatch.setattr(server.admission, "in_turn", held_back)
+            honest = await HandMade.at(server.port)
+            await honest.confirm()
+            strangers = [await HandMade.at(server.port, ELSEWHERE) for _ in range(5)]
+            for stranger in strangers:
+                stranger.flush()
+                await stranger.reader.read(1)
+            assert begun() == 6
+            holding = True
+            for stranger in strangers:
+                stranger.writer.transport.abort()
+            await until(lambda: len(works) == 5, "it has heard of all")
+            assert begun() == 6
+            for work in works:
+                work()
+            await until(lambda: begun() == 1)
+            server.abort_clients()  # who has proved himself waits for no turn
+            assert not server.sessions
+            honest.writer.transport.abort()
+
+    run(scenario())
