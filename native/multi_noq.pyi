@@ -22,12 +22,12 @@ code), ("issued", id), ("retired", id), ("path_opened", path, address), ("path_c
 peer), ("path_status", path, whether as a backup)."""
 
 Path: TypeAlias = tuple[
-    tuple[int, bool, bool, bool],
+    tuple[int, bool, bool, bool, bool],
     tuple[float, float, float],
     tuple[int, int, int, int],
     tuple[int, int, int],
 ]
-"""(id, validated, suspect, backup), (smoothed round trip, its variation, smallest), (window, in flight, sent,
+"""(id, validated, suspect, backup, in slow start), (smoothed round trip, its variation, smallest), (window, in flight, sent,
 received), (lost bytes, lost packets, probe timeouts in a row). Round trips are 0 before the first is measured."""
 
 class Config:
@@ -107,7 +107,7 @@ class Connection:
         """Bytes of the largest for `send_message`, 0 = one of both ends takes none."""
     def queued_messages(self) -> int:
         """Bytes of messages that wait to be sent."""
-    def outstanding(self) -> tuple[int, int]:
-        """Bytes of all streams: not acknowledged, and of these not sent."""
+    def outstanding(self) -> tuple[int, int, int]:
+        """Bytes of all streams: not acknowledged, of these not sent, and of these those that the peer takes no more of."""
     def all_acknowledged(self) -> bool: ...
     def paths(self) -> list[Path]: ...

@@ -11,6 +11,7 @@ from math import inf
 
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
 STANDING_TIME = 0.1  # seconds, or a round trip, twice which what queues has to last
+NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
 PEAK_TIME = 1.0  # seconds for which the largest rate counts
 LEAST = 32 * 1024  # bytes; a rate that was measured while little was sent must not stop what could be sent now
 RATE_GAIN = 0.3  # weight of a new rate sample
@@ -45,9 +46,10 @@ class RateMeter:
         """The largest lately, known as `known` is. The mean follows a growing window too late."""
         return self._samples[0][1] if self._samples else 0.0
 
-    def sent_too_little(self, acked: int, in_flight: int) -> None:
-        """So many bytes are acknowledged in all and in flight, and the path would have taken more."""
-        self._limited_until = max(1, acked + in_flight)
+    def sent(self, acked: int, in_flight: int, most: int) -> None:
+        """So many bytes are acknowledged in all and in flight now, and `most` might be, unless a pacer still waits."""
+        if in_flight < most * NEARLY:
+            self._limited_until = max(1, acked + in_flight)
 
     def update(self, now: float, acked: int, rtt: float) -> None:
         """`acked` bytes in all so far, `rtt` seconds."""

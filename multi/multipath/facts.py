@@ -42,5 +42,7 @@ class PathFacts(NamedTuple):
     """Packets declared lost."""
     probe_count: int = 0
     """Probe timeouts in a row."""
+    slow_start: bool = False
+    """Its congestion window still grows with every byte that arrives: nothing was lost yet."""
     heard_at: float = inf
     """When something of the peer has come there last; inf = not noted."""

@@ -35,7 +35,6 @@ class PathView(NamedTuple):
     cost: float = 0.0
     loss: float = 0.0
     accelerates: bool = False
-    """Not known of a path."""
 
 
 def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:
@@ -45,7 +44,13 @@ def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:
 
 
 def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
-    """`rate`: what it delivers; `credit`: bytes that it takes now."""
+    """`rate`: what it delivers, 0 = not known; `credit`: bytes that it takes now.
+
+    While its congestion window grows with every round trip what was measured is of the past, and a window in each is
+    what it sends. So it is taken where nothing was measured, too.
+    """
+    if path.rtt and (path.slow_start or not rate):
+        rate = max(rate, path.congestion_window / path.rtt)
     return PathView(
         id=ConnectionId(path.id),
         role=Role.BACKUP if path.backup else Role.ACTIVE,
@@ -56,6 +61,7 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
         rtt_variation=path.rtt_variation,
         min_rtt=path.min_rtt,
         rate=rate,
+        accelerates=path.slow_start,
     )
 
 

@@ -28,6 +28,8 @@ pub struct PathFacts {
     pub in_flight: u64,
     /// The congestion window, bytes.
     pub window: u64,
+    /// Whether it grows with every byte that arrives, as it does until something was lost.
+    pub slow_start: bool,
     /// Probe timeouts since it was last acknowledged something.
     pub probe_count: u32,
     /// Whether the peer answers there.
@@ -132,6 +134,7 @@ impl Connection {
             rtt_variation: data.rtt.variation(),
             in_flight: data.in_flight.bytes,
             window: data.congestion.window(),
+            slow_start: data.congestion.metrics().ssthresh.is_some_and(|at| data.congestion.window() < at),
             probe_count: data.pto_count,
             validated: data.validated,
             abandoned: self.abandoned_paths.contains(&path),

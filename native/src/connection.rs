@@ -24,6 +24,8 @@ const ADDRESSES_KEPT: usize = 16;
 /// Datagrams in a burst: as many of 1,472 bytes fit an IP packet, from which the kernel cuts them.
 const BURST: NonZeroUsize = NonZeroUsize::new(44).unwrap();
 const BURST_BYTES: usize = 65_000;
+/// Bytes that may come ahead for each that has been taken, with several paths: what is late on one must not stop others.
+const AHEAD: u64 = 4;
 /// Added to when a timer is due: seconds as Python has them are not exact.
 const TIMER_SLACK: f64 = 1e-6;
 
@@ -336,11 +338,11 @@ impl Connection {
         MESSAGES.saturating_sub(free + std::mem::size_of::<Bytes>())
     }
 
-    /// Bytes of all streams: not acknowledged, and of these not sent.
-    fn outstanding(&self) -> (u64, u64) {
+    /// Bytes of all streams: not acknowledged, of these not sent, and of these those that the peer takes no more of.
+    fn outstanding(&self) -> (u64, u64, u64) {
         let (unacknowledged, unsent) =
             self.inner.as_ref().map_or((0, 0), |(_, inner)| inner.unacknowledged_and_unsent());
-        (unacknowledged + self.waiting, unsent + self.waiting)
+        (unacknowledged + self.waiting, unsent + self.waiting, self.waiting)
     }
 
     /// Everything written has arrived, the ends of streams included.
@@ -348,7 +350,7 @@ impl Connection {
         self.outstanding().0 == 0 && self.outgoing.values().all(|outgoing| outgoing.finished || !outgoing.end)
     }
 
-    /// Of each path that is not abandoned: id, validated, suspect, backup, smoothed round trip, its variation, smallest,
+    /// Of each path that is not abandoned: id, validated, suspect, backup, in slow start, smoothed round trip, its variation, smallest,
     /// window, in flight, sent, received, lost bytes, lost packets, probe timeouts. Seconds and bytes; 0 = unknown.
     fn paths<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let made = PyList::empty(py);
@@ -366,7 +368,7 @@ impl Connection {
             };
             let times = [rtt, variation, smallest].map(|time| time.as_secs_f64());
             let row = (
-                (number(id), facts.validated, facts.suspect, backup),
+                (number(id), facts.validated, facts.suspect, backup, facts.slow_start),
                 (times[0], times[1], times[2]),
                 (facts.window, facts.in_flight, stats.udp_tx.bytes, stats.udp_rx.bytes),
                 (stats.lost_bytes, stats.lost_packets, facts.probe_count),
@@ -631,7 +633,8 @@ impl Connection {
         }
         let _ = chunks.finalize(); // what it wants said is said with the next burst in any case
         self.taken += parts.iter().map(|part| part.len() as u64).sum::<u64>();
-        let window = self.taken.clamp(self.window, self.largest_window);
+        let ahead = if inner.paths().len() > 1 { AHEAD } else { 1 };
+        let window = (ahead * self.taken).clamp(self.window, self.largest_window);
         if window >= self.window + self.window / 8 || (window == self.largest_window && window > self.window) {
             self.window = window;
             inner.set_receive_window(VarInt::from_u64(window).expect("a window is small"));

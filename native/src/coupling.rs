@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use noq_proto::RttEstimator;
-use noq_proto::congestion::{Controller, ControllerFactory};
+use noq_proto::congestion::{Controller, ControllerFactory, ControllerMetrics};
 
 /// Datagrams (RFC 9002 section 7.2).
 const MINIMUM_WINDOW: f64 = 2.0;
@@ -211,6 +211,13 @@ impl Controller for PathWindow {
             recovery_since: self.recovery_since,
             initial_window: self.initial_window,
         })
+    }
+
+    fn metrics(&self) -> ControllerMetrics {
+        let mut metrics = ControllerMetrics::default();
+        metrics.congestion_window = self.window();
+        metrics.ssthresh = Some(if self.threshold.is_finite() { self.threshold as u64 } else { u64::MAX });
+        metrics
     }
 
     fn initial_window(&self) -> u64 {

@@ -89,7 +89,10 @@ class MultipathConnection(ConnectionPaths):
         """What waits in streams, on the paths that the scheduler chooses."""
         self._retry_at = None
         made: list[tuple[bytes, Any, int]] = []
-        while (backlog := self._backlog()) > 0:
+        while True:
+            backlog, room = self._backlog()
+            if not room:
+                break
             able = usable([path.facts() for path in self._open()])
             if not able:  # only probes leave, and carry what fits into them
                 for path in self._open():
@@ -97,8 +100,8 @@ class MultipathConnection(ConnectionPaths):
                         made += self._send(path, now, self._max_datagram_size, data=True)
                 break
             views = [view_of(facts, self._paths[facts.id].rate.known, self._credit(facts.id, now)) for facts in able]
-            size = min(backlog, QUANTUM * self._max_datagram_size)
-            chosen = choose(self._scheduler, views, size, backlog, backlog, now)
+            size = min(room, QUANTUM * self._max_datagram_size)
+            chosen = choose(self._scheduler, views, size, backlog, room, now)
             if not chosen:
                 self._retry_at = now + RETRY if any(view.credit for view in views) else None
                 break
@@ -109,16 +112,25 @@ class MultipathConnection(ConnectionPaths):
         return made
 
     def _note_unused(self, now: float) -> None:
-        """Paths that would have taken more: what they deliver now is no measure of what they carry."""
+        """Paths that would take more now: what they deliver is no measure of what they carry."""
         for facts in usable([path.facts() for path in self._open()]):
             if self._credit(facts.id, now):
-                self._paths[facts.id].rate.sent_too_little(facts.acked, facts.bytes_in_flight)
+                path = self._paths[facts.id]
+                path.rate.sent(facts.acked, facts.bytes_in_flight, self._most(path))
 
-    def _backlog(self) -> int:
-        """Bytes that streams and datagrams have to send; those that the peer takes no more of count too."""
-        senders = [stream.sender for stream in self._streams.values()]
-        waiting = sum(part.stop - part.start for sender in senders for part in sender._pending)
-        return waiting + sum(sender._pending_eof for sender in senders) + sum(map(len, self._datagrams_pending))
+    def _backlog(self) -> tuple[int, int]:
+        """Bytes that streams and datagrams have to send, and how many of them the peer takes now."""
+        backlog = room = sum(map(len, self._datagrams_pending))
+        new = self._remote_max_data - self._remote_max_data_used
+        for stream in self._streams.values():
+            sender = stream.sender
+            waiting = sum(part.stop - part.start for part in sender._pending)
+            first = min(waiting, max(0, sender._buffer_stop - sender.highest_offset))  # was never sent
+            allowed = min(first, new, max(0, stream.max_stream_data_remote - sender.highest_offset))
+            new -= allowed
+            backlog += waiting + sender._pending_eof
+            room += waiting - first + allowed + (sender._pending_eof and allowed == first)
+        return backlog, room
 
     def _credit(self, path_id: int, now: float) -> int:
         path = self._paths[path_id]

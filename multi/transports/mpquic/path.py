@@ -191,6 +191,7 @@ class Path:
             self.received,
             loss.lost,
             loss._pto_count,
+            loss._cc.ssthresh is None or loss.congestion_window < loss._cc.ssthresh,
             self.heard_at,
         )
 

@@ -470,10 +470,9 @@ class QuicChannel:
     def _measure(self) -> None:
         engine = self.engine
         self._acked = max(self._acked, engine.acknowledged())
-        idle = engine.bytes_in_flight * 2 < engine.congestion_window and not engine.unsent() and not self._held_back
+        if not (engine.unsent() or self._held_back):
+            self._rate.sent(self._acked, engine.bytes_in_flight, engine.congestion_window)
         self._held_back = False
-        if idle:
-            self._rate.sent_too_little(self._acked, engine.unacknowledged() - engine.unsent())
         self._rate.update(time.monotonic(), self._acked, engine.round_trips.smoothed)
 
     # The end

@@ -61,7 +61,7 @@ from multi.transports.quic.verification import verify
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 
-VERSION = "0.2.0"
+VERSION = "0.3.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -71,7 +71,6 @@ FIRST_WINDOW = 64 * 1024
 
 LEAST_IN_FLIGHT = 16 * 1024  # bytes, about the first window: of less, a path that was slow once would never be faster
 MOST_AT_ONCE = 44 * 1350  # bytes that a scheduler is asked about: a burst
-DATAGRAM = 1500  # bytes of a large one
 
 if multi_noq.VERSION != VERSION:
     raise TransportError(f"the QUIC engine 'noq' is of version {multi_noq.VERSION}, not {VERSION}: make native")
@@ -364,7 +363,7 @@ class Engine(PathEngine):
 
     def _now_known(self) -> _Known:
         if self._known is None:
-            unacknowledged, unsent = self._connection.outstanding()
+            unacknowledged, unsent, _ = self._connection.outstanding()
             unsent += self._connection.queued_messages()
             paths = answering(self.paths())
             window = sum(path.congestion_window for path in paths)
@@ -381,25 +380,41 @@ class _Sharing:
         self._scheduler = policy.scheduler()
         self._max_queue = policy.max_queue
         self._meters: dict[int, RateMeter] = {}
+        self._seen_at: dict[int, float] = {}
+        self._first_rtt: dict[int, float] = {}
+        """What the peer's first answer on a path took: the engine tells nothing before there are acknowledgements."""
         self.retry_at: float | None = None
         """When a scheduler that wanted to wait is asked again."""
 
     def bursts(self, now: float) -> list[Burst]:
-        paths = usable([_facts(path) for path in self._connection.paths()])
+        paths = usable([self._known(_facts(path), now) for path in self._connection.paths()])
         views = [self._view(path, now) for path in paths]
         self._connection.set_path_order([view.id for view in sorted(views, key=lambda view: (not view.rtt, view.rtt))])
-        made, left = self._shared(views, now)
-        for path, view in zip(paths, left, strict=True):
-            if view.credit >= DATAGRAM or view.in_flight * 2 < view.congestion_window:
-                self._meters[path.id].sent_too_little(path.acked, view.in_flight)
+        made, paced = self._shared(views, now)
+        for path, view in zip(paths, views, strict=True):
+            sent = sum(len(one.data) for one in made if one.path == path.id)
+            in_flight = path.bytes_in_flight + sent
+            if path.id not in paced:
+                self._meters[path.id].sent(path.acked, in_flight, view.congestion_window)
         return made
 
-    def _shared(self, views: list[PathView], now: float) -> tuple[list[Burst], list[PathView]]:
-        """What is sent, and what is left of the paths' credit."""
-        _, backlog = self._connection.outstanding()
+    def _known(self, path: PathFacts, now: float) -> PathFacts:
+        if path.rtt:
+            return path
+        seen_at = self._seen_at.setdefault(path.id, now)
+        if path.state is PathState.VALIDATING:
+            return path
+        first = self._first_rtt.setdefault(path.id, now - seen_at)
+        return path._replace(rtt=first, rtt_variation=first / 2, min_rtt=first)
+
+    def _shared(self, views: list[PathView], now: float) -> tuple[list[Burst], set[int]]:
+        """What is sent, and the paths that took nothing although their windows would have: their pacers wait."""
+        _, backlog, shut_out = self._connection.outstanding()
+        room = backlog - shut_out
         made: list[Burst] = []
-        while len(views) > 1 and backlog > 0 and any(view.credit > 0 for view in views):
-            chosen = choose(self._scheduler, views, min(backlog, MOST_AT_ONCE), backlog, backlog, now)
+        paced: set[int] = set()
+        while len(views) > 1 and room > 0 and any(view.credit > 0 for view in views):
+            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), backlog, room, now)
             if not chosen:
                 self.retry_at = now + RETRY
                 break
@@ -408,15 +423,18 @@ class _Sharing:
             while not sent and (burst := self._made(now, 1)):  # what is no data of streams goes before, on any path
                 sent = sum(len(one.data) for one in burst if one.path == chosen[0])
                 made += burst
+            if not sent:
+                paced.add(chosen[0])
             backlog -= sent
+            room -= sent
             views = [_after(view, sent) if view.id == chosen[0] else view for view in views]
         # Whatever is no data of streams may leave anywhere. What has nothing more to say is not held up by a window.
         carriers = [view.id for view in views] or None
-        self._connection.set_carriers([] if len(views) > 1 and backlog > 0 else carriers)
-        rest = self._made(now)
-        if len(views) == 1:
-            views = [_after(views[0], sum(len(one.data) for one in rest))]
-        return made + rest, views
+        self._connection.set_carriers([] if len(views) > 1 and room > 0 else carriers)
+        made += self._made(now)
+        if len(views) == 1 and room > 0 and not made:
+            paced.add(views[0].id)
+        return made, paced
 
     def _made(self, now: float, most: int = 0) -> list[Burst]:
         return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now, most))]
@@ -438,7 +456,7 @@ def _after(view: PathView, sent: int) -> PathView:
 
 
 def _facts(path: multi_noq.Path) -> PathFacts:
-    (number, validated, suspect, backup), times, (window, in_flight, sent, received), (lost_bytes, lost, probes) = path
+    (number, validated, suspect, backup, slow_start), times, (window, in_flight, sent, received), (lost_bytes, lost, probes) = path
     state = PathState.SUSPECT if suspect else PathState.ACTIVE
     return PathFacts(
         number,
@@ -452,6 +470,7 @@ def _facts(path: multi_noq.Path) -> PathFacts:
         received=received,
         lost=lost,
         probe_count=probes,
+        slow_start=slow_start,
     )
 
 

@@ -31,7 +31,7 @@ def test_what_was_measured_while_little_was_sent_never_lowers_the_rate() -> None
         meter.update(step * 0.02, step * 20_000, rtt=0.02)
     acked = 49 * 20_000
     for step in range(100):
-        meter.sent_too_little(acked, 1000)
+        meter.sent(acked, 1000, 20_000)
         meter.update(5.0 + step * 0.1, acked, rtt=0.02)
         acked += 1000
     assert meter.known > 0.99e6
@@ -42,7 +42,7 @@ def test_what_was_measured_while_little_was_sent_raises_the_rate() -> None:
     meter = RateMeter()
     for step in range(1, 10):
         meter.update(step * 0.02, step * 2000, rtt=0.02)
-    meter.sent_too_little(18_000, 50_000)
+    meter.sent(18_000, 50_000, 100_000)
     for step in range(1, 4):
         meter.update(0.18 + step * 0.02, 18_000 + step * 10_000, rtt=0.02)
     assert meter.known > 0.49e6
@@ -51,17 +51,25 @@ def test_what_was_measured_while_little_was_sent_raises_the_rate() -> None:
 def test_a_few_control_frames_tell_no_rate() -> None:
     meter = RateMeter()
     meter.update(1.00, 0, rtt=0.04)
-    meter.sent_too_little(0, 80)
+    meter.sent(0, 80, 14_000)
     meter.update(1.04, 80, rtt=0.04)
     assert (meter.known, meter.peak) == (0.0, 0.0)
     assert meter.rate > 0
     assert meter.is_lower_bound
 
 
+def test_a_path_that_is_nearly_full_shows_what_it_carries() -> None:
+    meter = RateMeter()
+    meter.update(1.0, 1000, rtt=0.04)
+    meter.sent(1000, 13_000, 14_000)
+    meter.update(1.1, 101_000, rtt=0.04)
+    assert 0.99e6 < meter.known < 1.01e6
+
+
 def test_a_sample_counts_again_when_what_was_sent_too_little_has_gone_by() -> None:
     meter = RateMeter()
     meter.update(1.0, 1000, rtt=0.04)
-    meter.sent_too_little(1000, 500)
+    meter.sent(1000, 500, 14_000)
     meter.update(1.1, 1500, rtt=0.04)
     assert meter.is_lower_bound
     meter.update(1.2, 101_500, rtt=0.04)
