@@ -83,6 +83,8 @@ CHANGES = (
         "    /// Minimum RTT registered so far for this estimator.\n",
         "    /// Whether anything was measured yet.\n"
         "    pub fn has_sample(&self) -> bool {\n        self.smoothed.is_some()\n    }\n\n"
+        "    /// Forget the minimum: round trips come another way from now on\n"
+        "    pub(crate) fn forget_min(&mut self) {\n        self.min = Duration::MAX;\n    }\n\n"
         "    /// How much it varies.\n"
         "    pub fn variation(&self) -> Duration {\n        self.var\n    }\n\n",
     ),
@@ -235,6 +237,22 @@ CHANGES = (
         CONNECTION,
         "                .filter(|(_, pns)| pns.pending_acks.can_send())\n",
         "                .filter(|(of, pns)| acks.of(**of) && pns.pending_acks.can_send())\n",
+    ),
+    # Smallest round trips are of one way there and back.
+    after(
+        CONNECTION,
+        "        let payload = packet.payload.freeze();\n",
+        "        self.hooks.hearing = path_id;\n",
+    ),
+    before(
+        CONNECTION,
+        "            let next_pn = self.spaces[space].for_path(path).next_packet_number;\n",
+        "            let another_way = self.acks_come_another_way(path);\n",
+    ),
+    before(
+        CONNECTION,
+        "            // TODO(@divma): should be a method of path, should be contained in a single place\n",
+        "            if another_way {\n                path_data.rtt.forget_min();\n            }\n",
     ),
     # Connection IDs for further paths in 0.5-RTT.
     after(

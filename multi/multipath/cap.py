@@ -14,7 +14,8 @@ STANDING_TIME = 0.1  # seconds, or a round trip, twice which what queues has to 
 NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
 PEAK_TIME = 1.0  # seconds for which the largest rate counts
 LEAST = 32 * 1024  # bytes; a rate that was measured while little was sent must not stop what could be sent now
-RATE_GAIN = 0.3  # weight of a new rate sample
+RELEASE = 0.5  # of the queue that is allowed: with less the path would take more
+RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at once, since what it shows has happened
 
 
 class RateMeter:
@@ -68,7 +69,7 @@ class RateMeter:
         elif self.is_lower_bound:
             self.rate, self.is_lower_bound = max(self.rate, measured), False
         else:
-            self.rate += RATE_GAIN * (measured - self.rate)
+            self.rate = max(measured, self.rate + RATE_GAIN * (measured - self.rate))
         while self._samples and (self._samples[-1][1] <= measured or self._samples[0][0] < now - PEAK_TIME):
             self._samples.pop() if self._samples[-1][1] <= measured else self._samples.popleft()
         self._samples.append((now, measured))
@@ -93,12 +94,23 @@ class LeastLately:
         self._now = min(self._now, latest)
 
 
-def most_in_flight(window: int, rate: float, least: float, min_rtt: float, max_queue: float) -> int:
-    """Bytes: the congestion window, or what fills the path and `max_queue` seconds more where more than that queues.
+class QueueBound:
+    """How many bytes may be in flight on a path where no more than `max_queue` seconds are to queue, 0 = any."""
 
-    `least` is the smallest round trip of late (`LeastLately`). With a mean, a busy process would look like a queue;
-    less in flight would make it no faster, and be taken for a smaller rate.
-    """
-    if not max_queue or not rate or least <= min_rtt + max_queue:
-        return window
-    return min(window, max(LEAST, int(rate * (min_rtt + max_queue))))
+    def __init__(self, max_queue: float) -> None:
+        self._max_queue = max_queue
+        self._holds = False
+
+    def most(self, window: int, rate: float, least: float, min_rtt: float) -> int:
+        """The congestion window, or what fills the path and `max_queue` more where more than that queues.
+
+        `least` is the smallest round trip of late (`LeastLately`). With a mean, a busy process would look like a queue;
+        less in flight would make it no faster, and be taken for a smaller rate. It holds until half of that is left:
+        let go at once, the window would fill the queue again.
+        """
+        if not self._max_queue or not rate:
+            return window
+        self._holds = least > min_rtt + self._max_queue * (RELEASE if self._holds else 1)
+        if not self._holds:
+            return window
+        return min(window, max(LEAST, int(rate * (min_rtt + self._max_queue))))

@@ -13,6 +13,7 @@ from multi.schedulers.base import ConnectionView, Scheduler, SendRequest
 from multi.types import STREAM_ZERO, ConnectionId, Role
 
 PRIORITY = 3  # the session's default: its own scheduler has decided about priorities already
+QUEUE_LEAST, QUEUE_MOST = 0.004, 0.016  # seconds of a round trip that say that a queue grows (RFC 9406 section 4.2)
 RETRY = 0.005  # seconds after which a scheduler that wanted to wait is asked again, as a session does
 
 
@@ -46,10 +47,13 @@ def usable(paths: Sequence[PathFacts]) -> list[PathFacts]:
 def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
     """`rate`: what it delivers, 0 = not known; `credit`: bytes that it takes now.
 
-    While its congestion window grows with every round trip what was measured is of the past, and a window in each is
-    what it sends. So it is taken where nothing was measured, too.
+    While its congestion window doubles with every round trip what was measured is of the past, and a window in each is
+    what it sends; so is it where nothing was measured. It no longer counts as doubling when a queue stands: more is
+    sent than the path carries, though nothing is lost yet.
     """
-    if path.rtt and (path.slow_start or not rate):
+    queues = path.rtt > path.min_rtt + min(max(QUEUE_LEAST, path.min_rtt / 8), QUEUE_MOST)
+    doubles = path.slow_start and not queues
+    if path.rtt and (doubles or not rate):
         rate = max(rate, path.congestion_window / path.rtt)
     return PathView(
         id=ConnectionId(path.id),
@@ -61,7 +65,7 @@ def view_of(path: PathFacts, rate: float, credit: int) -> PathView:
         rtt_variation=path.rtt_variation,
         min_rtt=path.min_rtt,
         rate=rate,
-        accelerates=path.slow_start,
+        accelerates=doubles,
     )
 
 

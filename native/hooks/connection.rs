@@ -55,6 +55,10 @@ pub(super) struct Hooks {
     ack_path: AckPath,
     /// The first packet that was sent after a path became suspect.
     suspected_at: FxHashMap<PathId, u64>,
+    /// The path of the packet that is being read, or was last.
+    pub(super) hearing: PathId,
+    /// The path that brought the last acknowledgements of another, or of itself.
+    acked_on: FxHashMap<PathId, PathId>,
     /// Authenticated packets there were when a path that only acknowledges last asked for an answer.
     asked_at: FxHashMap<PathId, u64>,
 }
@@ -213,6 +217,12 @@ impl Connection {
                 true
             }
         }
+    }
+
+    /// Whether acknowledgements of this path came on another one until now: the two ways have different smallest times.
+    pub(super) fn acks_come_another_way(&mut self, path: PathId) -> bool {
+        let on = self.hooks.hearing;
+        self.hooks.acked_on.insert(path, on).is_some_and(|before| before != on)
     }
 
     /// A probe of a suspect path needs something of its own: the data that would be the probe goes elsewhere.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -55,10 +57,11 @@ class MultipathConnection(ConnectionPaths):
         return made
 
     def _handshake_packets(self, now: float) -> list[tuple[bytes, Any, int]]:
-        """Of path 0, until the handshake is confirmed."""
+        """Of path 0, until the handshake is confirmed; data of streams is left to whichever path is the best."""
         path = self._paths[0]
         self._enter(path)
-        made = [(data, address, 0) for data, address in super().datagrams_to_send(now)]
+        with self._without_data():
+            made = [(data, address, 0) for data, address in super().datagrams_to_send(now)]
         path.sent += sum(len(data) for data, _, _ in made)
         path.pacing_at = self._pacing_at
         return made
@@ -177,16 +180,8 @@ class MultipathConnection(ConnectionPaths):
         if path.acks_due:
             path.space.ack_at = AT_ONCE
         self._pacing_at = None
-        queue, datagrams = self._streams_queue, self._datagrams_pending
-        if not data:
-            self._streams_queue, self._datagrams_pending = [], deque()
-        try:
+        with nullcontext() if data else self._without_data(), suppress(QuicPacketBuilderStop):
             self._write_application(builder, network_path, now)
-        except QuicPacketBuilderStop:
-            pass
-        finally:
-            if not data:
-                self._streams_queue, self._datagrams_pending = queue, datagrams
         path.pacing_at = self._pacing_at or path.pacing_at
         if path.challenged_at is None and network_path.local_challenge_sent:
             path.challenged_at = now
@@ -196,6 +191,16 @@ class MultipathConnection(ConnectionPaths):
         made += self._answer_probes(now)
         path.sent += sum(len(datagram) for datagram, _ in made)
         return [(datagram, address, path.id) for datagram, address in made]
+
+    @contextmanager
+    def _without_data(self) -> Iterator[None]:
+        """Let aioquic see nothing of streams and datagrams meanwhile."""
+        queue, datagrams = self._streams_queue, self._datagrams_pending
+        self._streams_queue, self._datagrams_pending = [], deque()
+        try:
+            yield
+        finally:
+            self._streams_queue, self._datagrams_pending = queue, datagrams
 
     def _answer_probes(self, now: float) -> list[tuple[bytes, Any]]:
         """On addresses to which the peer may want to move the path in use (RFC 9000 section 9.5)."""

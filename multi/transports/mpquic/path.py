@@ -17,7 +17,7 @@ from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_num
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
-from multi.multipath.cap import LeastLately, RateMeter
+from multi.multipath.cap import LeastLately, QueueBound, RateMeter
 from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
@@ -139,7 +139,7 @@ class CoupledControl(QuicCongestionControl):
 class Path:
     """What is known of one path besides what aioquic knows of it."""
 
-    def __init__(self, path_id: int, loss: PathRecovery, space: QuicPacketSpace) -> None:
+    def __init__(self, path_id: int, loss: PathRecovery, space: QuicPacketSpace, max_queue: float) -> None:
         self.id = path_id
         self.loss = loss
         self.space = space
@@ -163,6 +163,7 @@ class Path:
         self.late = False
         """Some of what was given up has arrived: it was delayed, not lost."""
         self.rate = RateMeter()
+        self.queue = QueueBound(max_queue)
         self.least_lately = LeastLately()
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""

@@ -24,7 +24,6 @@ from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.tls import Epoch
 
-from multi.multipath.cap import most_in_flight
 from multi.multipath.coupling import CoupledPaths, Coupling
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
@@ -78,7 +77,7 @@ class ConnectionPaths(BoundedConnection):
         self._max_path_id = self._policy.paths - 1
         self._peer_max_path_id: int | None = None
         self._loss = self._new_recovery(peer_completed_address_validation=not self._is_client)
-        first = Path(0, self._loss, QuicPacketSpace(is_application_data=True))
+        first = Path(0, self._loss, QuicPacketSpace(is_application_data=True), self._policy.max_queue)
         first.open, first.state = True, PathState.ACTIVE
         self._paths = {0: first}
         self._next_path_id = 1
@@ -218,7 +217,7 @@ class ConnectionPaths(BoundedConnection):
             loss.max_ack_delay = self._paths[0].loss.max_ack_delay if 0 in self._paths else 0.025
             space = QuicPacketSpace(is_application_data=True)
             loss.spaces = [space]
-            path = self._paths[path_id] = Path(path_id, loss, space)
+            path = self._paths[path_id] = Path(path_id, loss, space, self._policy.max_queue)
             path.kept = self._attributes_of(path)
             with self._on(path):
                 self._replenish_connection_ids()
@@ -339,7 +338,7 @@ class ConnectionPaths(BoundedConnection):
             return loss.congestion_window
         min_rtt = min(path.min_rtts.values(), default=loss._rtt_min)
         least = min(path.least_lately.rtt, loss._rtt_smoothed)
-        return most_in_flight(loss.congestion_window, path.rate.peak, least, min_rtt, self._policy.max_queue)
+        return path.queue.most(loss.congestion_window, path.rate.peak, least, min_rtt)
 
     def _replenish_connection_ids(self) -> None:
         path = self._current

@@ -35,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from multi.errors import TransportError
-from multi.multipath.cap import RateMeter, most_in_flight
+from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
@@ -61,7 +61,7 @@ from multi.transports.quic.verification import verify
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 
-VERSION = "0.3.0"
+VERSION = "0.4.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -70,7 +70,7 @@ FIRST_WINDOW = 64 * 1024
 `multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
 
 LEAST_IN_FLIGHT = 16 * 1024  # bytes, about the first window: of less, a path that was slow once would never be faster
-MOST_AT_ONCE = 44 * 1350  # bytes that a scheduler is asked about: a burst
+MOST_AT_ONCE = 8 * 1350  # bytes that a scheduler is asked about; a burst has more where the path takes it
 
 if multi_noq.VERSION != VERSION:
     raise TransportError(f"the QUIC engine 'noq' is of version {multi_noq.VERSION}, not {VERSION}: make native")
@@ -380,6 +380,7 @@ class _Sharing:
         self._scheduler = policy.scheduler()
         self._max_queue = policy.max_queue
         self._meters: dict[int, RateMeter] = {}
+        self._queues: dict[int, QueueBound] = {}
         self._seen_at: dict[int, float] = {}
         self._first_rtt: dict[int, float] = {}
         """What the peer's first answer on a path took: the engine tells nothing before there are acknowledgements."""
@@ -442,7 +443,8 @@ class _Sharing:
     def _view(self, path: PathFacts, now: float) -> PathView:
         meter = self._meters.setdefault(path.id, RateMeter())
         meter.update(now, path.acked, path.rtt)
-        enough = most_in_flight(path.congestion_window, meter.known, path.rtt, path.min_rtt, self._max_queue)
+        queue = self._queues.setdefault(path.id, QueueBound(self._max_queue))
+        enough = queue.most(path.congestion_window, meter.known, path.rtt, path.min_rtt)
         enough = max(enough, min(path.congestion_window, LEAST_IN_FLIGHT))
         held = enough < path.congestion_window
         self._connection.set_enough_in_flight(path.id, max(1, enough) if held else 0)
@@ -456,7 +458,12 @@ def _after(view: PathView, sent: int) -> PathView:
 
 
 def _facts(path: multi_noq.Path) -> PathFacts:
-    (number, validated, suspect, backup, slow_start), times, (window, in_flight, sent, received), (lost_bytes, lost, probes) = path
+    (
+        (number, validated, suspect, backup, slow_start),
+        times,
+        (window, in_flight, sent, received),
+        (lost_bytes, lost, probes),
+    ) = path
     state = PathState.SUSPECT if suspect else PathState.ACTIVE
     return PathFacts(
         number,

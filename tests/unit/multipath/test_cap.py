@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from multi.multipath.cap import LEAST, LeastLately, RateMeter, most_in_flight
+from multi.multipath.cap import LEAST, LeastLately, QueueBound, RateMeter
 
 
 def test_a_queue_is_capped_at_what_the_path_carries_and_a_little_more() -> None:
-    assert most_in_flight(900_000, 1e6, least=0.2, min_rtt=0.04, max_queue=0.015) == 55_000
-    assert most_in_flight(900_000, 1e3, least=0.2, min_rtt=0.04, max_queue=0.015) == LEAST
-    assert most_in_flight(30_000, 1e6, least=0.2, min_rtt=0.04, max_queue=0.015) == 30_000
+    assert QueueBound(0.015).most(900_000, 1e6, least=0.2, min_rtt=0.04) == 55_000
+    assert QueueBound(0.015).most(900_000, 1e3, least=0.2, min_rtt=0.04) == LEAST
+    assert QueueBound(0.015).most(30_000, 1e6, least=0.2, min_rtt=0.04) == 30_000
 
 
 def test_nothing_is_capped_without_a_queue_a_rate_or_a_bound() -> None:
-    assert most_in_flight(900_000, 1e6, least=0.05, min_rtt=0.04, max_queue=0.015) == 900_000
-    assert most_in_flight(900_000, 0.0, least=0.2, min_rtt=0.04, max_queue=0.015) == 900_000
-    assert most_in_flight(900_000, 1e6, least=0.2, min_rtt=0.04, max_queue=0.0) == 900_000
+    assert QueueBound(0.015).most(900_000, 1e6, least=0.05, min_rtt=0.04) == 900_000
+    assert QueueBound(0.015).most(900_000, 0.0, least=0.2, min_rtt=0.04) == 900_000
+    assert QueueBound(0.0).most(900_000, 1e6, least=0.2, min_rtt=0.04) == 900_000
+
+
+def test_a_queue_that_was_drained_does_not_come_back_at_once() -> None:
+    queue = QueueBound(0.015)
+    seen = [queue.most(900_000, 1e6, least, min_rtt=0.04) for least in (0.052, 0.056, 0.052, 0.048, 0.047, 0.052)]
+    assert seen == [900_000, 55_000, 55_000, 55_000, 900_000, 900_000]
 
 
 def test_the_rate_follows_what_is_acknowledged() -> None:

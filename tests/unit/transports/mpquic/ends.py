@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from multi.lab.cert import write_development_certificates
 from multi.lab.engines.links import LinkSpec, link_of
@@ -17,6 +17,7 @@ from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
 from multi.transports.quic.engine import PathEngine
 from multi.transports.quic.settings import QuicSettings
+from tests.engines import engine_or_skip
 
 DATAGRAM = 1350
 TEN = (link_of(10, 0.044),) * 2
@@ -62,6 +63,26 @@ def connected(
     if policy is not None and servers is not None:
         made.open_all()
         assert made.run(lambda: len(opened(made.client)) == len(specs) - 1)
+    return made
+
+
+def connected_engines(client: str, server: str, *specs: tuple[LinkSpec, LinkSpec]) -> Pair:
+    """The same with engines by their names; skips the test where `noq` is not built."""
+    kinds: dict[str, Any] = {"aioquic": Engine, "noq": engine_or_skip("noq")}
+    files = certificates()
+    tls = TlsSettings(cert=files / "server-cert.pem", key=files / "server-key.pem")
+    issuers = (files / "ca.pem").read_bytes()
+    chance = {"aioquic": {}, "noq": {"seed": 1}}
+    dialling = kinds[client].configure(QuicSettings(), TlsSettings(), issuers, "localhost", DEFAULT, **chance[client])
+    listening = kinds[server].configure(QuicSettings(), tls, b"", None, DEFAULT, **chance[server])
+    made = Pair(
+        kinds[client](dialling, DATAGRAM),
+        lambda original: kinds[server](listening, DATAGRAM, original),
+        specs,
+    )
+    made.connect()
+    made.open_all()
+    assert made.run(lambda: len(opened(made.client)) == len(specs) - 1)
     return made
 
 
