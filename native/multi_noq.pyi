@@ -27,8 +27,8 @@ Path: TypeAlias = tuple[
     tuple[int, int, int, int],
     tuple[int, int, int],
 ]
-"""(id, validated, suspect, backup, in slow start), (smoothed round trip, its variation, smallest), (window, in flight, sent,
-received), (lost bytes, lost packets, probe timeouts in a row). Round trips are 0 before the first is measured."""
+"""(id, validated, suspect, backup, in slow start), (smoothed round trip, its variation, smallest), (window, in flight,
+sent, received), (lost bytes, lost packets, probe timeouts in a row). Round trips are 0 before the first is measured."""
 
 class Config:
     """What connections have in common."""
@@ -108,6 +108,6 @@ class Connection:
     def queued_messages(self) -> int:
         """Bytes of messages that wait to be sent."""
     def outstanding(self) -> tuple[int, int, int]:
-        """Bytes of all streams: not acknowledged, of these not sent, and of these those that the peer takes no more of."""
+        """Bytes of all streams: not acknowledged, of these not sent, of these those that the peer takes no more of."""
     def all_acknowledged(self) -> bool: ...
     def paths(self) -> list[Path]: ...

@@ -1,4 +1,4 @@
-"""Two paths are never much worse than the better one alone, whichever comes first: downloads of 1 MB in virtual time."""
+"""Two paths are not worse than the better one alone, whichever comes first: downloads of 1 MB in virtual time."""
 
 from __future__ import annotations
 
