@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -256,6 +257,10 @@ def _show_files(config: Config) -> None:
         print(f"{key}: {printable(str(path))}: {state}")
         if key == "ssl_config.cert" and state == "ok":
             _show_certificate(path)
+    if (traces := config.trace_path) is not None:
+        there = next(directory for directory in (traces, *traces.absolute().parents) if directory.exists())
+        usable = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+        print(f"trace.dir: {printable(str(traces))}: {'ok' if usable else 'cannot be written'}")
     for text in key_warnings(config):
         print(f"warning: {printable(text)}")
     obstacle = _key_obstacle(config)

@@ -324,6 +324,12 @@ def test_check_names_missing_files_and_what_they_prevent(files: Files) -> None:
     assert re.search(r"auth\.psk_file: .*absent\.psk: cannot be read", key.stdout)
 
 
+def test_check_says_whether_traces_can_be_written(files: Files) -> None:
+    for directory, state in (("new/traces", "ok"), (str(files.client_config(1)), "cannot be written")):
+        done = run_forked("check", files.client_config(1, trace={"dir": directory}))
+        assert re.search(rf"^trace\.dir: \S+{directory.rpartition('/')[2]}: {state}$", done.stdout, re.MULTILINE)
+
+
 def test_check_says_why_nothing_leads_to_the_server(files: Files) -> None:
     entries = [["tcp", "ipv4", "absent0"], ["tcp", "ipv6", "any"]]
     done = run_forked("check", files.client_config(7788, connection_priority=entries))

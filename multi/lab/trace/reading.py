@@ -60,6 +60,8 @@ class Figures:
     received: array[int] = field(default_factory=lambda: array("q"))
     rtts: array[float] = field(default_factory=lambda: array("d"))
     """nan where it is not known."""
+    blocked: float = 0.0
+    """Seconds for which looks have found that only the peer's windows kept something from being sent."""
     last: dict[str, Any] = field(default_factory=dict)
     """Every figure as of the last look."""
 
@@ -74,6 +76,7 @@ class Figures:
         self.sent.append(max(0, sent))
         self.received.append(max(0, received))
         self.rtts.append(rtt or nan)
+        self.blocked += (end - begin) * (now.get("window_blocked") is True)
         self.last = now
 
 

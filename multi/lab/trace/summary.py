@@ -39,6 +39,7 @@ def summary_of(trace: Trace) -> dict[str, Any]:
         "full": trace.full,
         "unreadable_records": trace.unreadable,
         "scheduler": figures.get("scheduler", ""),
+        "window_blocked_seconds": round(trace.figures.blocked, 3),
         **_moved(trace.figures),
         "connections": [_connection(connection, trace.seconds) for connection in _ordered(trace)],
         "events": [
@@ -126,6 +127,10 @@ def _head(trace: Trace, found: dict[str, Any]) -> list[str]:
         f"sent {decimal(found['bytes_sent'])}, received {decimal(found['payload_received'])}, "
         f"sent again {again:.1%}{scheduler}; {_pause(found['longest_pause']) or 'no pause'}",
     ]
+    if found["window_blocked_seconds"]:
+        lines.append(
+            f"for {_seconds(found['window_blocked_seconds'])} only the peer's windows kept bytes from being sent"
+        )
     if trace.cut_off:
         lines.append("the last record is cut off")
     if trace.full:

@@ -73,6 +73,16 @@ def test_what_a_connection_moves_after_a_rest_is_not_spread_over_the_rest(tmp_pa
     assert longest_pause(one.figures) == (0.2, 8.8)
 
 
+def test_time_in_which_the_peer_took_no_more_is_added_up(tmp_path: Path) -> None:
+    trace = Writer()
+    for t, blocked in ((0.1, False), (0.2, True), (0.3, None), (0.4, False)):
+        known = {} if blocked is None else {"window_blocked": blocked}
+        trace.note(t, "session_sampled", **known)
+    path = trace.write(tmp_path / "a.sqlog")
+    assert summary_of(read_trace(path))["window_blocked_seconds"] == 0.2
+    assert "for 0.2 s only the peer's windows kept bytes from being sent" in text_of(path)
+
+
 def test_states_follow_each_other_until_the_end_of_the_trace(tmp_path: Path) -> None:
     trace = Writer()
     trace.state(0.5, 3, "authenticating", transport="tcp")
