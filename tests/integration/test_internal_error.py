@@ -90,7 +90,8 @@ async def test_a_bug_while_a_session_opens_is_named(
         raise RuntimeError("no hello for you")
 
     monkeypatch.setattr(ClientAuthenticator, step, fail)
-    async with await multi.start_server(lambda *_: None, LISTEN) as server:
+    soon = LISTEN | {"limits": {"handshake_timeout": 0.5}}  # what the client has begun, the server waits for so long
+    async with await multi.start_server(lambda *_: None, soon) as server:
         with pytest.raises(multi.NoUsableConnection, match=r"internal error: RuntimeError\('no hello for you'\)"):
             async with asyncio.timeout(2):  # less than an opening may take
                 await multi.connect(client(server.port) | {"protect": "always"})
