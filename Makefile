@@ -56,7 +56,7 @@ demo: $(STAMP)  ## run the roaming demo
 	$(BIN)/multi demo $(ARGS)
 
 # One part alone: make bench ARGS="hardening --quick". Parts: loopback, opening, everyday, everyuse, hardening, memory,
-# counted, scale, crowd, floods, links, quic, grid, balancer.
+# counted, scale, crowd, floods, links, quic, grid, balancer, workers.
 bench: $(STAMP)  ## measure against other parties and write a report
 	$(BIN)/python -m benchmarks $(ARGS)
 

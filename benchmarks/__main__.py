@@ -16,6 +16,7 @@ from benchmarks.everyuse.__main__ import run as everyuse
 from benchmarks.grid.__main__ import run as grid
 from benchmarks.hostile import crowd, floods
 from benchmarks.links.__main__ import run as links
+from benchmarks.workers.__main__ import run as workers
 
 
 def main() -> int:
@@ -35,6 +36,7 @@ def main() -> int:
         "links": links,
         "quic": quic.run,
         "grid": grid,
+        "workers": workers,
         "balancer": balancer,
     }
     parser.add_argument("only", nargs="*", choices=[*parts, []], help="default: all")

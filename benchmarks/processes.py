@@ -49,11 +49,15 @@ class Process:
             raise RuntimeError("the process has ended")
         return json.loads(line)
 
-    def ask(self, question: str = "figures") -> Any:
-        """Its answer to a line."""
+    def begin(self, question: str) -> None:
+        """Ask, and leave the answer for `line`."""
         assert self._process.stdin is not None
         self._process.stdin.write(question + "\n")
         self._process.stdin.flush()
+
+    def ask(self, question: str = "figures") -> Any:
+        """Its answer to a line."""
+        self.begin(question)
         return self.line()
 
 
