@@ -24,6 +24,7 @@ from tests.integration.cli_runner import Files, run_forked, started, wait_for_li
 from tests.integration.cli_runner import run as run_command
 from tests.integration.support import run, until
 from tests.integration.test_control import ask, samples
+from tests.integration.test_proxy_protocol import Proxy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for Linux")
 
@@ -80,6 +81,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 def server(files: Files) -> Iterator[Program]:
     """TLS and QUIC on one port."""
     config = files.server_config(
+        listen={"host": "127.0.0.1", "port": 0, "proxy_protocol": ["127.0.0.1"]},
         workers=WORKERS,
         control={"socket": "control.sock", "metrics_port": 0},
         limits={"max_sessions": MOST, "max_sessions_per_source": MOST},
@@ -184,6 +186,21 @@ def test_a_client_whose_port_changes_stays_with_its_process(files: Files, server
                         relay.change_port()
                         assert await asked(stream, b"who") == process
                     assert [c.state.value for c in session.connections] == ["active"]
+
+    run(scenario())
+
+
+def test_who_comes_through_a_proxy_stays_known_when_another_process_has_his_session(
+    files: Files, server: Program
+) -> None:
+    """The header is read by whoever accepts the connection."""
+
+    async def scenario() -> None:
+        async with Proxy(server.port) as proxy:
+            for _ in range(6):
+                async with multi.connect(client(files, proxy.port, "tcp", "tcp")) as session:
+                    remotes = await asked((session.reader, session.writer), b"from where")
+                    assert remotes == b"192.0.2.7:50000 192.0.2.7:50000"
 
     run(scenario())
 

@@ -16,6 +16,9 @@ async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) ->
         match line:
             case b"who\n":
                 writer.write(b"%d\n" % os.getpid())
+            case b"from where\n":
+                session: multi.Session = writer.get_extra_info("session")
+                writer.write(" ".join(info.remote for info in session.connections).encode() + b"\n")
             case b"die\n":
                 os.kill(os.getpid(), signal.SIGKILL)
             case b"log\n":
