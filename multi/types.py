@@ -175,7 +175,9 @@ class Candidate(Preferences):
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
     told: bool = False
-    """The server has told this address; where it is dialled: and has not proved itself there."""
+    """The server has told this address."""
+    proved: bool = False
+    """It has also proved itself there; known when it is dialled."""
     network: str = field(default="", compare=False)
     """What identifies the network the interface is on; a further address there makes no other candidate."""
 
@@ -248,7 +250,9 @@ class ConnectionFacts(Preferences):
     more_interfaces: tuple[str, ...] = ()
     """Further interfaces it has subflows on."""
     told: bool = False
-    """It leads where a server has told that it is, and nobody has proved that yet: see `Candidate.told`."""
+    """It leads where a server has told that it is."""
+    proved: bool = False
+    """Where it has proved itself before."""
     local: str = ""
     """`address:port`, brackets around IPv6."""
     remote: str = ""

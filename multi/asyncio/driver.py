@@ -565,6 +565,7 @@ class SessionDriver:
             kind=candidate.kind,
             more_interfaces=() if info.fell_back else candidate.more_interfaces,
             told=candidate.told,
+            proved=candidate.proved,
             **preferences_of(candidate),
         )
         self.adopt(connection, channel, facts).candidate = candidate

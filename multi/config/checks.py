@@ -7,6 +7,7 @@ conditions nobody can check here; silence would hide a mistake.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from ipaddress import ip_address
 
 from multi.config.errors import Finding, KeyPath, shown
 from multi.config.model import KINDS, MAX_TOLD, ConfigModel, Entry, Listen
@@ -48,7 +49,7 @@ def warnings_of(config: ConfigModel) -> list[Finding]:
     """Everything that has no effect or may not work."""
     other = Side.CLIENT if config.is_server else Side.SERVER
     unused = list(_keys_for(other, config, ()))
-    return unused if config.is_server else [*_client_tls(config), *unused]
+    return [*(_never_followed(config.listen) if config.listen is not None else _client_tls(config)), *unused]
 
 
 # --- contradictions ---
@@ -178,6 +179,27 @@ def _keys_for(side: Side, section: Section, place: KeyPath) -> Iterator[Finding]
             yield Finding((*place, key), f"not used: it is for {side.value}s")
         elif isinstance(value, Section):
             yield from _keys_for(side, value, (*place, key))
+
+
+def _never_followed(listen: Listen) -> Iterator[Finding]:
+    """Addresses that clients elsewhere take for an attempt to have them dial services of their own machine."""
+    if _is_loopback(listen.host):
+        return
+    own = [("own", listen.own)] if listen.own is not None else []
+    for key, place in (
+        *own,
+        *(("announce", one) for one in listen.announce),
+        *(("peers", p) for p in listen.peers.values()),
+    ):
+        if _is_loopback(place.host):
+            yield Finding(("listen", key), f"{place.host} is of use only for clients that came to a loopback address")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _client_tls(config: ConfigModel) -> Iterator[Finding]:

@@ -37,6 +37,7 @@ TRIAL_PING = 0.1  # seconds between questions to a connection that must prove it
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
+NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
 TOLD_APART = 1.0  # seconds between dials of an address that a server has told: it shall not aim its clients at others
 TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
 TOLD_KEPT = 64  # addresses at which a server has proved itself
@@ -143,6 +144,8 @@ class PathManager:
         self._may_go = may_go
         self._elsewhere = False
         """The server takes connections at the addresses that it tells, and where HELLO went there are others."""
+        self.away = False
+        """With no connection left, somebody has said that there is no server at an address that it has told."""
         self._told_until: dict[str, float] = {}
         """Until when addresses that the server has told are not dialled again."""
         self._proved: dict[Address, None] = {}
@@ -217,7 +220,7 @@ class PathManager:
 
     def detached(self, now: float) -> None:
         """No connection is left."""
-        self._detached = True
+        self._detached, self.away = True, False
         self._unpark(now)
         for slot in self.slots:
             if slot.connection is None and not slot.attempts:
@@ -558,11 +561,11 @@ class PathManager:
         if role is not Role.BACKUP and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
         slot.attempts[connection] = Attempt(candidate, now, role, raced, redirected)
-        told = self._leads_astray(candidate)
-        if told:
+        if self._leads_astray(candidate):
             self._told_until = {address: until for address, until in self._told_until.items() if until > now}
             self._told_until[candidate.remote_address] = now + TOLD_APART
-        self.pending.append(Dial(connection, replace(candidate, role=role, told=told)))
+        proved = candidate.told and not self._leads_astray(candidate)
+        self.pending.append(Dial(connection, replace(candidate, role=role, proved=proved)))
 
     def _others_carry(self, slot: Slot) -> bool:
         return any(s is not slot and s.healthy and s.wanted_role is not Role.BACKUP for s in self.slots)
@@ -634,6 +637,7 @@ class PathManager:
             self._history.failed(candidate, now)
         slot.failures += 1
         if answered:
+            self.away = self.away or (self._is_gone_from(attempt, reason))
             slot.refusals += 1
             slot.unanswered_since = None
         slot.rotate(candidate)
@@ -654,6 +658,11 @@ class PathManager:
                 s.healthy or s.retry_at == now or s.tries_since(handover.since) for s in handover.slots
             ):
                 self._fail_handover(reason)
+
+    def _is_gone_from(self, attempt: Attempt, reason: Reason) -> bool:
+        """A machine has said that no server listens where ours has told that it is."""
+        told = attempt.candidate.told and not attempt.redirected
+        return self._detached and told and reason.cause in NOBODY_THERE
 
     def _plan_next(self, slot: Slot, now: float, *, answered: bool, raced: bool, waits: bool) -> None:
         if waits and not self._established:

@@ -349,7 +349,7 @@ def _trusts(facts: ConnectionFacts, *, sealed: bool) -> bool:
     if sealed:
         # What another lane brings too early could not be told from the rest, and nobody shall get more than a first
         # flight of us because a server has told his address.
-        return facts.lanes == 1 and not facts.told
+        return facts.lanes == 1 and (facts.proved or not facts.told)
     return facts.peer_verified  # TLS may end at somebody else's
 
 

@@ -906,14 +906,24 @@ class SessionCore(SessionBase):
         self.emit(CloseConnection(connection.id, True, refuse.reason))
         if not joining or refuse.meaning is not RefuseCode.UNKNOWN or self.connections.authenticated():
             return
+        if self._auth.knows_reset(refuse.token):
+            self._end_alone(SESSION_GONE)
+            return
+        if self._may_be_another(connection):
+            return
         said = self._said_unknown
         said[connection.interface] = said.get(connection.interface, 0) + 1
         networks = self.paths.networks() if self.paths is not None else {""}
         everywhere = bool(networks) and all(
             said.get(name or connection.interface, 0) >= UNKNOWN_SAID for name in networks
         )
-        if everywhere or self._auth.knows_reset(refuse.token):
+        if everywhere:
             self._end_alone(SESSION_GONE)
+
+    def _may_be_another(self, connection: Connection) -> bool:
+        """Other servers say truly that they do not know the session, and ours has said where it is itself."""
+        said = self._auth.whereabouts.elsewhere and not connection.facts.told
+        return said and not (self.paths is not None and self.paths.away)
 
     def disconnect(
         self, connection: Connection, reason: Reason, *, abort: bool, state: ConnectionState = ConnectionState.LOST

@@ -883,3 +883,10 @@ def test_a_route_is_hexadecimal_or_made_at_random() -> None:
     peers = load_config({"listen": {"route": "0a", "port": 7788, "peers": {"0B": "203.0.113.7"}}}).listen
     assert peers is not None
     assert peers.peer_addresses() == {b"\x0b": ("203.0.113.7", 7788)}
+
+
+def test_an_address_that_no_client_elsewhere_goes_to_is_warned_of() -> None:
+    told = {"own": "127.0.0.1:7801", "announce": ["::1", "203.0.113.7"], "route": "0a", "peers": {"0b": "127.0.0.2"}}
+    warnings = load_config({"listen": told}).warnings()
+    assert [warning.partition(": ")[0] for warning in warnings] == ["listen.own", "listen.announce", "listen.peers"]
+    assert not load_config({"listen": told | {"host": "127.0.0.1"}}).warnings()

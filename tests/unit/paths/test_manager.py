@@ -430,6 +430,7 @@ def test_an_address_that_was_told_is_dialled_once_a_second_by_all_together() -> 
         world.run(0.01)
         for connection, made in world.dials[before:]:
             assert made.told == (made.remote_address == "203.0.113.9")
+            assert not made.proved
             if made.told:
                 dialled.append(world.now)
                 world.paths.attempt_failed(connection, Reason(Cause.TRANSPORT, "refused"), world.now)
@@ -449,7 +450,7 @@ def test_where_the_server_has_proved_itself_nothing_waits() -> None:
     world.state(world.dials[-1][0], ACTIVE)
     world.state(1, LOST)
     world.run(0.5)
-    assert (world.dials[-1][1].remote_port, world.dials[-1][1].told) == (443, False)
+    assert (world.dials[-1][1].remote_port, world.dials[-1][1].proved) == (443, True)
 
 
 def redirected(world: World, connection: int, address: tuple[str, int]) -> None:
@@ -502,3 +503,25 @@ def test_a_redirect_to_another_ip_version_is_none_the_socket_could_follow() -> N
     world.state(0, ACTIVE)
     redirected(world, 1, ("2001:db8::1", 7001))
     assert len(world.dials) == 2
+
+
+def test_that_there_is_no_server_where_it_was_told_counts_when_nothing_is_left() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world.state(0, ACTIVE)
+    world.paths.update([told(0), named(0), told(1), named(1)], world.now)
+    world.state(1, LOST)
+    world.run(0.5)
+    refused = Reason(Cause.TRANSPORT, "connection refused")
+    world.paths.attempt_failed(world.dials[-1][0], refused, world.now)
+    assert not world.paths.away, "a connection lives"
+    world.state(0, LOST)
+    world.paths.detached(world.now)
+    world.run(2.0)
+    mistaken = [connection for connection, made in world.dials[3:] if not made.told]
+    world.paths.attempt_failed(mistaken[-1], refused, world.now)
+    assert not world.paths.away
+    asked = [connection for connection, made in world.dials[3:] if made.told]
+    world.paths.attempt_failed(asked[-1], refused, world.now)
+    assert world.paths.away
+    world.paths.detached(world.now)
+    assert not world.paths.away

@@ -767,10 +767,29 @@ def test_a_wrong_reset_token_is_no_proof_and_silence_on_another_network_is_no_an
         assert (ends.client.closed is not None) is ended
 
 
+@pytest.mark.parametrize(("told", "away", "ended"), [(False, False, False), (False, True, True), (True, False, True)])
+def test_other_servers_behind_the_same_address_end_no_session_while_its_own_may_live(
+    told: bool, away: bool, ended: bool
+) -> None:
+    ends = Ends(None, replace(SessionSettings(), whereabouts=Whereabouts(elsewhere=True)))
+    line = ends.connect()
+    ends.pump()
+    ends.lose(line)
+    networks = Networks("")
+    networks.away = away
+    ends.client.session.paths = networks  # type: ignore[assignment]
+    unknown = ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN).encode())
+    for _ in range(2 * UNKNOWN_SAID):
+        if ends.client.closed is None:
+            answered_by_somebody_else(ends, unknown, replace(PLAIN, told=told))
+    assert (ends.client.closed is not None) is ended
+
+
 class Networks:
     """A path manager as far as the session asks it which networks there are."""
 
     pending = ()
+    away = False
 
     def __init__(self, *names: str) -> None:
         self.names = set(names)
