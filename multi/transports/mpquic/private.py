@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntFlag
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from aioquic._buffer import BufferReadError
@@ -30,6 +30,7 @@ from multi.transports.mpquic.path import Path
 from multi.transports.mpquic.paths import VALIDATION_TIME
 from multi.transports.quic.aioquic_engine import Ranges
 from multi.transports.quic.engine import PathOpened, third_party
+from multi.transports.quic.udp_port import PeerAddress
 
 logger = logging.getLogger("multi.transports")
 
@@ -37,7 +38,7 @@ PARAMETER = 0x2D6D756C74693031  # "-multi01": nobody has registered it
 ANNOUNCE_ADDRESS = 0x2D6D756C74693032  # a frame: Path ID, length of the address, address, port
 ANNOUNCED_DATAGRAMS = 1  # as many may have come from an announced address: three go there before it answers
 ACK_RANGES = 1024  # of one number space: paths differ by as many packets
-ALONE = 1 << 62  # ranges of which none is left out while they are put in order
+UNBOUNDED = 1 << 62
 
 
 class Mode(IntFlag):
@@ -96,7 +97,7 @@ class _Received(Ranges):
     """Ranges of numbers; aioquic drops the oldest where there are more than it keeps of one path."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: ALONE)
+        super().__init__(lambda: UNBOUNDED)
 
     def shift(self) -> range:
         return super().shift() if len(self) > ACK_RANGES else self[0]
@@ -199,8 +200,9 @@ class PrivateConnection(MultipathConnection):
         path = self._path_named(path_id, frame_type)
         if path is None or path.open or path.state is PathState.ABANDONED or not path.kept["_peer_cid_available"]:
             return
-        from_ = context.network_path.addr
-        address = from_._replace(peer=(str(ip_address(host)), port, *from_.peer[2:]))
+        address = _beside(context.network_path.addr, host, port)
+        if address is None:
+            return
         with self._on(path):
             network_path = QuicNetworkPath(address)
             network_path.bytes_received = ANNOUNCED_DATAGRAMS * self._max_datagram_size
@@ -265,6 +267,19 @@ class PrivateConnection(MultipathConnection):
                 while network_path.remote_challenges:
                     response = network_path.remote_challenges.popleft()
                     self._due.append(Due(QuicFrameType.PATH_RESPONSE, response))
+
+
+def _beside(known: PeerAddress, host: bytes, port: int) -> PeerAddress | None:
+    """An announced address as the socket has it that reaches the client at another; None where nothing may be sent."""
+    given, own = ip_address(host), ip_address(str(known.peer[0]).partition("%")[0])
+    mapped = own.ipv4_mapped if isinstance(own, IPv6Address) else None
+    client = mapped or own
+    if given.version != client.version or given.is_loopback != client.is_loopback:
+        return None
+    if given.is_multicast or given.is_unspecified or given.is_link_local:
+        return None
+    name = f"::ffff:{given}" if mapped else str(given)
+    return known._replace(peer=(name, port, *known.peer[2:]))
 
 
 def _within(acknowledged: RangeSet, numbers: Sequence[int]) -> RangeSet:
