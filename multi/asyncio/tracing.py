@@ -103,6 +103,10 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "multi-trace")
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_thread.cache_clear)  # a child has no threads
+
+
 def _write(path: Path, data: bytes, *, new: bool) -> OSError | None:
     """In the thread: append to a file, which is opened each time, for there may be ten thousand; what went wrong."""
     flags = os.O_CREAT | os.O_EXCL if new else os.O_APPEND

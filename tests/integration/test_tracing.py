@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,34 @@ def test_what_cannot_be_written_is_said_once_and_sessions_go_on(
         run(scenario())
     told = [record.getMessage() for record in caplog.records if "no trace" in record.getMessage()]
     assert told == [f"no trace can be written in {directory}: not a directory"]
+
+
+FORKING = """
+import asyncio, multi, os, signal, sys
+trace = {"dir": sys.argv[1]}
+
+async def conversation():
+    async def on_client(reader, writer):
+        await reader.read()
+        writer.close()
+    async with await multi.start_server(on_client, "127.0.0.1", 0) as server:
+        async with multi.connect("127.0.0.1", server.port, trace=trace) as session:
+            session.writer.write(b"x")
+
+asyncio.run(conversation())
+if not (child := os.fork()):
+    signal.alarm(20)
+    asyncio.run(conversation())
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_was_forked_writes_traces_of_its_own(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    ended = [records(path)[-1]["name"] for path in tmp_path.glob("*.sqlog")]
+    assert ended == ["multi:session_ended"] * 2
 
 
 def test_commands_write_traces_where_they_are_told_and_say_at_once_where_they_cannot(tmp_path: Path) -> None:
