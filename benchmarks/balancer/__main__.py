@@ -18,13 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks import RESULTS, ROOT
+from benchmarks.balancer import returning
 from benchmarks.balancer.clients import Met, Plan
 from benchmarks.processes import Process, raise_descriptors
 from benchmarks.revision import described
@@ -36,6 +38,7 @@ CLIENT = ("127.0.0.7", "127.0.0.8")
 """Where its connections start from."""
 MEASURED = "benchmarks.balancer"
 OPENED_APART = 0.2  # seconds between sessions that open behind a balancer that knows nothing
+RESTARTED_APART = 3.0  # seconds until the next server is stopped; the balancer sees within one that this one is back
 LIMITS = {"max_sessions_per_source": 10_000, "max_unauthenticated_per_source": 4096}
 ROUND_ROBIN = """
 global
@@ -83,9 +86,11 @@ class Scale:
     joins: int = 100_000
     hold: float = 20.0
     """Seconds that sessions go on after what happens to them."""
+    drain: float = 15.0
+    """Seconds a server that is stopped gives its sessions."""
 
 
-QUICK = Scale(sessions=60, apart=0.03, astray=30, joins=5000, hold=8.0)
+QUICK = Scale(sessions=60, apart=0.03, astray=30, joins=5000, hold=8.0, drain=8.0)
 
 
 def free_port() -> int:
@@ -142,12 +147,21 @@ class World:
     directory: Path
     servers: list[Process]
     ports: list[int]
+    start: Callable[[int], Process]
+    """The server of this number, in the place of one that has ended."""
     balancer: HAProxy | None = None
 
+    def restart(self, number: int) -> None:
+        self.servers[number].kill()
+        self.servers[number] = self.start(number)
+        self.servers[number].line()
 
-def server_config(port: int, transport: str, certificates: Path, **listen: object) -> dict[str, Any]:
+
+def server_config(
+    port: int, transport: str, certificates: Path, drain_timeout: float, **listen: object
+) -> dict[str, Any]:
     at = {"host": HOST, "port": port, "transports": [transport.partition("-")[0]], "proxies": [HOST], **listen}
-    config: dict[str, Any] = {"listen": at, "limits": LIMITS}
+    config: dict[str, Any] = {"listen": at, "limits": LIMITS, "drain_timeout": drain_timeout}
     if transport != "tcp":
         pair = {"cert": str(certificates / "server-cert.pem"), "key": str(certificates / "server-key.pem")}
         config["ssl_config"] = pair
@@ -168,19 +182,26 @@ def client_config(port: int, transport: str, certificates: Path) -> dict[str, An
 
 
 @contextmanager
-def world(transport: str = "tcp", *, told: bool = False, **listen: object) -> Iterator[World]:
+def world(
+    transport: str = "tcp", *, told: bool = False, drain_timeout: float = 25.0, **listen: object
+) -> Iterator[World]:
     """Three servers; where they are `told`, each has a port of its own and wants to be joined there only."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_development_certificates(directory, [])
-        ports, servers = [free_port() for _ in range(SERVERS)], []
-        for number, port in enumerate(ports, 1):
+        ports = [free_port() for _ in range(SERVERS)]
+        configs = []
+        for port in ports:
             own = {"own": {"host": HOST, "port": free_port()}, "join": "own"} if told else {}
-            config = json.dumps(server_config(port, transport, directory, **own, **listen))
-            servers.append(stack.enter_context(Process(f"{MEASURED}.server", f"s{number}", config)))
+            configs.append(json.dumps(server_config(port, transport, directory, drain_timeout, **own, **listen)))
+
+        def start(number: int) -> Process:
+            return stack.enter_context(Process(f"{MEASURED}.server", f"s{number + 1}", configs[number]))
+
+        servers = [start(number) for number in range(SERVERS)]
         for server in servers:
             server.line()
-        made = World(directory, servers, ports)
+        made = World(directory, servers, ports, start)
         yield made
         if made.balancer is not None:
             made.balancer.kill()
@@ -304,6 +325,45 @@ def round_robin(transport: str) -> Callable[[Scale], Outcome]:
     return row
 
 
+def restarted(scale: Scale) -> Outcome:
+    """One server after the other is drained and started again; the balancer is told nothing."""
+    with world(drain_timeout=scale.drain) as made:
+        made.balancer = HAProxy(made.directory, made.ports)
+        plan = Plan(client_config(made.balancer.port, "tcp", made.directory), scale.astray, scale.apart)
+        ended: Counter[str] = Counter()
+        took = []
+        with Process(f"{MEASURED}.returning", json.dumps(asdict(plan))) as clients:
+            clients.line()
+            for number in range(SERVERS):
+                begun = time.time()
+                made.servers[number].ask("drain")
+                ended.update(made.servers[number].line()["ended"])
+                took.append(round(time.time() - begun, 2))
+                made.restart(number)
+                time.sleep(RESTARTED_APART)
+            clients_met = [returning.Met(**met) for met in clients.ask()]
+    stays = [returning.Stay(**stay) for met in clients_met for stay in cast("list[dict[str, Any]]", met.stays)]
+    ends = Counter(stay.end for stay in stays if stay.end)
+    late = [stay.ended - stay.word - stay.deadline for stay in stays if stay.end]
+    figures: dict[str, object] = {
+        "clients": len(clients_met),
+        "ends, as clients saw them": dict(ends),
+        "ends, as servers saw them": dict(ended),
+        "ended without the word": sum(not stay.word for stay in stays if stay.end),
+        "deadline, s": scale.drain,
+        "nearest to its deadline, s": round(-max(late, default=0.0), 2),
+        "drained in, s": took,
+        "answers": sum(stay.answers for stay in stays),
+        "sessions that could not be opened": sum(met.refused for met in clients_met),
+        "longest without a session, s": round(max(met.apart for met in clients_met), 2),
+        "errors": sorted({met.error for met in clients_met if met.error})[:5],
+    }
+    kept = bool(ends) and set(ends) | set(ended) <= {"going_away", "closed"}
+    kept = kept and not figures["ended without the word"] and max(late) <= 0 and not figures["errors"]
+    promise = "all three servers drained and started again: no session is gone, every end is within its deadline"
+    return Outcome("restarted", promise, figures, kept)
+
+
 def proxied(scale: Scale) -> Outcome:
     with world(proxy_protocol=[HOST]) as made:
         config = (ROOT / "deploy" / "haproxy.cfg").read_text().replace("default-server", "default-server send-proxy-v2")
@@ -355,6 +415,7 @@ ROWS: dict[str, Callable[[Scale], Outcome]] = {
     "killed-with-own-port": killed_with_own_port,
     "forgot": forgot,
     **{f"round-robin-{transport}": round_robin(transport) for transport in ("tcp", "tcp-tls", "quic")},
+    "restarted": restarted,
     "proxied": proxied,
     "tokens": tokens,
     "astray": astray,

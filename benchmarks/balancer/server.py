@@ -1,7 +1,8 @@
 """One of the servers behind the balancer: `python -m benchmarks.balancer.server NAME CONFIGURATION`.
 
 Its application says its name first, then gives back what it gets. It says a line of JSON when it serves, and answers
-`figures` with where its clients come from, as far as it knows, and how often each limit was hit.
+`figures` with where its clients come from, as far as it knows, and how often each limit was hit. Asked to `drain` it
+says how its sessions have ended when the last one has.
 """
 
 from __future__ import annotations
@@ -31,7 +32,20 @@ async def serve(name: str, config: dict[str, object]) -> None:
         remotes = {info.remote.rpartition(":")[0] for session in server.sessions for info in session.connections}
         return {"clients": sorted(remotes), "limits": {name: hit for name, hit in server.statistics.items() if hit}}
 
-    await answer(figures)
+    async def drain() -> None:
+        await server.drain()
+        say({"ended": server.stats().sessions_ended})
+
+    draining: list[asyncio.Task[None]] = []
+
+    def questions(line: str) -> object:
+        if line == "drain":
+            draining.append(loop.create_task(drain()))
+            return {"draining": len(server.sessions)}
+        return figures(line)
+
+    loop = asyncio.get_running_loop()
+    await answer(questions)
 
 
 if __name__ == "__main__":

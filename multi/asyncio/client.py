@@ -23,7 +23,8 @@ from multi.protocol.session import SessionCore
 from multi.reasons import Cause
 from multi.types import Side
 
-REPLACED = 0.2  # seconds until a server that was being stopped may have a successor; doubled each time
+REPLACED = 0.2  # seconds until a session is tried that another server may get, or the successor of this one
+REPLACED_LATER = 1.5  # times as long each time
 
 
 async def open_session(config: Config, limit: int, *, owns_close: bool) -> Session:
@@ -47,8 +48,8 @@ async def open_session(config: Config, limit: int, *, owns_close: bool) -> Sessi
         except SessionRefused as error:
             if error.reason.cause is not Cause.GOING_AWAY or loop.time() + delay >= until:
                 raise
-        await asyncio.sleep(delay)
-        delay *= 2
+        await asyncio.sleep(delay * random.uniform(0.5, 1.0))  # those whom one server sends away do not come together
+        delay *= REPLACED_LATER
 
 
 async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool) -> Session:

@@ -13,9 +13,7 @@ from multi.asyncio.driver import SessionDriver
 from multi.protocol.session import LEAVING
 
 LAST = 0.2  # of the time: sessions that have not ended by themselves until then are ended
-DELIVERING = (
-    0.05  # of the time, the very end, in which no further one begins to end: what was written needs it to arrive
-)
+DELIVERING = 0.1  # of the time, the very end: no session begins to end then, but what was written may still arrive
 
 
 class Draining:
