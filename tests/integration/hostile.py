@@ -22,6 +22,7 @@ from multi.protocol.session import SessionCore
 from multi.protocol.settings import Protect, SessionSettings
 from multi.transports.base import Channel, TlsSettings, TransportSettings, transport
 from multi.transports.quic.channel import QuicChannel
+from multi.transports.sockets import try_option
 from multi.transports.tcp.channel import StreamChannel
 from multi.types import (
     STREAM_ZERO,
@@ -114,6 +115,8 @@ class OverChannels:
         host = "127.0.0.1"
         candidate = Candidate(self._name, Family.IPV4, host, host, self._port, local_address=self._source)
         channel = await transport(self._name).dial(candidate, TransportSettings(tls=self._tls))
+        if isinstance(channel, StreamChannel):  # a server that is measured may leave the window shut for longer
+            try_option(channel._sock, "TCP_USER_TIMEOUT", 0)
         connection = ConnectionId(len(self._channels))
         self._channels.append(channel)
         self.core.connection_opened(connection, channel.info, now=0.0)
