@@ -16,7 +16,7 @@ import gc
 from functools import cache
 
 OF_PYTHON = 10  # collections of the middle generation for each full one, unless the program says otherwise
-OF_SERVERS = 100  # costs garbage of some 100 MiB at most, and full collections are needed only for ended sessions
+OF_SERVERS = 100  # costs some 100 MiB that ended sessions leave; the rare collection that takes it is the longer
 BLOCK = 8 * 1024 * 1024  # bytes; glibc keeps twice as much of what was freed at most
 
 
