@@ -42,12 +42,15 @@ class Target:
     at_least: bool = False
     """Else at most."""
     unit: str = ""
+    part: str = ""
+    """Of what was run, where that is not all of it."""
 
     @property
     def verdict(self) -> str:
         if self.measured is None:
             return NOT_RUN
-        return f"**short by {number(self.short)}{self.unit}**" if self.short > 0 else "held"
+        verdict = f"**short by {number(self.short)}{self.unit}**" if self.short > 0 else "held"
+        return f"{verdict}, {self.part} so far" if self.part else verdict
 
     @property
     def short(self) -> float:

@@ -90,4 +90,5 @@ def machine() -> str:
             if line.startswith("model name"):
                 model = line.partition(":")[2].strip()
                 break
-    return f"{model}, Linux {platform.release()}, Python {platform.python_version()}"
+    kernel = ".".join(platform.release().split(".")[:2])
+    return f"{model}, Linux {kernel}, Python {platform.python_version()}"

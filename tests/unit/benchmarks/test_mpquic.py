@@ -116,6 +116,7 @@ def test_a_target_is_held_short_or_not_run() -> None:
     assert (most.verdict, most.promise) == ("held", "at most 0.62 s")
     assert (least.verdict, least.promise) == ("**short by 0.040**", "at least 1.94")
     assert replace(least, measured=None).verdict == NOT_RUN
+    assert replace(most, part="1 of 9 points").verdict == "held, 1 of 9 points so far"
 
 
 @pytest.mark.parametrize(
