@@ -307,7 +307,7 @@ class StreamReadable:
 
 @dataclass(frozen=True, slots=True)
 class StreamWritable:
-    """A stream's unsent or unacknowledged bytes shrank, or its writing side ended."""
+    """Its writing side ended, or more streams may be opened (stream 0). Acknowledged bytes make no effect."""
 
     stream: StreamId
 

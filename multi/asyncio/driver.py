@@ -170,7 +170,7 @@ class _Link:
         driver = self._driver
         if driver.core.sender.waiting:
             self.writable()
-        else:
+        elif driver.has_writers or not driver.core.quiet:
             driver.pump()
 
     def writable(self) -> None:
@@ -270,6 +270,11 @@ class SessionDriver:
             core.notify(Warned(text))
 
     # --- pump ---
+
+    @property
+    def has_writers(self) -> bool:
+        """Somebody waits until there is room, as acknowledgements make it."""
+        return bool(self._writers)
 
     def now(self) -> float:
         return self.loop.time()
@@ -403,9 +408,21 @@ class SessionDriver:
         that happens never fires.
         """
         if self._timer is None or self._timer_at > now:
-            deadline = self.core.next_timer()
+            deadline = self._next_deadline()
             if self._timer is None or deadline is None or deadline < self._timer_at:
                 self._set_timer(deadline)
+
+    def _next_deadline(self) -> float | None:
+        """As the core's `next_timer`, without asking for what can only have moved away: the timer is set for that."""
+        core = self.core
+        if core.unsettled or self._timer is None:
+            far = core.far_timer()
+            if far is None or self._timer is None or far < self._timer_at:
+                self._set_timer(far)
+        near = core.near_timer()
+        if self._timer is None or (near is not None and near < self._timer_at):
+            return near
+        return self._timer_at
 
     def look(self, now: float, watched: int) -> bool:
         """See to what is due, as one of `watched` sessions; False when nothing is under way any more.
@@ -433,7 +450,7 @@ class SessionDriver:
         deadline = now + LOOK
         if deadlines:
             self._look_at = deadline
-            if core.under_way and (at := core.next_timer()) is not None:
+            if core.under_way and (at := self._next_deadline()) is not None:
                 self._look_at = deadline = min(deadline, at)
         if deadline <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
             # What the transports know comes first, so that a late look does not make a healthy path suspect.

@@ -53,6 +53,8 @@ class SessionBase(ABC):
         """The effects since they were taken last."""
         self.needs_flush = True
         """Something has happened since the last effects that may call for more than acknowledgements."""
+        self.unsettled = True
+        """Not only bytes have come and gone since `far_timer` was asked: what it said may lie too late."""
 
     def move(self, state: SessionState) -> None:
         if state not in SESSION_TRANSITIONS[self.state]:
@@ -64,7 +66,7 @@ class SessionBase(ABC):
 
     def notify(self, event: Event) -> None:
         """Let subscribers hear of it."""
-        self.needs_flush = True
+        self.needs_flush = self.unsettled = True
         self.pending.append(Notify(event))
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from multi.errors import RemoteProtocolError
-from multi.events import AddressesAnnounced, RoleChanged, StreamWritable
+from multi.events import AddressesAnnounced, RoleChanged
 from multi.protocol.authenticator import Authenticator
 from multi.protocol.base import SessionBase
 from multi.protocol.connection import MAX_DATAGRAM, Connection
@@ -148,7 +148,7 @@ class Incoming:
                 self._heard(connection, now)
                 self._ack(segment, now)
             else:
-                self._session.needs_flush = True
+                self._session.needs_flush = self._session.unsettled = True
                 self._segment(connection, segment, lane, now)
             # Before the handshake is far enough little comes, and what may wait is held elsewhere.
             if connection.receives and (connection.held or enough()):
@@ -241,7 +241,6 @@ class Incoming:
             self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
             if self._session.sender.acknowledge(entry, now):
-                self._session.emit(StreamWritable(entry.stream))
                 self._streams.maybe_over(entry.stream)
         if len(self._session.connections) > 1 and self._session.sender.unacked:
             self._session.needs_flush = True  # what one connection carries may be copied to another

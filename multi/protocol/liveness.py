@@ -81,8 +81,8 @@ class Liveness:
                 # Early data is sent again on a connection that has authenticated.
                 due.append((connection.session_progress_at + connection.suspect_after, self._move_early_data))
             return due
-        idle_timeout = settings.idle_timeout_of(connection.transport)
-        due = [(connection.heard_at + idle_timeout, self._idle)]
+        idle, *later = self.far(connection)
+        due = [idle]
         if connection.ack_keepalive_due:
             due.append((connection.ack_keepalive_due, self._acknowledge_here))
         if connection.state is ConnectionState.SUSPECT:
@@ -91,6 +91,22 @@ class Liveness:
         else:
             if (deadline := connection.suspect_at()) is not None:
                 due.append((deadline, self._silent))
+        return due + later
+
+    def near(self, connection: Connection) -> float | None:
+        """When the first is due of what bytes that come and go bring nearer."""
+        if connection.state is ConnectionState.AUTHENTICATING or connection.state is ConnectionState.SUSPECT:
+            return min(at for at, _ in self.due(connection))
+        at, owed = connection.suspect_at(), connection.ack_keepalive_due
+        return owed if owed and (at is None or owed < at) else at
+
+    def far(self, connection: Connection) -> list[Deadline]:
+        """The others, which bytes only put off."""
+        if connection.state is ConnectionState.AUTHENTICATING:
+            return []
+        idle_timeout = self._session.settings.idle_timeout_of(connection.transport)
+        due: list[Deadline] = [(connection.heard_at + idle_timeout, self._idle)]
+        if connection.state is not ConnectionState.SUSPECT:
             due.append((connection.sent_at + min(KEEPALIVE_INTERVAL, idle_timeout / 3), self._send_ping))
         return due
 

@@ -165,7 +165,7 @@ class SessionCore(SessionBase):
 
     def _act(self, now: float) -> None:
         self.now = now
-        self.needs_flush = True
+        self.needs_flush = self.unsettled = True
 
     def _living(self, connection: ConnectionId) -> Connection | None:
         found = self.connections.get(connection)
@@ -213,7 +213,7 @@ class SessionCore(SessionBase):
         try:
             self._incoming.receive(found, data, lane, now, enough)
         except RemoteProtocolError as error:
-            self.needs_flush = True
+            self.needs_flush = self.unsettled = True
             if found.alive:  # its own bytes may have ended it already: what follows them does not count
                 reason = Reason(error.cause, str(error))
                 if not found.authenticated and not found.answered and self.side is Side.CLIENT:
@@ -228,6 +228,7 @@ class SessionCore(SessionBase):
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
         self.now = now
+        self.unsettled = True
         if self.paths is not None:
             self.paths.attempt_failed(connection, reason, now, answered=answered)
 
@@ -387,6 +388,7 @@ class SessionCore(SessionBase):
     def open(self, paths: PathManager, open_timeout: float, *, now: float) -> None:
         """Client: have `paths` open the session within `open_timeout` seconds."""
         self.now = now
+        self.unsettled = True
         self.paths = paths
         self._open_timeout = open_timeout
         self._open_deadline = now + open_timeout
@@ -395,6 +397,7 @@ class SessionCore(SessionBase):
     def path_manager(self, *, now: float) -> PathManager:
         """Client: for an input to it at `now`. Raises LocalProtocolError on a server."""
         self.now = now
+        self.unsettled = True
         if self.paths is None:
             raise LocalProtocolError("only the client decides which connections exist")
         return self.paths
@@ -441,7 +444,7 @@ class SessionCore(SessionBase):
 
     def slept(self, seconds: float, *, now: float) -> None:
         """The machine was suspended: nothing is known of any connection."""
-        self.now = now
+        self._act(now)
         if self.state is SessionState.CLOSED:
             return
         reason = Reason(Cause.SUSPENDED, f"the machine slept for {seconds:.0f} s")
@@ -571,6 +574,11 @@ class SessionCore(SessionBase):
 
     def next_timer(self) -> float | None:
         """When `handle_timer` must be called, or None. Call after `effects`."""
+        near, far = self.near_timer(), self.far_timer()
+        return near if far is None or (near is not None and near < far) else far
+
+    def near_timer(self) -> float | None:
+        """Of `next_timer`, what bytes that come and go bring nearer: acknowledgements owed either way, and copies."""
         if self.state is SessionState.CLOSED:
             return None
         due: list[float | None] = [
@@ -578,8 +586,25 @@ class SessionCore(SessionBase):
             self.sender.hold_until,
             self._liveness.probe_at,
             self._auth.next_timer(),
-            self._open_deadline,
         ]
+        for connection in self.connections.values():
+            if connection.alive:
+                due.append(self._liveness.near(connection))
+        if self.datagrams.waiting:
+            due.append(self.datagrams.next_timer())
+        if self.sender.unacked:
+            due.append(self.sender.reinject_at)
+        if self.sender.unacked or self.datagrams.waiting:
+            # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
+            due += [c.tokens_ready_at() for c in self.connections.for_data()]
+        return self._ahead(due)
+
+    def far_timer(self) -> float | None:
+        """The others of `next_timer`. Until the session is `unsettled` again they only move away."""
+        self.unsettled = False
+        if self.state is SessionState.CLOSED:
+            return None
+        due: list[float | None] = [self._open_deadline]
         if self.paths is not None:
             due.append(self.paths.next_timer())
         if self._detached_at is not None:
@@ -590,14 +615,10 @@ class SessionCore(SessionBase):
         if self.side is Side.SERVER and not self.confirmed and not alive:
             due.append(self._created_at + self.settings.handshake_timeout)
         for connection in alive:
-            due += [at for at, _ in self._liveness.due(connection)]
-        if self.datagrams.waiting:
-            due.append(self.datagrams.next_timer())
-        if self.sender.unacked:
-            due.append(self.sender.reinject_at)
-        if self.sender.unacked or self.datagrams.waiting:
-            # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
-            due += [c.tokens_ready_at() for c in self.connections.for_data()]
+            due += [at for at, _ in self._liveness.far(connection)]
+        return self._ahead(due)
+
+    def _ahead(self, due: Sequence[float | None]) -> float | None:
         soonest = min((at for at in due if at is not None), default=None)
         # A timer in the past would spin; what was due has been handled with the last input.
         return None if soonest is None else max(soonest, self.now + 1e-4)
@@ -649,6 +670,11 @@ class SessionCore(SessionBase):
                 self._collect(connection)
         effects, self.pending = self.pending, []
         return effects
+
+    @property
+    def quiet(self) -> bool:
+        """There is nothing to do: all that has come since the last effects are acknowledgements, or nothing."""
+        return not (self.pending or self.needs_flush or self._has_more_to_say())
 
     def _has_more_to_say(self) -> bool:
         """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
@@ -742,6 +768,7 @@ class SessionCore(SessionBase):
         if self.state is SessionState.OPENING and paths.hopeless:
             self.fail(NO_CONNECTION, now=self.now)
         effects: list[Effect] = []
+        self.unsettled = True
         for effect in paths.effects():
             if isinstance(effect, CancelDial) and effect.connection in self.connections:
                 self.drain(effect.connection)
@@ -994,6 +1021,7 @@ class SessionCore(SessionBase):
             self._end(IN_ORDER)
             return
         self.lingering_since = self._close_said_at = self.now
+        self.unsettled = True
         self.move(SessionState.CLOSING)
 
     @property

@@ -238,7 +238,9 @@ class End:
             self._watch_credit()
 
     def _arm(self) -> None:
+        unsettled = self.session.unsettled
         deadline = self.session.next_timer()
+        self.oracles.timer_set(deadline, unsettled=unsettled)
         if deadline is not None and deadline != self._timer:
             assert deadline > self.now, f"{self.name}: a timer in the past"
             self.world.clock.at(deadline, lambda: self._fire(deadline))

@@ -72,6 +72,7 @@ class Oracles:
         """A 1 for each byte of a stream that a connection has carried."""
         self._timers = 0
         self._timers_since = 0.0
+        self._far: float | None = None
         self.segments: dict[SegmentType, int] = {}
         """Segments sent, by type, where they could be looked into."""
         self.data_bytes: dict[ConnectionId, int] = {}
@@ -150,6 +151,16 @@ class Oracles:
         self._timers += 1
         if self._timers > TIMERS_PER_WINDOW:
             self._fail(f"{self._timers} timers within {TIMER_WINDOW} s")
+
+    def timer_set(self, deadline: float | None, *, unsettled: bool) -> None:
+        """What only bytes have moved since `far_timer` was asked is told by `near_timer` alone: drivers rely on it."""
+        session = self._end.session
+        if unsettled:
+            self._far = session.far_timer()
+        elif deadline is not None:
+            told = [at for at in (self._far, session.near_timer()) if at is not None]
+            if not told or min(told) > deadline:
+                self._fail(f"due at {deadline:.6f}, told: {told}")
 
     # --- windows, memory, acknowledgements  ---
 

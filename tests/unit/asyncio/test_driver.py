@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import multi
-from multi.asyncio.driver import LOOK, SessionDriver
+from multi.asyncio.driver import LOOK, SessionDriver, _Link
 from multi.asyncio.settings import local_scheduler
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
@@ -104,6 +104,7 @@ async def test_deadlines_that_came_with_bytes_are_armed_when_nothing_is_under_wa
     driver.pump()
     before = armed(driver)
     driver.core.lingering_since = driver.now()  # as when the last acknowledgement has come: CLOSE is all that leaves
+    driver.core.unsettled = True
     driver.pump()
     assert not driver.look(driver.now() + LOOK, 1)
     deadline = driver.core.next_timer()
@@ -114,11 +115,30 @@ async def test_deadlines_that_came_with_bytes_are_armed_when_nothing_is_under_wa
     driver.pump()
 
 
+async def test_an_acknowledgement_that_makes_no_work_is_no_reason_to_pump(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = new_driver()
+    driver.pump()
+    pumped: list[bool] = []
+    monkeypatch.setattr(driver, "pump", lambda: pumped.append(True))
+    link = _Link(driver, ConnectionId(0), Mock())
+    assert driver.core.quiet
+    link.batch_finished()
+    assert pumped == []
+    driver.until_writable(STREAM_ZERO)
+    link.batch_finished()
+    assert pumped == [True], "a writer may go on"
+    monkeypatch.undo()
+    driver.core.abort(now=driver.now())
+    assert not driver.core.quiet
+    driver.pump()
+
+
 async def test_bytes_that_wait_for_their_rate_are_sent_when_it_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = new_driver()
     driver.pump()
     soon = driver.now() + 0.005
-    monkeypatch.setattr(driver.core, "next_timer", lambda: soon)
+    monkeypatch.setattr(driver.core, "near_timer", lambda: soon)
+    monkeypatch.setattr(driver.core, "far_timer", lambda: soon + 60.0)
     driver.pump()
     assert armed(driver) > soon, "bytes alone move no timer"
     monkeypatch.setattr(driver.core, "connections", {0: SimpleNamespace(max_rate=1e6, control_backlog=0)})
