@@ -19,7 +19,7 @@ HEAD = 0.75  # inches for the title and the axis of time
 LINE = 0.19  # of a line of text
 ROW = 0.3  # of a bar
 ROWS = 4  # of texts, at most: what finds no place in them is a line only
-WIDE = 50  # times the smallest; what lies further apart than that is drawn on a logarithmic scale
+WIDE = 30  # times the median; where the highest lies further above it than that, the scale is logarithmic
 STEPS = (1, 2, 5, 10)  # between numbers on an axis
 APART = 10  # pixels between two texts of a row
 STATES = {"active": "#4caf50", "suspect": "#ffb300", "draining": "#26a0b8"}
@@ -155,8 +155,8 @@ def _draw_panel(axes: Any, panel: Panel, colours: Mapping[str, str], unit: float
     else:
         for name, values in panel.lanes.items():
             axes.plot(times, values, color=colours[name], linewidth=1.1, label=name)
-    seen = [value for values in panel.lanes.values() for value in values if value > 0]
-    if not panel.stacked and max(seen, default=1.0) > WIDE * min(seen, default=1.0):
+    seen = sorted(value for values in panel.lanes.values() for value in values if value > 0)
+    if not panel.stacked and seen and seen[-1] > WIDE * seen[len(seen) // 2]:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
     else:

@@ -95,6 +95,8 @@ def _text(trace: Trace, note: Note) -> str:
     match note.name:
         case "connection_changed" if data.get("state") == "lost":
             text = f"{lane} lost"
+        case "connection_changed" if data.get("state") == "draining":
+            text = f"{lane} drained"
         case "session_detached":
             text = "no connection"
         case "going_away":
