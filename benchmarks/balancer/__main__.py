@@ -344,7 +344,7 @@ def restarted(scale: Scale) -> Outcome:
             clients_met = [returning.Met(**met) for met in clients.ask()]
     stays = [returning.Stay(**stay) for met in clients_met for stay in cast("list[dict[str, Any]]", met.stays)]
     ends = Counter(stay.end for stay in stays if stay.end)
-    late = [stay.ended - stay.word - stay.deadline for stay in stays if stay.end]
+    late = [stay.ended - stay.word - stay.deadline for stay in stays if stay.end == "going_away"]
     figures: dict[str, object] = {
         "clients": len(clients_met),
         "ends, as clients saw them": dict(ends),
@@ -359,7 +359,7 @@ def restarted(scale: Scale) -> Outcome:
         "errors": sorted({met.error for met in clients_met if met.error})[:5],
     }
     kept = bool(ends) and set(ends) | set(ended) <= {"going_away", "closed"}
-    kept = kept and not figures["ended without the word"] and max(late) <= 0 and not figures["errors"]
+    kept = kept and not figures["ended without the word"] and max(late, default=0.0) <= 0 and not figures["errors"]
     promise = "all three servers drained and started again: no session is gone, every end is within its deadline"
     return Outcome("restarted", promise, figures, kept)
 
