@@ -1,10 +1,11 @@
 """What programs get that know nothing of sessions, and what steering does for streams.
 
-    python -m benchmarks.everyuse [flow] [constant] [messages] [morawski] [viernickel] [ssh] [curl] [stream]
+    python -m benchmarks.everyuse [flow] [constant] [messages] [morawski] [viernickel] [flood] [ssh] [curl] [stream]
                                   [--rounds N] [--quick]
 
 `flow` to `viernickel` run in virtual time: the two ends of the product, modelled kernels between them, the papers'
-numbers beside ours. `ssh`, `curl` and `stream` run the commands themselves on emulated links, in network namespaces.
+numbers beside ours. `flood` opens 10,000 connections at once over loopback. `ssh`, `curl` and `stream` run the commands
+themselves on emulated links, in network namespaces.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import argparse
 import asyncio
 import sys
 
-from benchmarks.everyuse import programs, virtual
+from benchmarks.everyuse import flood, programs, virtual
 
 SECONDS, QUICK_SECONDS = 8.0, 3.0
 ROUNDS, QUICK_ROUNDS = 5, 1
-NAMES = (*virtual.PARTS, *programs.PARTS)
+NAMES = (*virtual.PARTS, "flood", *programs.PARTS)
 
 
 def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
@@ -29,6 +30,10 @@ def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
             title, figures = virtual.PARTS[name]
             print(f"\n {title}; virtual time", flush=True)
             for figure in figures(seconds):
+                print(f"  {figure}", flush=True)
+        elif name == "flood":
+            print("\n 10,000 connections at once to a forwarded port", flush=True)
+            for figure in flood.measure(flood.COUNT // 10 if quick else flood.COUNT):
                 print(f"  {figure}", flush=True)
         else:
             title, program = programs.PARTS[name]

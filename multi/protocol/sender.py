@@ -7,8 +7,8 @@ that lost it while another is usable".
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -334,9 +334,9 @@ class Sender:
         """Send unsent bytes on the only connection there is: no scheduler need be asked."""
         if now > self._run_at + RUN_GAP:
             self._run = 0
-        while (room := self.window - self.used) > 0 and connection.credit > 0:
-            stream = self._next_stream()
-            if stream is None or stream.next_offset == stream.end_offset:
+        for stream in self._turns():
+            room = self.window - self.used
+            if room <= 0 or connection.credit <= 0:
                 return
             size = stream.worth_sending(min(stream.window - stream.next_offset, room))
             if size <= 0:
@@ -387,12 +387,10 @@ class Sender:
         priority = -1
         waiting: list[Scheduler] = []
         """Those that keep new bytes for a better connection; what others decide about goes on."""
-        while True:
+        for stream in self._turns(waiting):
             room = self.window - self.used
-            stream = self._next_stream(waiting) if room > 0 else None
-            if stream is None or stream.next_offset == stream.end_offset:
-                # A connection that was not wanted for new bytes may still help with old ones.
-                return not waiting or self.reinject == "full"
+            if room <= 0:
+                break
             if stream.priority != priority:
                 priority = stream.priority
                 self._backlog = self._ahead_of(priority, backlog)
@@ -416,6 +414,8 @@ class Sender:
             backlog -= size
             if not backlog:
                 return True
+        # A connection that was not wanted for new bytes may still help with old ones.
+        return not waiting or self.reinject == "full"
 
     def _ahead_of(self, priority: int, backlog: int) -> int:
         """Of the `backlog` of all streams, the bytes that less urgent streams than those of `priority` wait for."""
@@ -425,18 +425,29 @@ class Sender:
             return max(backlog, self._run)
         return ahead
 
-    def _next_stream(self, waiting: Sequence[Scheduler] = ()) -> SendStream | None:
-        """Strict between priorities, round robin within. It may turn out to have nothing to send.
+    def _turns(self, waiting: Sequence[Scheduler] = ()) -> Iterator[SendStream]:
+        """The streams that may send, strict between priorities and round robin within, each until it has sent all.
 
-        What a scheduler of `waiting` decides about is left out.
+        Looked for once for all that is sent together: there may be thousands. What a scheduler of `waiting` decides
+        about is left out; it may grow meanwhile.
         """
         if len(self.active) == 1:
             (only,) = self.active.values()
-            return None if waiting else only
-        ready = [s for s in self.active.values() if s.sendable > 0]
-        if waiting:
-            ready = [s for s in ready if self._scheduler_of(s) not in waiting]
-        return min(ready, key=lambda s: (s.priority, s.id <= self._turn.get(s.priority, -1), s.id), default=None)
+            while only.sendable > 0 and not waiting:
+                yield only
+            return
+        ready: dict[int, list[SendStream]] = {}
+        for stream in self.active.values():
+            if stream.next_offset != stream.end_offset:
+                ready.setdefault(stream.priority, []).append(stream)
+        for priority in sorted(ready):
+            last = self._turn.get(priority, -1)
+            turns = deque(sorted(ready[priority], key=lambda s: (s.id <= last, s.id)))
+            while turns:
+                stream = turns.popleft()
+                if stream.sendable > 0 and self._scheduler_of(stream) not in waiting:
+                    yield stream
+                    turns.append(stream)
 
     # --- opportunistic reinjection  ---
 

@@ -233,6 +233,24 @@ def test_no_more_of_bulk_is_on_its_way_than_an_urgent_byte_may_wait_for(connecti
     assert [stream for stream, _, _ in urgent] == [2]
 
 
+def test_thousands_of_streams_with_a_little_each_are_looked_at_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flood of forwarded connections: looking at all of them for each segment took minutes."""
+    looks = 0
+    original = SendStream.worth_sending
+
+    def counted(stream: SendStream, room: int) -> int:
+        nonlocal looks
+        looks += 1
+        return original(stream, room)
+
+    monkeypatch.setattr(SendStream, "worth_sending", counted)
+    bench = Bench((100 * MBYTE, 0.020), (100 * MBYTE, 0.020))
+    for number in range(1, 2000):
+        bench.write(10, stream=bench.stream(priority=number % 3).id)
+    assert covered([sent for given in bench.fill().values() for sent in given]) == 10 * 1999
+    assert looks < 5 * 2000
+
+
 def test_bulk_has_all_the_room_there_is_while_nothing_is_more_urgent() -> None:
     bench = way(MBYTE, 0.040)
     bench.sender.set_priority(bench.sender.streams[StreamId(2)], 3)
