@@ -174,10 +174,10 @@ class Candidate(Preferences):
     """Index of the `connection_priority` entry it came from."""
     group: str = ""
     """Candidates of one group are alternatives: they may fill the same place, and the first that works is kept."""
-    told: bool = False
+    told: bool = field(default=False, compare=False)
     """The server has told this address."""
-    proved: bool = False
-    """It has also proved itself there; known when it is dialled."""
+    proved: bool = field(default=False, compare=False)
+    """It has proved itself there; known when it is dialled."""
     network: str = field(default="", compare=False)
     """What identifies the network the interface is on; a further address there makes no other candidate."""
 

@@ -237,7 +237,9 @@ def _remotes(
     port = entry.remote_port
     named = [_Remote(_parse(a), port) for a in addresses.get((entry.remote_host, port), ())]
     further = [_Remote(_parse(a), its_port, told=True) for a, its_port in told]
-    known = {(remote.address, remote.port): remote for remote in (*further, *named)}  # what its name has needs no word
+    known: dict[tuple[_Address, int], _Remote] = {}
+    for remote in (*further, *named):
+        known.setdefault((remote.address, remote.port), remote)
     wanted = [remote for remote in known.values() if entry.ip in (ANY, _family(remote.address).value)]
     if not wanted:
         label = "" if entry.ip == ANY else f"{entry.ip} "
@@ -246,11 +248,7 @@ def _remotes(
     if not reachable:
         only = ", ".join(str(remote.address) for remote in wanted)
         raise _Unusable(f"{entry.remote_host}: only link-local addresses ({only})")
-    places = {(remote.address, remote.port) for remote in further}
-    return [
-        *_by_turns([r for r in reachable if (r.address, r.port) in places]),
-        *_by_turns([r for r in reachable if (r.address, r.port) not in places]),
-    ]
+    return [*_by_turns([r for r in reachable if r.told]), *_by_turns([r for r in reachable if not r.told])]
 
 
 def _by_turns(remotes: Sequence[_Remote]) -> list[_Remote]:

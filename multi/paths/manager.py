@@ -149,7 +149,7 @@ class PathManager:
         self._told_until: dict[str, float] = {}
         """Until when addresses that the server has told are not dialled again."""
         self._proved: dict[Address, None] = {}
-        """Those of them at which it has proved itself, the oldest first."""
+        """Where it has proved itself, the oldest first."""
         self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
@@ -326,6 +326,8 @@ class PathManager:
         self._prefer(slot, candidates)
         appeared, changed = bool(slot.absent), candidates != slot.candidates
         known, slot.candidates, slot.absent = slot.candidates, candidates, ""
+        if any(candidate.told for candidate in candidates):
+            slot.held_until = -inf  # what it waited to hear
         if not appeared and not changed:
             return
         if not self._established:
@@ -335,8 +337,6 @@ class PathManager:
             self._race.add([c for c in candidates if appeared or c not in known], now)
             return
         self._cancel(slot, [c for c, attempt in slot.attempts.items() if attempt.candidate not in candidates], now)
-        if any(candidate.told for candidate in candidates):
-            slot.held_until = -inf
         if appeared or not slot.attempts:
             slot.next_candidate = 0
             slot.dial_soon(now)
@@ -579,8 +579,7 @@ class PathManager:
     def _won(self, slot: Slot, connection: ConnectionId, now: float) -> None:
         attempt = self._ended(slot, connection, now, won=True)
         self._history.succeeded(attempt.candidate)
-        if attempt.candidate.told:
-            self._server_is_at((attempt.candidate.remote_address, attempt.candidate.remote_port))
+        self._server_is_at(attempt.candidate)
         if slot.healthy:
             # An alternative of the group was faster, or what seemed dead came back first.
             self._session.drain(connection)
@@ -602,13 +601,14 @@ class PathManager:
         self._continue_handover(now)
         self._assign_roles(now)
 
-    def _server_is_at(self, address: Address) -> None:
-        """It has proved so: others that lead there need not wait."""
-        self._proved[address] = None
+    def _server_is_at(self, candidate: Candidate) -> None:
+        """It has proved so: where that was to be seen, others that lead there need not wait."""
+        self._proved[candidate.remote_address, candidate.remote_port] = None
         if len(self._proved) > TOLD_KEPT:
             del self._proved[next(iter(self._proved))]
-        for slot in self.slots:
-            slot.held_until = -inf
+        if candidate.told:
+            for slot in self.slots:
+                slot.held_until = -inf
 
     def _cancel(self, slot: Slot, connections: Iterable[ConnectionId], now: float) -> None:
         """Another connection is there, or none is wanted."""

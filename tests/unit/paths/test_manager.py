@@ -376,6 +376,16 @@ def test_a_server_that_wants_to_be_joined_elsewhere_is_joined_nowhere_before_it_
     assert [c.remote_port for _, c in world.dials[4:]] == [443], "and the other follows when the server is there"
 
 
+def test_a_server_that_is_where_it_was_found_is_joined_there_at_once() -> None:
+    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world.paths.elsewhere(ConnectionId(0), world.now)
+    world.state(0, ACTIVE)
+    world.paths.update([replace(named(0), told=True), replace(named(1), told=True)], world.now)
+    world.turn()
+    (_, made), *_ = world.dials[2:]
+    assert (made.remote_address, made.told, made.proved) == ("192.0.2.1", True, True)
+
+
 def test_a_server_that_tells_nothing_is_joined_where_it_was_found() -> None:
     world = World(named(0), named(1), connect=Connect.PARALLEL)
     world.paths.elsewhere(ConnectionId(0), world.now)
