@@ -159,6 +159,8 @@ class Place:
     """The token of this one."""
     counts: Counts
     """What all of them have together."""
+    elsewhere: Callable[[bytes], bool]
+    """Whether another one of them has the sessions of a route."""
 
 
 class Server:
@@ -194,7 +196,11 @@ class Server:
         counts = place.counts if place is not None else None
         self.admission = Admission(limits, (*listen.proxies, *listen.proxy_protocol), counts)
         self._table: SessionTable[SessionDriver] = SessionTable(
-            self._create, self.admission.full, reset_key, listen.peer_addresses()
+            self._create,
+            self.admission.full,
+            reset_key,
+            listen.peer_addresses(),
+            place.elsewhere if place is not None else lambda route: False,
         )
         self.admission.on_confirmed = self._confirmed
         self.arrivals: dict[_PendingConnection, None] = {}

@@ -42,15 +42,18 @@ class SessionTable(Generic[T]):
         full: Callable[[str], tuple[str, str] | None] = lambda source: None,
         reset_key: bytes = b"",
         peers: Mapping[bytes, Address] = NO_PEERS,
+        elsewhere: Callable[[bytes], bool] = lambda route: False,
     ) -> None:
         """`full(source)` says which limit leaves no room for a new session, and why; None = there is room.
 
-        `peers` are other servers behind the same address, by their routes.
+        `peers` are other servers behind the same address, by their routes. `elsewhere(route)` is true where a living
+        process with the same reset key has the sessions of a route: nothing may be said of them here.
         """
         self._create = create
         self._full = full
         self._reset_key = reset_key
         self._peers = peers
+        self._elsewhere = elsewhere
         self._sessions: dict[SessionId, dict[bytes, T]] = {}
         """By Session ID and origin."""
         self._names: dict[T, tuple[SessionId, bytes]] = {}
@@ -95,6 +98,8 @@ class SessionTable(Generic[T]):
                 return found
             if (peer := self._peer_of(route_of(first))) is not None:
                 return refusal(session_id, Refuse(RefuseCode.ELSEWHERE, address=peer), "JOIN for another server")
+            if self._elsewhere(route_of(first)):
+                return refusal(session_id, Refuse(RefuseCode.ELSEWHERE), "JOIN for another process of this server")
             token = reset_token(self._reset_key, session_id, origin) if self._reset_key else b""
             return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
         part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])

@@ -117,7 +117,7 @@ class Worker:
         counts = SharedCounts(job.memory.number, len(job.outboxes), job.index, job.key)
         route = job.base + bytes([job.index])
         steering = PassingOn(job.base, job.index, job.inbox, job.outboxes, counts)
-        self._place = Place(job.sockets, steering, job.key, route, counts)
+        self._place = Place(job.sockets, steering, job.key, route, counts, steering.elsewhere)
         self._counts = counts
         self._listening: asyncio.Task[None] | None = None
         self._signals: StopSignals | None = None
@@ -191,13 +191,21 @@ class PassingOn(Steering):
         route = route_named(first)
         if route is None:
             return None
-        if not route or route[:-1] != self._base:
-            return False
-        owner = route[-1]
-        if owner == self._index or owner >= len(self._outboxes) or not self._counts.serves(owner):
+        owner = self._owner(route)
+        if owner is None:
             return False
         pass_on(self._outboxes[owner], sock, PASSED + client.encode())
         return True  # also where that failed: here nobody knows the session, and must not say so
+
+    def elsewhere(self, route: bytes) -> bool:
+        """Whether another worker has the sessions of `route`."""
+        return self._owner(route) is not None
+
+    def _owner(self, route: bytes) -> int | None:
+        """The worker that is meant, where it is another one and lives."""
+        if not route or route[:-1] != self._base or route[-1] == self._index or route[-1] >= len(self._outboxes):
+            return None
+        return route[-1] if self._counts.serves(route[-1]) else None
 
     def start(self, take: Callable[[socket.socket, str | None], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -105,6 +105,21 @@ def test_a_join_that_names_another_server_is_told_where_that_is() -> None:
     assert refusal(sessions.route(join(2), "a")).meaning is RefuseCode.UNKNOWN
 
 
+def test_nothing_is_said_of_sessions_that_another_process_with_the_same_key_has() -> None:
+    """A reset token ends a session at once: a JOIN that goes astray must not get one."""
+    theirs, own = b"server\0\x01", b"server\0\x00"
+    sessions: SessionTable[str] = SessionTable(
+        lambda session_id, source: "mine", reset_key=b"key", elsewhere=lambda route: route == theirs
+    )
+    payload = Join(origin_of(_hello(bytes(32)).session_part()), bytes(32), ConnectionTerms(True)).encode()
+    astray = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(1), payload, theirs), "a"))
+    assert (astray.meaning, astray.token, astray.address) == (RefuseCode.ELSEWHERE, b"", None)
+    for route in (own, b""):
+        gone = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(1), payload, route), "a"))
+        assert gone.meaning is RefuseCode.UNKNOWN
+        assert gone.token
+
+
 def test_whoever_confirms_first_owns_a_session_id() -> None:
     sessions, created = table()
     squatter, honest = (sessions.route(hello(1, nonce), nonce.hex()) for nonce in (b"s" * 32, b"h" * 32))
