@@ -92,7 +92,8 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
                 await networks.started()
         except TimeoutError:
             rejected = networks.resolver.last.rejected if networks.resolver.last is not None else []
-            raise NoUsableConnection(f"names were not resolved within {timeout:g} s", rejected) from None
+            text = f"names were not resolved within {config.multi_config.open_timeout:g} s"
+            raise NoUsableConnection(text, rejected) from None
         await asyncio.shield(driver.opened)
         if config.multi_config.wait == "all":
             # A session is there: what is missing then comes later or is reported.
