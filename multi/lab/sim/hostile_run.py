@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from multi.events import GoingAway
 from multi.lab.sim.oracles import EXPECTED_CAUSES, HOSTILE_CAUSES
 from multi.lab.sim.pair import FIRST_STRANGER
 from multi.lab.sim.random_run import RandomRun
 from multi.protocol.handshake import ORIGIN_LENGTH, ConnectionTerms, Join, Refuse, RefuseCode
-from multi.protocol.payloads import Ack, StreamAck, encode_ack
+from multi.protocol.payloads import Ack, StreamAck, encode_ack, encode_away
 from multi.protocol.segment import SegmentType, encode, encode_header
 from multi.reasons import Cause
 from multi.types import STREAM_ZERO, StreamId
@@ -64,6 +65,8 @@ class HostileRun(RandomRun):
             unproved = sum(not c.authenticated and c.alive for c in connections)
             if proved > self.settings.max_connections or unproved > self.settings.max_unproved:
                 raise AssertionError(f"{proved} connections that are proved, {unproved} that are not")
+        if not self.stopped and any(isinstance(event, GoingAway) for event in self.pair.client.events):
+            raise AssertionError("the client believes that its server goes away, and it does not")
         for end in self.pair.ends:
             if end.closed is not None and end.closed.reason.cause not in MAY_END and self.pair.clock.now < SILENCE:
                 raise AssertionError(f"{end.name} ended: {end.closed.reason}")
@@ -94,7 +97,7 @@ class HostileRun(RandomRun):
     def _refuse(self) -> None:
         """A route leads to somebody who refuses, perhaps long after he was asked; what is there breaks."""
         dice, index = self._random, self._route()
-        code = dice.choice((RefuseCode.BUSY, RefuseCode.ELSEWHERE, RefuseCode.REFUSED))
+        code = dice.choice((RefuseCode.BUSY, RefuseCode.GOING_AWAY, RefuseCode.ELSEWHERE, RefuseCode.REFUSED))
         delay = dice.choice((0.0, 0.05, 1.0, 4.0))
         self._log("refused on", index, int(code), delay)
         self.pair.refusing[index] = (delay, Refuse(code))
@@ -135,6 +138,7 @@ class HostileRun(RandomRun):
                 encode_header(SegmentType.DATA, session, 0, STREAM_ZERO, (1 << 32) - 100),
                 encode(SegmentType.ACK, session, encode_ack(acknowledged)),
                 encode(SegmentType.DATA, session, b""),
+                encode(SegmentType.AWAY, session, encode_away(0.0), sequence=FAR),
                 dice.randbytes(64),
             )
         )
