@@ -35,7 +35,7 @@ logger = logging.getLogger("multi.workers")
 
 PASSED, UNSEEN = b"p", b"u"  # notes with a connection: it is yours, and from whom; nobody has looked at it
 MAX_NOTE = 256  # bytes
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
