@@ -15,7 +15,7 @@ from tests.integration.support import pattern, run, until
 
 ENGINES = ("aioquic", "qh3", "noq")
 SIZE = 1_000_000
-ABSENT = 'raise ModuleNotFoundError("No module named \'qh3\'", name="qh3")'
+ABSENT = 'raise ModuleNotFoundError("No module named \'{0}\'", name="{0}")'
 
 
 @pytest.mark.parametrize("client", ENGINES)
@@ -65,13 +65,25 @@ def test_a_second_connection_joins_whatever_engines_the_ends_use(
     run(scenario())
 
 
-def test_check_names_the_extra_of_an_engine_that_is_not_installed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("transport", "engine", "module", "remedy"),
+    [
+        ("quic", "qh3", "qh3", "pip install 'multi-session[qh3]'"),
+        ("quic", "noq", "multi_noq", "`make native` builds it"),
+        ("mpquic", "noq", "multi_noq", "`make native` builds it"),
+    ],
+)
+def test_check_says_how_to_get_an_engine_that_is_not_installed(
+    tmp_path: Path, transport: str, engine: str, module: str, remedy: str
+) -> None:
     files = Files(tmp_path)
     (tmp_path / "stubs").mkdir()
-    (tmp_path / "stubs" / "qh3.py").write_text(ABSENT)
+    (tmp_path / "stubs" / f"{module}.py").write_text(ABSENT.format(module))
     paths = f"{tmp_path / 'stubs'}:{Path(__file__).parents[2]}"
-    settings: dict[str, Any] = {"quic_config": {"engine": "qh3"}}
-    for config in (files.client_config(7788, "quic", **settings), files.server_config(**settings)):
+    settings: dict[str, Any] = {f"{transport}_config": {"engine": engine}}
+    listen = {"host": "127.0.0.1", "port": 0, "transports": [transport]}
+    server = files.server_config(listen=listen, **settings)
+    for config in (files.client_config(7788, transport, **settings), server):
         done = run_command("check", config, PYTHONPATH=paths)
         assert done.returncode == 1
-        assert "the QUIC engine 'qh3' is not installed: pip install 'multi-session[qh3]'" in done.stdout
+        assert f"the QUIC engine '{engine}' is not installed: {remedy}" in done.stdout

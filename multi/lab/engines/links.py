@@ -25,6 +25,8 @@ class LinkSpec:
     """Share of datagrams lost at random."""
     largest: int = 65_535
     """Bytes of the largest datagram that gets through."""
+    jitter: float = 0.0
+    """Seconds at most by which each datagram comes later, at random: they overtake each other."""
 
 
 def link_of(mbps: float, round_trip: float, queue: float = 1.5, **more: float) -> LinkSpec:
@@ -68,7 +70,8 @@ class Link:
             return
         self._line.free_at = start + (len(data) + HEADERS) / spec.rate
         for _ in range(self.copies):
-            self._clock.at(self._line.free_at + spec.delay, lambda: self._arrive(data))
+            late = spec.jitter * self._clock.random.random() if spec.jitter else 0.0
+            self._clock.at(self._line.free_at + spec.delay + late, lambda: self._arrive(data))
 
     def _arrive(self, data: bytes) -> None:
         if not self.silent:

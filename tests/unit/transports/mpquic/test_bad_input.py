@@ -12,7 +12,7 @@ from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import Pair
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
-from tests.unit.transports.mpquic.ends import TEN, closed, connected, engine, opened, pair
+from tests.unit.transports.mpquic.ends import TEN, closed, connected, connected_engines, engine, opened, pair
 
 PATHS = PathPolicy(paths=2)
 
@@ -236,3 +236,19 @@ def test_random_loss_on_both_paths_loses_nothing() -> None:
     server.write(payload, end=True)
     assert made.run(lambda: made.client.ended, 20.0)
     assert bytes(made.client.data) == payload
+
+
+@pytest.mark.parametrize("name", ["aioquic", "noq"])
+def test_datagrams_that_overtake_each_other_on_both_paths_lose_nothing(name: str) -> None:
+    shaken = link_of(10, 0.044, jitter=0.010)
+    made = connected_engines(name, name, (shaken, shaken), (shaken, shaken))
+    made.client.keep_data = True
+    server = made.server
+    assert server is not None
+    payload = bytes(range(251)) * 2000
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(payload, end=True)
+    assert made.run(lambda: made.client.ended)
+    assert bytes(made.client.data) == payload
+    assert made.client.engine.closing is server.engine.closing is None

@@ -149,6 +149,23 @@ def test_what_is_in_flight_on_a_silent_path_is_sent_on_the_other_at_its_probe_ti
     assert made.facts()[0].state is PathState.SUSPECT
 
 
+@pytest.mark.parametrize("at", [0.40, 0.47])
+def test_silence_of_the_near_path_is_hardly_noticed_by_who_reads(at: float) -> None:
+    """Its acknowledgements would go on the path that is dead: the other one fell silent for the server, too."""
+    near, far = (link_of(10, 0.004),) * 2, (link_of(10, 0.046),) * 2
+    made = connected([near, far])
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    server.write(bytes(2 * MEGABYTE), end=True)
+    made.run(lambda: False, at)
+    made.ups[0].silent = made.downs[0].silent = True
+    made.client.longest_gap = 0.0
+    made.run(lambda: False, 0.6)
+    assert made.client.longest_gap < 0.15
+
+
 def test_a_suspect_path_is_probed_and_carries_data_again_when_it_answers() -> None:
     made = connected([SLOW, SLOW])
     server = made.server
