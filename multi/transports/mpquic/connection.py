@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from aioquic.quic.connection import END_STATES
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, push_ack_frame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
+from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.tls import Epoch
 
 from multi.multipath import acks
@@ -286,10 +287,13 @@ class MultipathConnection(ConnectionPaths):
         space = path.space
         delay = int((now - (space.largest_received_time or now)) * 1e6) >> self._local_ack_delay_exponent
         # It counts as ACK does: it asks for no acknowledgement and is not in flight.
-        handler = partial(self._on_ack_delivery, space=space, highest_acked=space.largest_received_packet)
-        buf = builder.start_frame(QuicFrameType.ACK, ACK_CAPACITY, handler)
+        buf = builder.start_frame(QuicFrameType.ACK, ACK_CAPACITY, self._forgetting(space))
         self._begin_path_ack(buf, path)
         push_ack_frame(buf, space.ack_queue, delay, builder.remaining_buffer_space)
+
+    def _forgetting(self, space: QuicPacketSpace) -> Callable[[QuicDeliveryState], None]:
+        """What is to happen when an acknowledgement of what has come by now has arrived, or is lost."""
+        return partial(self._on_ack_delivery, space=space, highest_acked=space.largest_received_packet)
 
     def _begin_path_ack(self, buf: Any, path: Path) -> None:
         buf.seek(buf.tell() - 1)

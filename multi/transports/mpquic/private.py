@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import partial
 from ipaddress import IPv6Address, ip_address
 from typing import Any
 
@@ -18,6 +19,7 @@ from aioquic._buffer import BufferReadError
 from aioquic.buffer import encode_uint_var, size_uint_var
 from aioquic.quic.connection import EPOCHS, QuicConnectionError, QuicNetworkPath
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType
+from aioquic.quic.packet_builder import QuicDeliveryState
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketNumberWindow, QuicPacketSpace
 from aioquic.tls import Epoch
@@ -165,6 +167,18 @@ class PrivateConnection(MultipathConnection):
 
     def _acknowledged_together(self) -> list[Path]:
         return [self._latest] if Mode.ONE_NUMBER_SPACE in self._modes else super()._acknowledged_together()
+
+    def _forgetting(self, space: QuicPacketSpace) -> Callable[[QuicDeliveryState], None]:
+        if Mode.ONE_NUMBER_SPACE not in self._modes:
+            return super()._forgetting(space)
+        # What comes on a slower path has smaller numbers than what is told already: it has to be told too.
+        return partial(self._on_told, space=space, told=list(space.ack_queue))
+
+    @staticmethod
+    def _on_told(delivery: QuicDeliveryState, space: QuicPacketSpace, told: Sequence[range]) -> None:
+        if delivery is QuicDeliveryState.ACKED:
+            for numbers in told:
+                space.ack_queue.subtract(numbers.start, numbers.stop)
 
     def _begin_path_ack(self, buf: Any, path: Path) -> None:
         if Mode.ONE_NUMBER_SPACE not in self._modes:

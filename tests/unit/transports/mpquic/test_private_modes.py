@@ -12,6 +12,7 @@ from multi.lab.engines.links import LinkSpec, link_of
 from multi.lab.engines.pair import Pair
 from multi.multipath.facts import PathState
 from multi.multipath.policy import PRIVATE_MODES, AckPath, PathPolicy
+from multi.schedulers import create_scheduler
 from multi.transports.mpquic.aioquic_engine import Engine
 from multi.transports.mpquic.frames import PathFrame
 from multi.transports.mpquic.private import ANNOUNCE_ADDRESS, Due, Mode, PrivateConnection, PrivateEngine, modes_named
@@ -167,6 +168,19 @@ def test_no_number_is_used_twice_and_no_ack_names_a_path() -> None:
     assert not told
 
 
+def test_what_comes_late_on_a_slower_path_is_acknowledged_with_one_number_space_too() -> None:
+    """Nothing is lost on these links, so nothing may be taken for lost."""
+    near, far = (link_of(20, 0.020, queue=20),) * 2, (link_of(20, 0.120, queue=20),) * 2
+    policy = PathPolicy(private_modes=("one_number_space",), scheduler=lambda: create_scheduler("RR", {}))
+    made = pair([near, far], policy, policy, (PrivateEngine, PrivateEngine))
+    made.connect()
+    made.open(1)
+    made.download(6 * QUARTER)
+    assert made.downs[1].carried > QUARTER // 2
+    assert [link.dropped for link in made.downs] == [0, 0]
+    assert [path.lost for path in made.facts().values()] == [0, 0]
+
+
 def test_a_silent_path_is_left_with_one_number_space_too() -> None:
     made = private([TEN, TEN], "one_number_space")
     asked(made, 2 * QUARTER)
@@ -185,7 +199,7 @@ def test_a_server_sends_on_a_path_that_nothing_comes_back_on() -> None:
     assert made.run(lambda: made.server is not None and opened(made.server) == [1], 0.5)
     asked(made, 5 * QUARTER)
     assert made.run(lambda: made.client.received >= 5 * QUARTER, 5.0)
-    assert made.downs[1].carried > QUARTER
+    assert made.downs[1].carried > QUARTER // 2
     made.run(lambda: False, 8.0)  # longer than the validation of a path takes
     assert closed(made.client) == []
     assert made.facts(made.client)[1].state is PathState.VALIDATING
