@@ -1,11 +1,11 @@
 """What programs get that know nothing of sessions, and what steering does for streams.
 
-    python -m benchmarks.everyuse [flow] [constant] [messages] [morawski] [viernickel] [flood] [ssh] [curl] [stream]
-                                  [--rounds N] [--quick]
+    python -m benchmarks.everyuse [flow] [constant] [messages] [morawski] [viernickel] [flood] [small] [ssh] [curl]
+                                  [stream] [--rounds N] [--quick]
 
 `flow` to `viernickel` run in virtual time: the two ends of the product, modelled kernels between them, the papers'
-numbers beside ours. `flood` opens 10,000 connections at once over loopback. `ssh`, `curl` and `stream` run the commands
-themselves on emulated links, in network namespaces.
+numbers beside ours. `flood` opens 10,000 connections at once over loopback. On emulated links, in network namespaces,
+`small` sends small messages with real kernels, and `ssh`, `curl` and `stream` run the commands themselves.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import argparse
 import asyncio
 import sys
 
-from benchmarks.everyuse import flood, programs, virtual
+from benchmarks.everyuse import flood, programs, small, virtual
 
 SECONDS, QUICK_SECONDS = 8.0, 3.0
 ROUNDS, QUICK_ROUNDS = 5, 1
-NAMES = (*virtual.PARTS, "flood", *programs.PARTS)
+ON_LINKS = {"small": ("200 bytes every 20 ms, BBR", small.small), **programs.PARTS}
+NAMES = (*virtual.PARTS, "flood", *ON_LINKS)
 
 
 def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
@@ -36,7 +37,7 @@ def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
             for figure in flood.measure(flood.COUNT // 10 if quick else flood.COUNT):
                 print(f"  {figure}", flush=True)
         else:
-            title, program = programs.PARTS[name]
+            title, program = ON_LINKS[name]
             print(f"\n {title}; {rounds} rounds", flush=True)
             asyncio.run(program(rounds, seconds))
 
