@@ -64,7 +64,7 @@ def collected(told: str) -> int:
 @pytest.mark.skipif(gc.get_threshold()[2] != OF_PYTHON, reason="this Python collects in another way")
 def test_a_server_that_many_come_to_makes_few_full_collections() -> None:
     assert collected("told") == 0
-    assert collected("not told") >= 3
+    assert collected("not told") > 0
 
 
 def test_a_program_that_has_said_how_often_to_collect_is_not_overruled() -> None:
