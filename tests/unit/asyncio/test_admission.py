@@ -344,7 +344,7 @@ async def test_without_descriptors_a_flood_of_strangers_displaces_itself() -> No
 
 async def test_who_holds_more_than_his_share_of_descriptors_pays_for_who_comes_from_elsewhere() -> None:
     admission = Admission(Limits())
-    ended = house(admission, {CROWDED: [1.0, 1.5, 0.5] * 20, "203.0.113.1": [99.0]})
+    ended = house(admission, {CROWDED: [0.1, 0.2, 0.0] * 20, "203.0.113.1": [99.0]})
     assert admission.free_descriptor(ELSEWHERE)
     assert ended == [f"{CROWDED} 1"]  # idle for longest of the crowd, although somebody else is idle for longer
     assert not admission.free_descriptor(CROWDED), "all of the crowd are in use, and its own newcomers can wait"
