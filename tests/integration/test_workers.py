@@ -30,6 +30,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 
 WORKERS = 2
 MOST = 24  # sessions of the server, all workers together
+ASTRAY = (multi.Cause.REFUSED_UNKNOWN, multi.Cause.REFUSED_ELSEWHERE)
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
@@ -149,6 +150,11 @@ def client(files: Files, port: int, *transports: str, **more: Any) -> dict[str, 
     }
 
 
+def active(session: multi.Session) -> list[str]:
+    """The transports of its connections."""
+    return sorted(info.transport for info in session.connections if info.state.value == "active")
+
+
 async def asked(stream: tuple[multi.SessionReader, multi.SessionWriter], line: bytes) -> bytes:
     stream[1].write(line + b"\n")
     return (await asyncio.wait_for(stream[0].readline(), 15))[:-1]
@@ -159,9 +165,9 @@ def test_every_connection_reaches_the_process_that_has_its_session(files: Files,
         sessions = []
         for transports in (("tcp", "tcp"), ("quic", "quic"), ("tcp", "quic"), ("quic", "tcp")) * 4:
             async with multi.connect(client(files, server.port, *transports)) as session:
-                found = [c.transport for c in session.connections if c.state.value == "active"]
-                assert sorted(found) == sorted(transports)
-                assert not [c for c in session.connections if c.state.value in ("lost", "closed")]
+                # On a busy machine a dial may take too long, and is done again: what counts is who refuses one.
+                await until(lambda: active(session) == sorted(transports))  # noqa: B023 - awaited here
+                assert not [c for c in session.connections if getattr(c.reason, "cause", None) in ASTRAY]
                 stream = session.reader, session.writer
                 sessions.append(int(await asked(stream, b"who")))
                 payload = os.urandom(20_000).hex().encode()
