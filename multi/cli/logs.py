@@ -33,15 +33,18 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line |= {name: getattr(record, name) for name in EXTRA if hasattr(record, name)}
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
+        if record.exc_info or record.exc_text:  # of a worker's record only the text
+            line["error"] = self.formatException(record.exc_info) if record.exc_info else record.exc_text
         return json.dumps(line, default=str)
 
 
 class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        # Looked up each time: the progress view puts itself between while it is on the screen.
-        print(self.format(record), file=sys.stderr)
+        try:
+            # Looked up each time: the progress view puts itself between while it is on the screen.
+            print(self.format(record), file=sys.stderr)
+        except Exception:  # whoever collects has gone, or its disk is full: that ends no session
+            self.handleError(record)
 
 
 def log_to_stderr(verbosity: int, form: Format) -> None:

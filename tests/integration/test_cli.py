@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 
 import multi
+from multi.cli.logs import Format, log_to_stderr
 from multi.cli.main import main
 from multi.lab.files.client import Transfer, get_file, put_file
 from multi.lab.files.protocol import FileRefused, Problem
@@ -169,6 +171,20 @@ def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, u
         assert "Traceback" in lines[-1]["error"]
     (line,) = run_forked("get", "--log-format", "json", config, "f").stderr.splitlines()
     assert "error" not in json.loads(line)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_session_goes_on_where_nobody_takes_what_it_logs(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Gone(io.StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    logger = logging.getLogger("multi")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(sys, "stderr", Gone())
+    log_to_stderr(0, form)
+    logging.getLogger("multi.session").warning("it says something, and no exception comes back")
 
 
 def test_interruption_does_not_wait_for_a_name_to_be_resolved(files: Files) -> None:
