@@ -8,7 +8,9 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-MAX_TEXT = 32 * 1024  # characters of a message; it has to fit one packet
+MAX_TEXT = 16 * 1024  # characters of a message, and of an exception; both have to fit one packet
+PLAIN = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
+"""What every record has, or gets from a formatter."""
 
 
 def levels() -> dict[str, int]:
@@ -32,10 +34,13 @@ class LogsToParent(logging.Handler):
             logging.getLogger(name).setLevel(level)
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)[:MAX_TEXT]
-        message = {"name": record.name, "levelno": record.levelno, "created": record.created, "msg": text}
+        about = {name: value for name, value in vars(record).items() if name not in PLAIN}  # as `session`
+        message = {name: getattr(record, name) for name in ("name", "levelno", "created", "process")}
+        message["msg"] = record.getMessage()[:MAX_TEXT]
+        if record.exc_info:
+            message["exc_text"] = logging.Formatter().formatException(record.exc_info)[-MAX_TEXT:]
         with suppress(OSError):
-            self._sock.send(json.dumps(message | {"process": record.process}).encode(), socket.MSG_DONTWAIT)
+            self._sock.send(json.dumps(about | message, default=str).encode(), socket.MSG_DONTWAIT)
 
 
 def log_of_worker(packet: bytes) -> None:
