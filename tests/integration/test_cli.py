@@ -513,7 +513,7 @@ def test_forward_says_what_leads_where_and_in_the_end_what_was_carried(files: Fi
         (("-L", "nonsense"), "-L: found 'nonsense'"),
         (("-R", "80:x"), "-R: found '80:x'"),
         (("--socks", "x"), "--socks: found 'x'"),
-        (("--socks", "1080,priority=9"), "priority=0 to priority=7"),
+        (("--socks", "1080,priority=9"), "found priority=9; allowed: 0 to 7"),
         (("--socks", "1080", "--socks-auth", "/dev/null"), "no user in it"),
     ],
 )
