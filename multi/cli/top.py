@@ -267,7 +267,7 @@ def _flow(before: _Look, now: _Look, key: object) -> tuple[str, str, str, str]:
     counters, earlier = now.sums()[key], before.sums().get(key, {})
     elapsed = now.at - before.at
     sent, received = (
-        f"{(counters[name] - earlier.get(name, 0)) * 8 / 1e6 / elapsed:.2f} Mbit" if earlier else ""
+        f"{(counters[name] - earlier.get(name, 0)) * 8 / 1e6 / elapsed:.2f} Mbit" if earlier and elapsed else ""
         for name in ("bytes_sent", "payload_received")
     )
     share = counters["reinjected"] / counters["bytes_sent"] if counters["bytes_sent"] else 0.0

@@ -189,6 +189,8 @@ def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
                 while text.encode() not in seen:
                     seen += os.read(screen, 65536)
 
+            shows("looking ...")
+            os.write(screen, b"at once\x15")  # before there are two looks to tell rates from
             shows("a client; blocked: nothing")
             os.write(screen, b"blick\x7f")
             shows("> blic")
