@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -36,6 +37,9 @@ UNITS = (
     (float("inf"), 86400.0, "days"),
 )
 """Up to so many seconds time is shown in units of so many."""
+
+as_it_stands = rc_context({"text.parse_math": False})
+"""Names are no formulas, where a dollar sign stands in them either."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,13 @@ class Timeline:
     """Of lanes; others get those that are left."""
 
 
+@as_it_stands
 def draw(timeline: Timeline, path: Path) -> None:
     """Write the picture: PNG, or what the suffix says. Raises ValueError for a suffix that is no picture's."""
     figure_of(timeline).savefig(path)
 
 
+@as_it_stands
 def figure_of(timeline: Timeline) -> Figure:
     """The picture; its first axes hold the texts of the marks."""
     lines = max((mark.text.count("\n") + 1 for mark in timeline.marks), default=1)

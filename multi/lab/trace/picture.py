@@ -121,8 +121,7 @@ def _text(trace: Trace, note: Note) -> str:
             text = "the trace is full"
         case _:
             return ""
-    # A dollar sign begins a formula in matplotlib.
-    text = "".join(c if c.isprintable() else "?" for c in text).replace("$", r"\$")
+    text = "".join(c if c.isprintable() else "?" for c in text)
     return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "..."
 
 
@@ -143,7 +142,8 @@ class _Bins:
         for figures, sizes in moved:
             for begin, end, size in zip(figures.begins, figures.ends, sizes, strict=True):
                 if size:
-                    begin = min(begin, max(0.0, end - SHORTEST / 10))
+                    end = max(end, SHORTEST / 10)  # the first look may come as early as the session
+                    begin = min(begin, end - SHORTEST / 10)
                     for n in range(self._of(begin), self._of(end) + 1):
                         inside = min(end, (n + 1) * self.width) - max(begin, n * self.width)
                         bits[n] += 8 * size * max(0.0, inside) / (end - begin)

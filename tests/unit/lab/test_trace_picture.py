@@ -55,6 +55,9 @@ def test_there_are_never_more_lanes_than_can_be_told_apart(tmp_path: Path) -> No
 
 def test_a_picture_of_every_trace_can_be_drawn(tmp_path: Path) -> None:
     empty = Writer()
+    early = Writer()  # what a server is sent with the first message may be there before the clock has moved
+    early.open(0.0, 0, r"$\no formula$")
+    early.look(0.0, {0: 1000})
     busy = Writer()
     for n in range(8):
         busy.open(0.0, n, f"eth{n}")
@@ -62,6 +65,7 @@ def test_a_picture_of_every_trace_can_be_drawn(tmp_path: Path) -> None:
         busy.note(n / 10, "warned", message="x", text=f"$ warning {n} which is long enough to need its own row")
     for name, path in {
         "empty": empty.write(tmp_path / "empty.sqlog"),
+        "early": early.write(tmp_path / "early.sqlog"),
         "busy": busy.write(tmp_path / "busy.sqlog"),
         "two": two_networks(tmp_path / "two.sqlog"),
     }.items():
