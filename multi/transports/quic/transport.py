@@ -71,6 +71,7 @@ RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated 
 GOODBYE_TIME = 2.0  # seconds a closed connection still answers: three probe timeouts of a slow network
 INBOX_TIME = 0.002  # seconds of a turn for what a stranger has sent
 INBOX_SIZE = 128 * 1024  # bytes that wait for it: early data, and as much again
+INBOX_OVERHEAD = 192  # counted for each datagram besides: what its objects take
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
@@ -238,8 +239,9 @@ class _Inbox:
 
     def add(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         """One or more datagrams; beyond `INBOX_SIZE` they are lost, as if a router had no room for them."""
-        if self._size + len(data) <= INBOX_SIZE:
-            self._size += len(data)
+        size = len(data) + -(-len(data) // segment) * INBOX_OVERHEAD
+        if self._size + size <= INBOX_SIZE:
+            self._size += size
             for start in range(0, len(data), segment):
                 self._waiting.append((data[start : start + segment], address, at))
             self._admission.in_turn(self, self._host, self._take)
@@ -251,7 +253,7 @@ class _Inbox:
         until = time.monotonic() + INBOX_TIME
         while self._waiting:
             data, address, at = self._waiting.popleft()
-            self._size -= len(data)
+            self._size -= len(data) + INBOX_OVERHEAD
             self._channel.datagrams_received(data, len(data), address, at)
             if time.monotonic() >= until:
                 break
