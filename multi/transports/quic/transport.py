@@ -70,8 +70,8 @@ HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives 
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
 GOODBYE_TIME = 2.0  # seconds a closed connection still answers: three probe timeouts of a slow network
 INBOX_TIME = 0.002  # seconds of a turn for what a stranger has sent
-INBOX_SIZE = 128 * 1024  # bytes that wait for it: early data, and as much again
-INBOX_OVERHEAD = 192  # counted for each datagram besides: what its objects take
+INBOX_SIZE = 128 * 1024  # bytes that wait for it: early data, and half as much again
+INBOX_OVERHEAD = 384  # counted for each datagram besides: what its objects take (measured: 380)
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
