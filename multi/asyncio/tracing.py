@@ -29,14 +29,15 @@ from multi.asyncio.stats import SessionStats, plain
 from multi.config import Config
 from multi.events import Event, SessionEnded, Warned
 from multi.reasons import Reason
-from multi.types import Candidate, ConnectionFacts, ConnectionState
+from multi.types import Candidate, ConnectionFacts, ConnectionState, Side
 
 logger = logging.getLogger("multi.session")
 
 SAMPLE = 0.1  # seconds between two looks at the figures of a session
 SAMPLE_SHARE = 0.002  # seconds between two looks for each session that is traced: all take a tenth of a core at most
 FLUSH = 1.0  # seconds that something waits before it goes to the disk
-BEHIND = 1 << 20  # bytes that wait for a slow disk; figures are left out then
+BEHIND = 1 << 24  # bytes of all sessions that wait for a slow disk; figures are left out then
+LOST = 1 << 26  # and traces end
 FOR_EVENTS = 32 * 1024  # bytes of a file that figures leave to events
 FOR_END = 4 * 1024  # and events to what is said at the end
 
@@ -88,8 +89,17 @@ class _Directory:
         self.path = path
         self.living = 0
         """Sessions that are being traced."""
+        self.noted = 0
+        """Bytes that were to be written since the process began."""
+        self.done = 0
+        """Those of them that wait no more: the thread counts them."""
         self.told = False
         """Somebody was told that nothing can be written, and it still is so."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that are not written yet."""
+        return self.noted - self.done
 
 
 @cache
@@ -103,11 +113,16 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "multi-trace")
 
 
+def _forked() -> None:
+    _thread.cache_clear()  # a child has no threads, and nothing that waits for them
+    _directory.cache_clear()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_thread.cache_clear)  # a child has no threads
+    os.register_at_fork(after_in_child=_forked)
 
 
-def _write(path: Path, data: bytes, *, new: bool) -> OSError | None:
+def _write(directory: _Directory, path: Path, data: bytes, *, new: bool) -> OSError | None:
     """In the thread: append to a file, which is opened each time, for there may be ten thousand; what went wrong."""
     flags = os.O_CREAT | os.O_EXCL if new else os.O_APPEND
     try:
@@ -117,6 +132,8 @@ def _write(path: Path, data: bytes, *, new: bool) -> OSError | None:
             file.write(data)
     except OSError as error:
         return error
+    finally:
+        directory.done += len(data)
     return None
 
 
@@ -132,8 +149,6 @@ class _SessionTrace:
         session, side = core.session_id.hex(), core.side.value
         self._path = directory.path / f"{started:%Y%m%dT%H%M%S.%fZ}-{session}-{side}.sqlog"
         self._lines: list[bytes] = []
-        self._waiting = 0
-        """Bytes in the lines."""
         self._size = 0
         """Of the file, when all is written."""
         self._new = True
@@ -215,7 +230,7 @@ class _SessionTrace:
         if signature == self._signature:
             self._still = True
             return
-        if self._waiting > BEHIND:
+        if self._directory.waiting > BEHIND:
             return
         self._signature = signature
         stats = self._driver.stats()
@@ -259,6 +274,11 @@ class _SessionTrace:
 
     def _append(self, record: Data, reserve: int = 0) -> None:
         """Write a record if `reserve` bytes of the file are left then."""
+        if self._failed:
+            return
+        if self._directory.waiting > LOST:
+            self._fail("what is to be written waits for too long")
+            return
         line = RECORD_SEPARATOR + json.dumps(record, separators=(",", ":"), default=_omitted).encode() + b"\n"
         if self._size + len(line) + reserve > self._limit:
             if not self._full:
@@ -267,19 +287,23 @@ class _SessionTrace:
             return
         self._lines.append(line)
         self._size += len(line)
-        self._waiting += len(line)
+        self._directory.noted += len(line)
 
     def _flush(self, *, last: bool = False) -> None:
         """Hand what waits to the thread, unless that has not done with what it got before."""
         driver = self._driver
         if self._writing is not None and not self._writing.done() and not last:
             return
-        data, self._lines, self._waiting = b"".join(self._lines), [], 0
+        unproved = driver.core.side is Side.SERVER and not driver.core.confirmed
+        if unproved and not last:
+            return
+        data, self._lines = b"".join(self._lines), []
         self._flushed_at = self._now
-        if self._failed:
+        if self._failed or unproved:  # a flood of strangers leaves no files
+            self._directory.noted -= len(data)
             return
         with suppress(RuntimeError):  # the interpreter ends: it takes no more work
-            self._writing = _thread().submit(_write, self._path, data, new=self._new)
+            self._writing = _thread().submit(_write, self._directory, self._path, data, new=self._new)
             self._new = False
             written = asyncio.wrap_future(self._writing, loop=driver.loop)
             written.add_done_callback(self._written)
@@ -290,11 +314,15 @@ class _SessionTrace:
         if error is None:
             self._directory.told = False
             return
-        self._failed = True  # a file with a hole would tell of something that did not happen
+        self._fail((error.strerror or str(error)).lower())
+
+    def _fail(self, why: str) -> None:
+        """Write no more: a file with a hole would tell of something that did not happen."""
+        self._failed = True
         if self._directory.told:
             return
         self._directory.told = True
-        text = f"no trace can be written in {self._directory.path}: {(error.strerror or str(error)).lower()}"
+        text = f"no trace can be written in {self._directory.path}: {why}"
         if self._driver.over:
             logger.warning("%s", text, extra={"session": self._driver.core.session_id.hex()})
         else:

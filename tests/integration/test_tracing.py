@@ -8,14 +8,17 @@ import logging
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import multi
+from multi.asyncio import tracing
 from multi.cli.main import main
 from tests.integration.cli_runner import run_forked
+from tests.integration.hostile import Stranger, greeting, said
 from tests.integration.support import Pair, Way, event_of, multi_pair, run, until
 from tests.unit.lab.traces import two_networks
 
@@ -159,6 +162,50 @@ def test_what_cannot_be_written_is_said_once_and_sessions_go_on(
         run(scenario())
     told = [record.getMessage() for record in caplog.records if "no trace" in record.getMessage()]
     assert told == [f"no trace can be written in {directory}: not a directory"]
+
+
+def test_what_a_disk_that_hangs_does_not_take_is_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    works, write = threading.Event(), tracing._write
+    most = 20_000
+
+    def hang(*arguments: Any, **options: Any) -> OSError | None:
+        works.wait(20)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(tracing, "_write", hang)
+    monkeypatch.setattr(tracing, "LOST", most)
+
+    async def scenario() -> None:
+        async with multi_pair(SEALED, trace={"dir": str(tmp_path)}) as pair:
+            for _ in range(100):
+                for role in ("backup", "active"):
+                    pair.session.set_role(0, role)
+            pair.writer.write(b"all is well\n")
+            assert await pair.server_reader.readline() == b"all is well\n"
+            await until(lambda: "what is to be written waits for too long" in caplog.text)
+            works.set()
+
+    with caplog.at_level(logging.WARNING, "multi"):
+        run(scenario())
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.sqlog")) <= most + 1000
+
+
+def test_strangers_leave_no_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+            await reader.read()
+
+        async with await multi.start_server(on_client, SEALED.server(trace={"dir": str(tmp_path)})) as server:
+            stranger = await Stranger.at(server.port, said(greeting()))
+            await until(lambda: server.stats().sessions_opened == 1)
+            await stranger.leave()
+            server.abort()
+            await server.wait_closed()
+
+    run(scenario())
+    assert not list(tmp_path.glob("*.sqlog"))
 
 
 FORKING = """
