@@ -211,11 +211,12 @@ class SendStream:
         return item
 
     def outstanding(self) -> Iterator[Outstanding]:
-        """Unacknowledged ranges in offset order."""
-        items = self._outstanding
-        for index in range(self._outstanding_head, len(items)):
+        """Unacknowledged ranges in offset order; where one is split meanwhile, its rest comes next."""
+        items, index = self._outstanding, self._outstanding_head
+        while index < len(items):
             if not items[index].acked:
                 yield items[index]
+            index += 1
 
     def lose(self, item: Outstanding) -> None:
         """Queue a range for rescue."""

@@ -458,7 +458,10 @@ class Sender:
         known for it. What can no longer be in time is as any other late bytes.
         """
         for stream in [stream for stream in self.active.values() if stream.deadline]:
-            for item in list(stream.outstanding()):
+            for item in stream.outstanding():  # where a copy takes only the beginning of one, its rest comes next
+                left = stream.deadline - (now - item.first_sent_at)
+                if left < 0:
+                    continue
                 others = [c for c in usable if c.credit > 0 and c.authenticated and c.id not in item.carriers]
                 size = item.end - item.start
                 if item.lost or not others or len(item.carriers) >= MAX_COPIES:
@@ -466,8 +469,7 @@ class Sender:
                 if self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used:
                     return
                 best = soonest(others)
-                spare = stream.deadline - (now - item.first_sent_at) - arrival(best, size + best.not_sent)
-                if 0 <= spare <= DEADLINE_SLACK:
+                if 0 <= left - arrival(best, size + best.not_sent) <= DEADLINE_SLACK:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
 
     def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:

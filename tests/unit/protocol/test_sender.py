@@ -633,6 +633,16 @@ def test_no_copy_leaves_for_a_deadline_that_has_passed() -> None:
     assert bench.fill() == {}
 
 
+def test_copy_for_a_deadline_is_whole_where_the_other_connection_takes_smaller_segments() -> None:
+    bench = Bench((500 * MBYTE, 0.010), (10 * MBYTE, 0.040), reinject="rescue")
+    bench.sender.streams[StreamId(0)].deadline = 0.2
+    bench.write(4 * SLOW_SEGMENT)
+    assert bench.fill() == {0: [(StreamId(0), 0, 4 * SLOW_SEGMENT)]}
+    bench.now = 0.14
+    parts = [(StreamId(0), n * SLOW_SEGMENT, (n + 1) * SLOW_SEGMENT) for n in range(4)]
+    assert bench.fill() == {1: parts}
+
+
 def test_copies_for_deadlines_leave_before_new_bytes_and_are_bounded() -> None:
     bench = urgent(0.1)
     bench.stream(priority=5)
