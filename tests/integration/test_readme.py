@@ -86,6 +86,10 @@ def test_commands_run_in_the_order_they_are_shown_in(tmp_path: Path) -> None:
                 port = int(wait_for_line(server, r"^serving files on .* port (\d+) ")[1])
                 files.client_config(port, "tcp", "mptcp")
             elif arguments[0] not in ENDLESS:
+                if arguments[0] == "trace":
+                    assert run("ls", "client.json", "--trace", "traces", cwd=tmp_path).returncode == 0
+                    (trace,) = (tmp_path / "traces").glob("*.sqlog")
+                    trace.rename(tmp_path / arguments[1])
                 words, _, target = " ".join(arguments).partition(" > ")
                 done = run(*words.split(), cwd=tmp_path)
                 assert done.returncode == 0, f"{words}: {done.stderr}"
