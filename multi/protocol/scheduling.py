@@ -39,6 +39,8 @@ class Scheduling:
         """Whether the peer has announced that it takes STEER; None while it is not known."""
         self._warned = False
         self._shared: dict[tuple[str, Parameters], StreamSteering] = {}
+        self._impossible: set[str] = set()
+        """What the peer has wanted for streams and cannot be made, as far as somebody was told."""
 
     def first(self) -> Scheduler:
         """The scheduler the session begins with."""
@@ -116,7 +118,10 @@ class Scheduling:
             stream.steering = self._group(name, parameters, self._make_for_peer) if name else None
         except ConfigError as error:
             stream.steering = None
-            self._session.notify(Warned(f"stream {stream.id} is sent as the session: {error}"))
+            told = self._impossible
+            if name not in told and len(told) < MAX_SHARED:  # the peer must not fill a log
+                told.add(name)
+                self._session.notify(Warned(f"stream {stream.id} is sent as the session: {error}"))
 
     def _group(self, name: str, parameters: Parameters, make: SchedulerMaker) -> StreamSteering:
         shared = self._shared
