@@ -38,6 +38,7 @@ SAMPLE_SHARE = 0.002  # seconds between two looks for each session that is trace
 FLUSH = 1.0  # seconds that something waits before it goes to the disk
 BEHIND = 1 << 24  # bytes of all sessions that wait for a slow disk; figures are left out then
 LOST = 1 << 26  # and traces end
+STRANGER = 8 * 1024  # bytes that are noted of whoever has not proved himself: some fifteen events, and no figures
 FOR_EVENTS = 32 * 1024  # bytes of a file that figures leave to events
 FOR_END = 4 * 1024  # and events to what is said at the end
 
@@ -230,7 +231,7 @@ class _SessionTrace:
         if signature == self._signature:
             self._still = True
             return
-        if self._directory.waiting > BEHIND:
+        if self._unproved or self._directory.waiting > BEHIND:
             return
         self._signature = signature
         stats = self._driver.stats()
@@ -263,6 +264,12 @@ class _SessionTrace:
 
     # --- what is written ---
 
+    @property
+    def _unproved(self) -> bool:
+        """Nothing is written yet: the client may be anybody."""
+        core = self._driver.core
+        return core.side is Side.SERVER and not core.confirmed
+
     def _note(self, name: str, data: Data, path: str = "", *, reserve: int = 0) -> None:
         record: Data = {"time": self._milliseconds(self._now), "name": f"multi:{name}"}
         if path:
@@ -275,6 +282,9 @@ class _SessionTrace:
     def _append(self, record: Data, reserve: int = 0) -> None:
         """Write a record if `reserve` bytes of the file are left then."""
         if self._failed:
+            return
+        if self._unproved and self._size > STRANGER:
+            self._failed = True
             return
         if self._directory.waiting > LOST:
             self._fail("what is to be written waits for too long")
@@ -294,12 +304,11 @@ class _SessionTrace:
         driver = self._driver
         if self._writing is not None and not self._writing.done() and not last:
             return
-        unproved = driver.core.side is Side.SERVER and not driver.core.confirmed
-        if unproved and not last:
+        if self._unproved and not (last or self._failed):
             return
         data, self._lines = b"".join(self._lines), []
         self._flushed_at = self._now
-        if self._failed or unproved:  # a flood of strangers leaves no files
+        if self._failed or self._unproved:  # a flood of strangers leaves no files
             self._directory.noted -= len(data)
             return
         with suppress(RuntimeError):  # the interpreter ends: it takes no more work

@@ -192,15 +192,19 @@ def test_what_a_disk_that_hangs_does_not_take_is_bounded(
     assert sum(path.stat().st_size for path in tmp_path.glob("*.sqlog")) <= most + 1000
 
 
-def test_strangers_leave_no_files(tmp_path: Path) -> None:
+def test_strangers_leave_no_files_and_take_no_room_from_others(tmp_path: Path) -> None:
     async def scenario() -> None:
         async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
             await reader.read()
 
         async with await multi.start_server(on_client, SEALED.server(trace={"dir": str(tmp_path)})) as server:
-            stranger = await Stranger.at(server.port, said(greeting()))
+            hello = said(greeting())
+            first = await Stranger.at(server.port, hello)
             await until(lambda: server.stats().sessions_opened == 1)
-            await stranger.leave()
+            for _ in range(40):  # each is told of
+                await (await Stranger.at(server.port, hello)).leave()
+            assert 0 < tracing._directory(tmp_path).waiting <= tracing.STRANGER + 1000
+            await first.leave()
             server.abort()
             await server.wait_closed()
 
