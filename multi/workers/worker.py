@@ -35,6 +35,7 @@ logger = logging.getLogger("multi.workers")
 
 PASSED, UNSEEN = b"p", b"u"  # notes with a connection: it is yours, and from whom; nobody has looked at it
 MAX_NOTE = 256  # bytes
+TAKEN_AT_ONCE = 64  # connections that others pass on; then those that are served get their turn
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
@@ -218,15 +219,17 @@ class PassingOn(Steering):
 
     def _on_readable(self, take: Callable[[socket.socket, str | None], None]) -> None:
         with suppress(BlockingIOError, InterruptedError):
-            what, descriptors, _, _ = socket.recv_fds(self._inbox, MAX_NOTE, 1)
-            client = what.decode()[1:] if what.startswith(PASSED) else None
-            for descriptor in descriptors:
-                take(socket.socket(fileno=descriptor), client)
+            for _ in range(TAKEN_AT_ONCE):
+                what, descriptors, _, _ = socket.recv_fds(self._inbox, MAX_NOTE, 1)
+                client = what.decode()[1:] if what.startswith(PASSED) else None
+                for descriptor in descriptors:
+                    take(socket.socket(fileno=descriptor), client)
 
 
 def pass_on(outbox: socket.socket, sock: socket.socket, note: bytes) -> None:
-    """The worker there gets it, once it comes to it; `sock` may be closed here."""
+    """The worker there gets it, once it comes to it; `sock` may be closed here. Waits for nobody."""
+    with_it = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sock.fileno().to_bytes(4, sys.byteorder))]
     try:
-        socket.send_fds(outbox, [note], [sock.fileno()], socket.MSG_DONTWAIT)
+        outbox.sendmsg([note], with_it, socket.MSG_DONTWAIT)  # socket.send_fds of Python 3.11 forgets the flag
     except OSError as error:  # it takes nothing any more: it hangs, or is flooded
         logger.warning("a connection could not be passed on to another worker: %s", error)
