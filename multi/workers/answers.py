@@ -74,22 +74,24 @@ class AnswersOfAll:
 
     async def _command(self, body: bytes) -> Answer:
         """The beginning of a Session ID has to be that of one session of all workers."""
-        meant = _session_of(body)
+        wanted = _object_in(body)
+        meant = str(wanted.get("session", ""))
         if meant not in ("", "all"):
             found = await self._ask_all("GET", f"/sessions?limit=2&begins={quote(meant)}")
             count = sum(len(said) for status, said in found if status.startswith("200"))
             if count != 1:
                 return failure("400 Bad Request", not_one(count, meant))
+        before = self.draining
+        self.draining |= wanted.get("command") == "drain"  # who begins to serve from here on is not asked
         found = await self._ask_all("POST", "/command", body)
+        self.draining &= before or any(status.startswith("200") for status, _ in found)
         if not found:
             return failure("503 Service Unavailable", "no worker answers")
         answers = [said for status, said in found if status.startswith("200")]
         if not answers:  # with one session meant, the others do not know it
             wrong = [str(said["error"]) for _, said in found]
             return failure("400 Bad Request", next((text for text in wrong if text != not_one(0, meant)), wrong[0]))
-        command = json.loads(body)["command"]
-        self.draining |= command == "drain"
-        return in_json(done(command, sum(said["sessions"] for said in answers)))
+        return in_json(done(wanted["command"], sum(said["sessions"] for said in answers)))
 
     async def _ask_all(self, method: str, target: str, body: bytes = b"") -> list[Found]:
         answers = await asyncio.gather(*(worker.ask(method, target, body) for worker in self._workers))
@@ -100,8 +102,10 @@ def _idle(session: Any) -> float:
     return float(session["idle"])
 
 
-def _session_of(body: bytes) -> str:
+def _object_in(body: bytes) -> dict[str, Any]:
+    """Empty where there is none: the workers say what is wrong with it."""
     try:
-        return str(json.loads(body).get("session", ""))
-    except (ValueError, AttributeError):
-        return ""
+        found = json.loads(body)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
@@ -183,7 +184,7 @@ class Supervisor:
         try:
             await self._bind()
             for slot in self._slots:
-                slot.on_change = self._rearrange
+                slot.on_change = partial(self._changed, slot)
                 keepers.append(loop.create_task(self._keep(slot), name=f"keeper of worker {slot.index}"))
             await self._all_ready(keepers)
             if (control := self._config.control) is not None:
@@ -229,6 +230,11 @@ class Supervisor:
             place = PlaceInId(first=ids.new()[0], length=ids.length, position=ROUTE_LENGTH)
             steer_by_connection_id(self._slots[0].sockets[name, wanted], place, len(self._slots))
         return port
+
+    def _changed(self, slot: Slot) -> None:
+        if self._answers.draining and slot.ready.is_set():
+            slot.signal(signal.SIGKILL)  # it was being started when the others were told to stop
+        self._rearrange()
 
     def _rearrange(self) -> None:
         """Who connects where no worker listens gets one of those that do."""
@@ -287,7 +293,7 @@ class Supervisor:
     async def _keep(self, slot: Slot) -> None:
         """Start a worker, and again when it dies. One that ends in order has done what it is for."""
         clock, pause = asyncio.get_running_loop().time, 0.0
-        while not self._stopping.is_set():
+        while not (self._stopping.is_set() or self._answers.draining):
             began = clock()
             code = await self._life(slot)
             clear(self._memory, slot.index)

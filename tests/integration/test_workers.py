@@ -336,6 +336,25 @@ def test_a_program_drains_on_sigterm(files: Files) -> None:
         assert running.process.wait(10) == 0
 
 
+def test_a_server_that_is_drained_while_a_worker_is_started_again_ends(files: Files) -> None:
+    """The new one would go on alone."""
+    control = files.root / "drained.sock"
+    config = files.server_config(workers=WORKERS, control={"socket": "drained.sock"}, drain_timeout=5.0)
+
+    async def scenario(running: Program) -> None:
+        session = await multi.connect(client(files, running.port, "tcp"))
+        session.writer.write(b"die\n")
+        with pytest.raises(multi.SessionLost):
+            await session.wait_closed()
+        status, said = await ask(control, "POST /command", {"command": "drain"})
+        assert status == 200, said
+
+    with program(config) as running:
+        run(scenario(running))
+        running.wait_for("^ended by SIGTERM$")
+        assert running.process.wait(10) == 0
+
+
 def test_the_commands_serve_with_workers_and_stop_on_ctrl_c(files: Files) -> None:
     (files.served / "file").write_bytes(os.urandom(300_000))
     with started("serve", files.server_config(), "--dir", files.served, "--workers", "2") as process:
