@@ -53,6 +53,8 @@ class SessionTable(Generic[T]):
         self._full = full
         self._reset_key = reset_key
         self._peers = peers
+        self._peers_with_workers = {route.ljust(ROUTE_LENGTH - 1, b"\0"): where for route, where in peers.items()}
+        """Each worker of such a server puts its own byte behind that."""
         self._elsewhere = elsewhere
         self._sessions: dict[SessionId, dict[bytes, T]] = {}
         """By Session ID and origin."""
@@ -106,10 +108,10 @@ class SessionTable(Generic[T]):
         return self._greeted(session_id, origin_of(part), source)
 
     def _peer_of(self, route: bytes) -> Address | None:
-        """Where the server of `route` is; those of its workers are its own, filled with zeros, and one byte each."""
+        """Where the server of `route` is."""
         peer = self._peers.get(route)
         if peer is None and len(route) == ROUTE_LENGTH:
-            peer = self._peers.get(route[:-1].rstrip(b"\0"))
+            peer = self._peers_with_workers.get(route[:-1])
         return peer
 
     def _greeted(self, session_id: SessionId, origin: bytes, source: str) -> T | Refused:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 from hypothesis import given
@@ -97,8 +98,11 @@ def test_a_join_that_names_another_server_is_told_where_that_is() -> None:
     assert sessions.route(mine, "a") == "mine", "what is held here is not looked for elsewhere"
     refused = refusal(sessions.route(foreign, "a"))
     assert (refused.meaning, refused.address) == (RefuseCode.ELSEWHERE, ("192.0.2.7", 7788))
-    for worker in (b"\x0a\x0b\0\0\0\0\0\0", b"\x0a\x0b\0\0\0\0\0\x03"):
-        refused = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(2), payload, worker), "a"))
+    peers[b"\x0a\0"] = peers[b"\0"] = peers[b"\x0a\x0b"]
+    sessions = SessionTable(lambda session_id, source: "mine", peers=peers)
+    for server, worker in product((b"\x0a\x0b", b"\x0a\0", b"\0"), (b"\0", b"\x03")):
+        joining = encode_routed(SegmentType.JOIN, sid(2), payload, server.ljust(7, b"\0") + worker)
+        refused = refusal(sessions.route(joining, "a"))
         assert (refused.meaning, refused.address) == (RefuseCode.ELSEWHERE, ("192.0.2.7", 7788))
     nobody = encode_routed(SegmentType.JOIN, sid(2), payload, b"\x0a\x0c")
     assert refusal(sessions.route(nobody, "a")).meaning is RefuseCode.UNKNOWN
