@@ -50,7 +50,8 @@ def client_in(fixed: bytes, body: bytes) -> str:
     if len(body) < 2 * size + 4:
         raise TransportError(f"a PROXY protocol header with {len(body)} bytes of addresses")
     port = int.from_bytes(body[2 * size : 2 * size + 2], "big")
-    return format_address((str(make(body[:size])), port))
+    address = make(body[:size])  # a proxy that listens for both families may tell IPv4 clients in IPv6
+    return format_address((str(getattr(address, "ipv4_mapped", None) or address), port))
 
 
 async def read_header(sock: socket.socket, ready: Callable[[socket.socket], Awaitable[None]]) -> str | None:

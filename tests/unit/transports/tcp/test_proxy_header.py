@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from ipaddress import IPv6Address
 
 import pytest
 
@@ -13,6 +14,8 @@ from multi.transports.tcp.proxy_header import FIXED, MOST, SIGNATURE, body_lengt
 
 IPV4 = bytes([192, 0, 2, 7, 203, 0, 113, 1]) + (50000).to_bytes(2, "big") + (7788).to_bytes(2, "big")
 IPV6 = bytes.fromhex("20010db8000000000000000000000007") + bytes(15) + b"\1" + (50001).to_bytes(2, "big") + b"\x1e\x6c"
+
+MAPPED = IPv6Address("::ffff:192.0.2.7").packed + IPV6[16:]
 
 
 def header(body: bytes = IPV4, command: int = 0x21, family: int = 0x11) -> bytes:
@@ -44,6 +47,7 @@ async def read(data: bytes, *, end: bool = True, at_once: bool = True) -> tuple[
     [
         (header(), "192.0.2.7:50000"),
         (header(IPV6, family=0x21), "[2001:db8::7]:50001"),
+        (header(MAPPED, family=0x21), "192.0.2.7:50001"),
         (header(IPV4 + b"\x04\x00\x03abc"), "192.0.2.7:50000"),
         (header(IPV4 + bytes(MOST - len(IPV4))), "192.0.2.7:50000"),
         (header(b"", command=0x20, family=0x00), ""),
@@ -52,7 +56,7 @@ async def read(data: bytes, *, end: bool = True, at_once: bool = True) -> tuple[
         (header(b"", family=0x00), ""),
         (header(IPV4, family=0x12), ""),
     ],
-    ids=["IPv4", "IPv6", "extras", "longest", "health check", "LOCAL", "Unix", "not told", "datagrams"],
+    ids=["IPv4", "IPv6", "IPv4 in IPv6", "extras", "longest", "health check", "LOCAL", "Unix", "not told", "datagrams"],
 )
 async def test_the_client_is_told_and_not_a_byte_more_is_taken(data: bytes, client: str, at_once: bool) -> None:
     assert await read(data + b"\x16 what follows", at_once=at_once) == (client, b"\x16 what follows")
