@@ -22,7 +22,7 @@ from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 
-from multi.asyncio.control import ControlSockets
+from multi.asyncio.control import REQUEST_TIMEOUT, ControlSockets
 from multi.asyncio.server import listened_to
 from multi.config import Config
 from multi.errors import ConfigError, MultiError, TransportError
@@ -42,7 +42,7 @@ logger = logging.getLogger("multi.workers")
 KEY_LENGTH = 32  # bytes
 SETTLED = 10.0  # seconds; who dies sooner may die of the same again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before such a worker is started again; twice as long each time
-ANSWER_TIME = 4.0  # seconds; a handler may keep a worker busy, and whoever asks does not wait for ever
+ANSWER_TIME = 0.4 * REQUEST_TIMEOUT  # seconds; a handler may keep a worker busy, and a command asks all of them twice
 PATIENCE = 5.0  # seconds after a second signal; then whoever is still there is killed
 LOG_PACKET = 256 * 1024  # bytes
 ACCEPTED_AT_ONCE = 64  # connections for a worker that is not there; then others get their turn
