@@ -10,6 +10,8 @@ from multi.transports.sockets import format_address
 
 logger = logging.getLogger("multi.server")
 
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
 
 class GivenSockets:
     """They belong to the server from now on. `ports` are those of its configuration, the main one first."""
@@ -23,7 +25,7 @@ class GivenSockets:
 
         Whoever gives a single socket of a kind means the main port, whatever it is bound to.
         """
-        of_kind = {sock: sock.getsockname()[1] for sock in self._left if sock.type == kind}
+        of_kind = {sock: sock.getsockname()[1] for sock in self._left if sock.type == kind and sock.family in FAMILIES}
         found = next((sock for sock, bound in of_kind.items() if bound == port), None)
         if found is None and port == self._ports[0]:
             others = [sock for sock, bound in of_kind.items() if bound not in self._ports]
@@ -36,8 +38,11 @@ class GivenSockets:
     def close(self) -> None:
         """What no listener has taken is of no use."""
         for sock in self._left:
-            kind = "TCP" if sock.type == socket.SOCK_STREAM else "UDP"
-            where = format_address(sock.getsockname()[:2])
-            logger.warning("a socket that was given to the server is not used: %s %s", kind, where)
+            if sock.family in FAMILIES:
+                kind = "TCP" if sock.type == socket.SOCK_STREAM else "UDP"
+                what = f"{kind} {format_address(sock.getsockname()[:2])}"
+            else:
+                what = f"{sock.family.name} {sock.getsockname()!r}"
+            logger.warning("a socket that was given to the server is not used: %s", what)
             sock.close()
         self._left.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,14 @@ def test_what_nobody_takes_is_closed_and_named(caplog: pytest.LogCaptureFixture)
     assert sock.fileno() == -1
     assert f"is not used: UDP 127.0.0.1:{port}" in caplog.text
     given.close()
+
+
+def test_a_unix_socket_is_for_no_listener(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = str(tmp_path / "sock")
+    sock = socket.socket(socket.AF_UNIX)
+    sock.bind(path)
+    given = GivenSockets([sock], (7788,))
+    assert given.take(STREAM, 7788) is None
+    given.close()
+    assert sock.fileno() == -1
+    assert f"is not used: AF_UNIX '{path}'" in caplog.text
