@@ -24,6 +24,7 @@ from multiprocessing.context import SpawnProcess
 
 from multi.asyncio.control import REQUEST_TIMEOUT, ControlSockets
 from multi.asyncio.server import listened_to
+from multi.asyncio.signals import GRACE
 from multi.config import Config
 from multi.errors import ConfigError, MultiError, TransportError
 from multi.linux import systemd
@@ -43,7 +44,7 @@ KEY_LENGTH = 32  # bytes
 SETTLED = 10.0  # seconds; who dies sooner may die of the same again
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 10.0  # seconds before such a worker is started again; twice as long each time
 ANSWER_TIME = 0.4 * REQUEST_TIMEOUT  # seconds; a handler may keep a worker busy, and a command asks all of them twice
-PATIENCE = 5.0  # seconds after a second signal; then whoever is still there is killed
+PATIENCE = 5.0  # seconds beyond what a signal gives workers to end, a second one none; then who is there is killed
 LOG_PACKET = 256 * 1024  # bytes
 ACCEPTED_AT_ONCE = 64  # connections for a worker that is not there; then others get their turn
 
@@ -346,6 +347,7 @@ class Supervisor:
 
     def _signalled(self, number: signal.Signals) -> None:
         """Each worker does what a server does alone; the parent sees to it that all of them end."""
+        loop = asyncio.get_running_loop()
         if number == signal.SIGHUP:
             for slot in self._slots:
                 if slot.ready.is_set():
@@ -355,15 +357,20 @@ class Supervisor:
         if self._signals == 1:
             self._stopped_by = signal.Signals(number)
             self._stopping.set()
+            seconds = GRACE
             if number == signal.SIGTERM:
-                systemd.service.stopping("draining", self._config.drain_timeout + PATIENCE)
+                seconds = self._config.drain_timeout
+                systemd.service.stopping("draining", seconds + PATIENCE)
+            loop.call_later(seconds + PATIENCE, self._kill)
         elif self._signals == 2:
-            asyncio.get_running_loop().call_later(PATIENCE, self._kill)
+            loop.call_later(PATIENCE, self._kill)
         for slot in self._slots:
             slot.signal(number if self._signals < 3 else signal.SIGKILL)
 
     def _kill(self) -> None:
         for slot in self._slots:
+            if slot.ready.is_set():
+                logger.error("worker %d has not ended in time, and is killed", slot.index)
             slot.signal(signal.SIGKILL)
 
 

@@ -336,6 +336,14 @@ def test_a_program_drains_on_sigterm(files: Files) -> None:
         assert running.process.wait(10) == 0
 
 
+def test_a_worker_that_hangs_does_not_keep_a_server_from_ending(files: Files) -> None:
+    with program(files.server_config(workers=WORKERS, drain_timeout=0.5)) as running:
+        os.kill(min(running.workers()), signal.SIGSTOP)
+        running.process.send_signal(signal.SIGTERM)
+        running.wait_for("worker . has not ended in time, and is killed")
+        assert running.process.wait(10) == 0
+
+
 def test_a_server_that_is_drained_while_a_worker_is_started_again_ends(files: Files) -> None:
     """The new one would go on alone."""
     control = files.root / "drained.sock"
