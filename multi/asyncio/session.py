@@ -52,6 +52,8 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._aborted = False
+        self._turn_to_open = asyncio.Lock()
+        """Held by who waits until the peer allows another stream; others wait for it in the order they have asked."""
         self.transport = SessionTransport(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
         """Stream 0, under reader and writer."""
         self.reader = SessionReader(self.transport, limit)
@@ -147,15 +149,17 @@ class Session:
 
     async def _new_stream(self, priority: int, deadline: float, steering: str | Mapping[str, Any] | None) -> StreamId:
         wanted = None if steering is None else load_steering(steering)
-        while True:
-            self._check_open()
-            stream = self._core.open_stream(priority, deadline, now=self._driver.now())
-            if stream is not None:
-                if wanted is not None:
-                    self._steer([stream], wanted)
-                self._driver.pump_soon()
-                return stream
-            await self._driver.wait_writable(STREAM_ZERO)
+        async with self._turn_to_open:  # thousands may wait: one is woken for each stream that ends, and not all
+            while True:
+                self._check_open()
+                stream = self._core.open_stream(priority, deadline, now=self._driver.now())
+                if stream is not None:
+                    break
+                await self._driver.wait_writable(STREAM_ZERO)
+        if wanted is not None:
+            self._steer([stream], wanted)
+        self._driver.pump_soon()
+        return stream
 
     async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
         """Yield the streams the peer opens, until the session ends."""

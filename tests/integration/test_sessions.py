@@ -13,9 +13,10 @@ import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
+from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.tcp.channel import StreamChannel
-from multi.types import Family
+from multi.types import Family, StreamId
 from tests.integration.support import (
     HOST,
     LOOPS,
@@ -738,6 +739,54 @@ def test_opening_waits_while_the_peer_allows_no_more_streams(development_certifi
             await asyncio.sleep(0)
             pair.writer.transport.abort()
             assert isinstance(await collect(waiting), multi.SessionLost)
+
+    run(scenario())
+
+
+def test_those_who_wait_for_a_stream_get_one_in_turn_and_are_not_all_woken_for_each(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    open_stream = SessionCore.open_stream
+
+    def counted(core: SessionCore, priority: int, deadline: float = 0.0, *, now: float) -> StreamId | None:
+        asked.append(priority)
+        return open_stream(core, priority, deadline, now=now)
+
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates), server={"limits": {"max_streams": 4}}) as pair:
+
+            async def serve() -> None:
+                async for reader, writer in pair.server_session.streams():
+                    assert await reader.read() == b"done"
+                    writer.close()
+
+            serving = asyncio.ensure_future(serve())
+            opened: list[int] = []
+
+            async def use(number: int) -> None:
+                reader, writer = await pair.session.open_stream()
+                opened.append(number)
+                writer.write(b"done")
+                writer.close()
+                if number < 100:
+                    latecomers.append(asyncio.ensure_future(use(200 + number)))  # just when there may be room
+                assert await reader.read() == b""
+
+            latecomers: list[asyncio.Future[None]] = []
+            monkeypatch.setattr(SessionCore, "open_stream", counted)
+            waiting = [asyncio.ensure_future(use(number)) for number in range(200)]
+            await asyncio.sleep(0)
+            for gives_up in waiting[150::2]:
+                gives_up.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await asyncio.gather(*latecomers)
+            assert len(asked) < 4 * len(opened), "only who is next asks"
+            assert opened[:175] == [*range(150), *range(151, 200, 2)]
+            assert len(opened) == 275
+
+            pair.writer.transport.abort()
+            await serving
 
     run(scenario())
 
