@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
+ENOUGH_DESCRIPTORS = 1 << 20  # where the system sets no limit
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -21,6 +23,16 @@ Result = TypeVar("Result")
 def is_exhaustion(error: OSError) -> bool:
     """It may well work a moment later; nothing is wrong with what was asked."""
     return error.errno in SHORTAGES
+
+
+def allowed_descriptors() -> int:
+    """Files and sockets that this process may have open."""
+    if sys.platform == "win32":
+        return ENOUGH_DESCRIPTORS
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else ENOUGH_DESCRIPTORS
 
 
 class SpareDescriptor:

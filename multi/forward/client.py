@@ -20,7 +20,7 @@ from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.events import GoingAway
 from multi.forward.dial import dial
-from multi.forward.opening import MAX_CONNECTIONS, answer_of, forward, open_stream
+from multi.forward.opening import MAX_CONNECTIONS, answer_of, forward, open_stream, room_for
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -169,9 +169,10 @@ class ForwardClient:
 
     def start(self, near: Pair, work: Coroutine[Any, Any, None]) -> None:
         """Do the `work` of a connection that has come in, beside all others."""
-        if len(self._tasks) >= MAX_CONNECTIONS:
+        if len(self._tasks) >= MAX_CONNECTIONS or not room_for(len(self._tasks)):
             work.close()
             self.counters.failed += 1
+            logger.info("a connection is refused: %d are forwarded", len(self._tasks))
             near.reset()
             return
         task = asyncio.create_task(self._run(near, work))

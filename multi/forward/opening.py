@@ -6,12 +6,22 @@ import asyncio
 
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
+from multi.discovery.resources import allowed_descriptors
 from multi.forward.protocol import Code, ForwardRefused, Head, encode_head, read_answer
 from multi.forward.relay import Counters, Pair, relay
 from multi.forward.specs import USUAL, Treatment
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
 MAX_CONNECTIONS = 8192  # that came in at one end at the same time; a flood is refused before it takes the memory
+
+
+def room_for(taken: int) -> bool:
+    """Whether this process may carry another connection beside `taken` ones, each of which takes a descriptor.
+
+    A quarter of those that the system allows is left: without any, asyncio's servers stop accepting, so that whoever
+    connects hangs, and no connection of a session is opened.
+    """
+    return taken < allowed_descriptors() * 3 // 4
 
 
 async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL) -> Pair:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cryptography import x509
@@ -21,7 +21,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, printable
 from multi.forward.dial import dial, dial_udp, refusal_of
-from multi.forward.opening import MAX_CONNECTIONS, forward
+from multi.forward.opening import MAX_CONNECTIONS, forward, room_for
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -66,6 +66,21 @@ class ForwardService:
         self.log = log
         self.lookup = lookup
         self.counters = Counters()
+        self._taken = 0
+
+    @property
+    def full(self) -> bool:
+        """All sessions together have as many connections as this process may carry."""
+        return not room_for(self._taken)
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """What a connection takes as long as it lasts."""
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
 
     @property
     def running(self) -> int:
@@ -175,12 +190,16 @@ class _Client:
         try:
             async with asyncio.timeout(HEAD_TIMEOUT):
                 head = await read_head(reader)
+            if isinstance(head, Connect | Flow) and self._service.full:
+                raise ForwardRefused(Code.BUSY, "the server has no descriptor to spare for another connection")
             if isinstance(head, Connect):
-                await self._connect(head, stream)
+                with self._service.place():
+                    await self._connect(head, stream)
             elif isinstance(head, Listen):
                 await self._listen(head, stream)
             elif isinstance(head, Flow):
-                await self._flow(head, stream)
+                with self._service.place():
+                    await self._flow(head, stream)
             else:
                 raise ForwardRefused(Code.BAD_REQUEST, "a client does not accept connections for a server")
         except ForwardRefused as error:
@@ -225,7 +244,7 @@ class _Client:
     async def _listen_on(self, address: Address, priority: int, stream: Pair) -> None:
         def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             near = Pair(reader, writer)
-            if len(self._tasks) >= MAX_CONNECTIONS:
+            if len(self._tasks) >= MAX_CONNECTIONS or self._service.full:
                 self._service.counters.failed += 1
                 near.reset()
             else:
@@ -249,8 +268,10 @@ class _Client:
     async def _accepted(self, near: Pair, listener: Address, priority: int) -> None:
         """A connection to a port listened on for the client, who says where it leads."""
         peer = Address(*near.writer.get_extra_info("peername")[:2])
+        head = Accepted(listener, peer)
         try:
-            await forward(near, self._session, Accepted(listener, peer), Treatment(priority), self._service.counters)
+            with self._service.place():
+                await forward(near, self._session, head, Treatment(priority), self._service.counters)
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error, extra=self._about)
 

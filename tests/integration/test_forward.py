@@ -983,6 +983,64 @@ def test_more_connections_than_streams_wait_or_are_refused(monkeypatch: pytest.M
     run(scenario())
 
 
+@pytest.mark.parametrize("way", ["to the far end", "from the far end"])
+def test_connections_leave_descriptors_to_all_else(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any left asyncio stops accepting: whoever comes then would hang until somebody else goes."""
+    monkeypatch.setattr("multi.forward.opening.allowed_descriptors", lambda: 40)
+
+    async def scenario() -> None:
+        async with world(remotes=(Forward(Address(HOST, 0), Address(HOST, 0)),)) as w:
+            if way == "to the far end":
+                listener = await listen_for(w.client, Forward(Address(HOST, 0), Address(HOST, w.echo)))
+                w.stack.callback(listener.close)
+                port = listener.sockets[0].getsockname()[1]
+            else:
+                (port,) = (listener.port for listener in w.targets)
+            served, refused = list[Streams](), 0
+            for _ in range(60):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(b"x")
+                try:
+                    assert await reader.read(1) == b"x"
+                    served.append((reader, writer))
+                except ConnectionResetError:
+                    refused += 1
+            assert (len(served), refused) == (30, 30)
+            assert w.client.counters.failed + w.service.counters.failed == 30
+            for reader, writer in served:
+                writer.write(b"y")
+                assert await reader.read(1) == b"y", "those that were there go on"
+                await closed(writer)
+            await stands_still(lambda: w.service.counters.open)
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(b"x")
+            assert await reader.read(1) == b"x", "there is room again"
+            await closed(writer)
+
+    run(scenario())
+
+
+def test_all_sessions_together_leave_descriptors_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(near_end, "room_for", lambda taken: True)
+    monkeypatch.setattr("multi.forward.opening.allowed_descriptors", lambda: 40)
+
+    async def scenario() -> None:
+        async with world() as w:
+            clients = [w.client]
+            config = load_config(WAY.client(w.server.port))
+            clients.append(await w.stack.enter_async_context(ForwardClient(config, log=lambda _: None)))
+            outcomes = list[int]()
+            for number in range(40):
+                listener = await listen_as_proxy(clients[number % 2], Listener(Address(HOST, 0)), {})
+                w.stack.callback(listener.close)
+                reply, (_, writer) = await socks(listener.sockets[0].getsockname()[1], named(b"echo.test", w.echo))
+                w.stack.push_async_callback(closed, writer)
+                outcomes.append(reply[1])
+            assert outcomes == [0] * 30 + [1] * 10
+
+    run(scenario())
+
+
 def test_clients_with_a_key_get_what_their_key_may_do(tmp_path: Path) -> None:
     rules = tmp_path / "rules.json"
     rules.write_text('{"allow": [], "keys": {"psk:laptop": {"allow": ["localhost:*"]}}}')

@@ -6,7 +6,17 @@ import os
 
 import pytest
 
-from multi.discovery.resources import SpareDescriptor
+from multi.discovery.resources import SpareDescriptor, allowed_descriptors
+
+
+def test_the_system_says_how_many_descriptors_there_may_be() -> None:
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    try:
+        assert allowed_descriptors() == before[0] - 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_spare_descriptor_is_there_for_something_else_until_it_is_taken_back(
