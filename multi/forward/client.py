@@ -19,7 +19,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.events import GoingAway
-from multi.forward.dial import dial
+from multi.forward.dial import open_target
 from multi.forward.opening import MAX_CONNECTIONS, answer_of, forward, open_stream, room_for
 from multi.forward.protocol import (
     HELLO,
@@ -344,22 +344,17 @@ class ForwardClient:
             remote = served.targets.get(head.listener) if isinstance(head, Accepted) else None
             if remote is None:
                 raise ForwardRefused(Code.BAD_REQUEST, "nothing is known of such a port here")
-            sock = await dial(remote.target, None)
+            if remote.treatment.steering is not None:  # the server has opened the stream, and follows its client
+                session: Session = stream.writer.get_extra_info("session")
+                session.set_steering(**remote.treatment.steering, streams=[stream.writer])
+            near, address = await open_target(remote.target, None)
         except ForwardRefused as error:
             self._log(f"a connection from the server is refused: {error}")
             self.counters.failed += 1
             stream.writer.write(encode_answer(error.code, str(error)))
             stream.writer.close()
             return
-        try:
-            near = Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
-        except BaseException:
-            sock.close()
-            raise
-        if remote.treatment.steering is not None:  # the server has opened the stream, and follows its client
-            session: Session = stream.writer.get_extra_info("session")
-            session.set_steering(**remote.treatment.steering, streams=[stream.writer])
-        stream.writer.write(encode_answer(Code.OK, str(Address(*sock.getpeername()[:2]))))
+        stream.writer.write(encode_answer(Code.OK, str(address)))
         await relay(near, stream, self.counters)
 
 

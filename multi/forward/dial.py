@@ -16,6 +16,7 @@ from itertools import zip_longest
 from multi.asyncio.dns import Lookup, Names
 from multi.discovery.resources import is_exhaustion
 from multi.forward.protocol import Address, Code, ForwardRefused
+from multi.forward.relay import BUFFERED, Pair
 from multi.forward.rules import Permissions, is_ambiguous
 
 ATTEMPT_DELAY = 0.250  # seconds until the next address is tried beside the last, RFC 8305 section 8
@@ -50,6 +51,22 @@ async def dial(target: Address, permissions: Permissions | None, *, lookup: Look
     _check(target, permissions)
     race = _Race(target, permissions, lookup)
     return await race.in_time(race.run())
+
+
+async def open_target(
+    target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None
+) -> tuple[Pair, Address]:
+    """The connection that `dial` makes, as reader and writer, and the address it leads to. Raises ForwardRefused."""
+    sock = await dial(target, permissions, lookup=lookup)
+    try:
+        address = Address(*sock.getpeername()[:2])
+        return Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED)), address
+    except OSError:  # nobody can be asked any more whom it was connected to
+        sock.close()
+        raise refusal_of(ConnectionResetError(errno.ECONNRESET, "reset"), str(target)) from None
+    except BaseException:
+        sock.close()
+        raise
 
 
 async def dial_udp(target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:

@@ -20,7 +20,7 @@ from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, printable
-from multi.forward.dial import dial, dial_udp, refusal_of
+from multi.forward.dial import dial_udp, open_target, refusal_of
 from multi.forward.opening import MAX_CONNECTIONS, forward, room_for
 from multi.forward.protocol import (
     HELLO,
@@ -215,14 +215,9 @@ class _Client:
 
     async def _connect(self, head: Connect, stream: Pair) -> None:
         async with self._opening:
-            sock = await dial(head.target, self._permissions, lookup=self._service.lookup)
-            try:
-                near = Pair(*await asyncio.open_connection(sock=sock, limit=BUFFERED))
-            except BaseException:
-                sock.close()
-                raise
+            near, address = await open_target(head.target, self._permissions, lookup=self._service.lookup)
         logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
-        stream.writer.write(encode_answer(Code.OK, str(Address(*near.writer.get_extra_info("peername")[:2]))))
+        stream.writer.write(encode_answer(Code.OK, str(address)))
         task = asyncio.current_task()
         assert task is not None
         self._relaying.add(task)

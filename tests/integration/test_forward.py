@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import gc
 import os
 import socket
 import struct
@@ -979,6 +980,44 @@ def test_more_connections_than_streams_wait_or_are_refused(monkeypatch: pytest.M
             reader, writer = await asyncio.open_connection(HOST, at)
             assert await served((reader, writer))
             await closed(writer)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("way", ["to the far end", "from the far end"])
+def test_a_target_that_resets_at_once_resets_the_connection(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anybody could ask the socket whom it is connected to."""
+
+    async def reset(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        Pair(_reader, writer).reset()
+
+    async def scenario() -> None:
+        unseen = list[object]()
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+
+        async def late(*about: Any, **lookup: Any) -> socket.socket:
+            sock = await dial(*about, **lookup)
+            await asyncio.sleep(0.005)
+            return sock
+
+        monkeypatch.setattr("multi.forward.dial.dial", late)
+        async with AsyncExitStack() as stack:
+            rude = Address(HOST, await stack.enter_async_context(target(reset)))
+            w = await stack.enter_async_context(world(remotes=(Forward(Address(HOST, 0), rude),)))
+            (port,) = (listener.port for listener in w.targets)
+            if way == "to the far end":
+                listener = await listen_for(w.client, Forward(Address(HOST, 0), rude))
+                stack.callback(listener.close)
+                port = listener.sockets[0].getsockname()[1]
+            for _ in range(20):
+                reader, writer = await asyncio.open_connection(HOST, port)
+                assert await ends_with_reset(reader)
+                await closed(writer)
+            await until(lambda: not w.client.counters.open + w.service.counters.open)
+            assert (w.service if way == "to the far end" else w.client).counters.failed == 20
+        gc.collect()
+        await asyncio.sleep(0)
+        assert not unseen
 
     run(scenario())
 
