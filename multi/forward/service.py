@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from cryptography import x509
@@ -213,8 +213,17 @@ class _Client:
             stream.reset()
             raise
 
-    async def _connect(self, head: Connect, stream: Pair) -> None:
+    @asynccontextmanager
+    async def _turn(self, stream: Pair) -> AsyncIterator[None]:
+        """Be one of those that are being opened. Raises StreamReset where nobody has waited for that until now."""
+        assert isinstance(stream.reader, SessionReader)
         async with self._opening:
+            if (gone := stream.reader.exception()) is not None:
+                raise gone
+            yield
+
+    async def _connect(self, head: Connect, stream: Pair) -> None:
+        async with self._turn(stream):
             near, address = await open_target(head.target, self._permissions, lookup=self._service.lookup)
         logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
         stream.writer.write(encode_answer(Code.OK, str(address)))
@@ -290,7 +299,7 @@ class _Client:
         port = UdpPort(back)
         table.add(stream, out)  # before anything is awaited: others ask at the same time
         try:
-            async with self._opening:
+            async with self._turn(stream):
                 sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
             bound = str(Address(*sock.getpeername()[:2]))
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)

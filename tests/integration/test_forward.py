@@ -27,7 +27,7 @@ from multi.forward.client import ForwardClient
 from multi.forward.dial import dial
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
-from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, Listen
+from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, Listen, read_head
 from multi.forward.relay import Pair, relay
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
@@ -1018,6 +1018,43 @@ def test_a_target_that_resets_at_once_resets_the_connection(way: str, monkeypatc
         gc.collect()
         await asyncio.sleep(0)
         assert not unseen
+
+    run(scenario())
+
+
+def test_what_nobody_waits_for_any_more_is_not_opened_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands that wait for a target which does not answer would keep all other targets from being reached."""
+    monkeypatch.setattr(far_end, "MAX_OPENING", 1)
+    waiting, dialled = list[Any](), list[Address]()
+
+    async def seen(reader: Any) -> object:
+        waiting.append(reader)
+        return await read_head(reader)
+
+    async def scenario() -> None:
+        answers = asyncio.Event()
+
+        async def slow(to: Address, *about: Any, **lookup: Any) -> socket.socket:
+            dialled.append(to)
+            await answers.wait()
+            return await dial(to, *about, **lookup)
+
+        monkeypatch.setattr(far_end, "read_head", seen)
+        monkeypatch.setattr("multi.forward.dial.dial", slow)
+        async with world() as w:
+            session, echo_port = await w.client.session(), Address("echo.test", w.echo)
+            first = await open_stream(session, Connect(echo_port), USUAL)
+            given_up = [await open_stream(session, Connect(Address(HOST, 9)), USUAL) for _ in range(20)]
+            last = await open_stream(session, Connect(echo_port), USUAL)
+            await until(lambda: len(waiting) == 22)
+            for stream in given_up:
+                stream.reset()
+            await until(lambda: sum(reader.exception() is not None for reader in waiting) == 20)
+            answers.set()
+            for stream in (first, last):
+                await answer_of(stream)
+                stream.reset()
+            assert dialled == [echo_port, echo_port]
 
     run(scenario())
 
