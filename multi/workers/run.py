@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -40,9 +41,11 @@ def run_server(
     callable that can be pickled), and the call belongs under `if __name__ == "__main__":`. What a worker needs of its
     own, such as connections to a database, is made when its first client comes.
 
-    The other arguments are those of `start_server`. Raises ConfigError, and TransportError when the port is in use or a
-    certificate cannot be used.
+    The other arguments are those of `start_server`. Raises ConfigError, TransportError when the port is in use or a
+    certificate cannot be used, and RuntimeError in another thread than the main one.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError("run_server takes signals, as only the main thread can; elsewhere: multi.start_server")
     config = config_of(host, port, options, server=True)
     if not config.is_server:
         raise ConfigError("this is a client's configuration: a server needs listen", "listen")

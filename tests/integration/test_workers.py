@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -409,6 +410,11 @@ def test_a_handler_that_cannot_be_imported_is_refused(files: Files) -> None:
         run_server(on_client, config)
     with pytest.raises(multi.ConfigError, match="run_server"):
         run(multi.start_server(on_client, config))
+
+
+def test_only_the_main_thread_can_take_signals() -> None:
+    with ThreadPoolExecutor() as pool, pytest.raises(RuntimeError, match=r"multi\.start_server"):
+        pool.submit(run_server, print, {"listen": {"host": "127.0.0.1", "port": 0}}).result()
 
 
 def test_elsewhere_than_on_linux_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
