@@ -26,7 +26,7 @@ class Asked(Protocol):
 class AnswersOfAll:
     """A worker that does not answer is left out; that it does not is logged.
 
-    Counters never run backwards: what a worker had counted when it was last asked outlives it.
+    Counters never run backwards: what a worker had counted when it last answered stands for it, and outlives it.
     """
 
     def __init__(self, workers: Sequence[Asked]) -> None:
@@ -34,7 +34,9 @@ class AnswersOfAll:
         self.draining = False
         """All were told to stop when their sessions have ended."""
         self._past = ServerStats()
+        """What processes had counted that are gone."""
         self._last: dict[Asked, ServerStats] = {}
+        """What each of those that live has said last."""
 
     def ended(self, worker: Asked) -> None:
         """The process that answered is gone."""
@@ -58,10 +60,18 @@ class AnswersOfAll:
 
     async def stats(self) -> ServerStats:
         """Of the whole server."""
-        found = await asyncio.gather(*(worker.ask("GET", "/stats") for worker in self._workers))
-        answers = {w: ServerStats.from_dict(f[1]) for w, f in zip(self._workers, found, strict=True) if f is not None}
-        self._last |= answers
-        return reduce(add, answers.values(), self._past)
+        have = await asyncio.gather(*(self._have_stats_of(worker) for worker in self._workers))
+        answered = dict(zip(self._workers, have, strict=True))
+        each = (last if answered[worker] else last.counters() for worker, last in self._last.items())
+        return reduce(add, each, self._past)
+
+    async def _have_stats_of(self, worker: Asked) -> bool:
+        """Whether it answers. What it says is kept at once: it may end before the others have answered."""
+        found = await worker.ask("GET", "/stats")
+        if found is None or not found[0].startswith("200"):
+            return False
+        self._last[worker] = ServerStats.from_dict(found[1])
+        return True
 
     async def _sessions(self, target: str) -> Answer:
         found = await self._ask_all("GET", target)
