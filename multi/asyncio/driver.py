@@ -170,7 +170,7 @@ class _Link:
         driver = self._driver
         if driver.core.sender.waiting:
             self.writable()
-        elif driver.has_writers or not driver.core.quiet:
+        elif driver.writers or not driver.core.quiet:
             driver.pump()
 
     def writable(self) -> None:
@@ -256,7 +256,8 @@ class SessionDriver:
         self._listeners: WeakSet[Listener] = WeakSet()
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
         """Called when a stream has more to read, or the session is over."""
-        self._writers: Waiting = {}
+        self.writers: Waiting = {}
+        """Those that wait until there is room, as acknowledgements make it."""
         self._datagram_readers: list[asyncio.Future[None]] = []
         self._peer_streams: deque[StreamId] = deque()
         self._peer_stream_came = asyncio.Event()
@@ -270,11 +271,6 @@ class SessionDriver:
             core.notify(Warned(text))
 
     # --- pump ---
-
-    @property
-    def has_writers(self) -> bool:
-        """Somebody waits until there is room, as acknowledgements make it."""
-        return bool(self._writers)
 
     def now(self) -> float:
         return self.loop.time()
@@ -299,7 +295,7 @@ class SessionDriver:
 
     def _run(self) -> None:
         core, touched, loop = self.core, self._touched, self.loop
-        sender, writers = core.sender, self._writers
+        sender, writers = core.sender, self.writers
         sender.held_back = bool(writers)
         now = loop.time()
         exact = False
@@ -356,7 +352,7 @@ class SessionDriver:
             case SendBytes() | StreamReadable():
                 raise AssertionError("done by the pump itself")
             case StreamWritable():
-                _wake_all(self._writers, effect.stream)
+                _wake_all(self.writers, effect.stream)
             case DatagramsReadable():
                 waiting, self._datagram_readers = self._datagram_readers, []
                 for waiter in waiting:
@@ -632,7 +628,7 @@ class SessionDriver:
     def until_writable(self, stream: StreamId) -> asyncio.Future[None]:
         """Done with the next StreamWritable, or when the session is over."""
         waiter = self.loop.create_future()
-        self._writers.setdefault(stream, []).append(waiter)
+        self.writers.setdefault(stream, []).append(waiter)
         return waiter
 
     async def wait_datagrams(self) -> None:
@@ -651,11 +647,11 @@ class SessionDriver:
         try:
             await waiter
         except asyncio.CancelledError:
-            others = self._writers.get(stream, [])
+            others = self.writers.get(stream, [])
             if waiter in others:
                 others.remove(waiter)
                 if not others:
-                    del self._writers[stream]
+                    del self.writers[stream]
             raise
 
     def holds_too_much(self, stream: SendStream | None) -> bool:
@@ -744,8 +740,8 @@ class SessionDriver:
         self.closed.set_result(None)
         for wake in list(self.on_readable.values()):
             wake()
-        for stream in list(self._writers):
-            _wake_all(self._writers, stream)
+        for stream in list(self.writers):
+            _wake_all(self.writers, stream)
         self._peer_stream_came.set()
         for waiter in self._datagram_readers:
             _wake(waiter)

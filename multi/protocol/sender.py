@@ -94,6 +94,8 @@ class Sender:
     _turn: dict[int, StreamId] = field(default_factory=dict)
     _ranks: Counter[int] = field(default_factory=Counter)
     """How many streams are open of each priority."""
+    ranked: bool = False
+    """Streams of different priorities are open: what waits below the session holds up the more urgent ones."""
     hold_until: float | None = None
     """When a waiting scheduler is asked again."""
     reinject_at: float | None = None
@@ -106,25 +108,21 @@ class Sender:
 
     def add(self, stream: SendStream) -> None:
         self.streams[stream.id] = stream
-        self._ranks[stream.priority] += 1
+        self._rank(stream.priority, 1)
 
     def set_priority(self, stream: SendStream, priority: int) -> None:
-        self._drop_rank(stream.priority)
+        self._rank(stream.priority, -1)
         stream.priority = priority
-        self._ranks[priority] += 1
+        self._rank(priority, 1)
 
     def remove(self, stream: StreamId) -> None:
-        self._drop_rank(self.streams.pop(stream).priority)
+        self._rank(self.streams.pop(stream).priority, -1)
 
-    def _drop_rank(self, priority: int) -> None:
-        self._ranks[priority] -= 1
+    def _rank(self, priority: int, more: int) -> None:
+        self._ranks[priority] += more
         if not self._ranks[priority]:
             del self._ranks[priority]
-
-    @property
-    def ranked(self) -> bool:
-        """Streams of different priorities are open: what waits below the session holds up the more urgent ones."""
-        return len(self._ranks) > 1
+        self.ranked = len(self._ranks) > 1
 
     # --- state  ---
 
@@ -343,9 +341,10 @@ class Sender:
                 return
             if size > SLOW_SEGMENT:
                 size = min(size, connection.segment_size)
-            self._leave_room(stream, (connection,), now)
-            if connection.credit <= 0:
-                return
+            if self.ranked:
+                self._leave_room(stream, (connection,), now)
+                if connection.credit <= 0:
+                    return
             self._send_first(stream, size, (connection,), now)
 
     def _leave_room(self, stream: SendStream, connections: Sequence[Connection], now: float) -> None:
@@ -354,7 +353,7 @@ class Sender:
         What queues in the network cannot be overtaken; a transport whose congestion control waits for losses fills any
         queue. Where round trips vary much anyway a bound below that would starve the connection.
         """
-        if not self.ranked or stream.priority == min(self._ranks):
+        if stream.priority == min(self._ranks):
             return
         for connection in connections:
             if connection.credit <= 0 or connection.accelerates or not connection.peak_rate:
@@ -394,12 +393,13 @@ class Sender:
             if stream.priority != priority:
                 priority = stream.priority
                 self._backlog = self._ahead_of(priority, backlog)
-            self._leave_room(stream, usable, now)
-            if not self._has_credit(usable):
-                return False
             available = stream.worth_sending(min(stream.window - stream.next_offset, room))
             if available <= 0:
                 return True
+            if self.ranked:
+                self._leave_room(stream, usable, now)
+            if not self._has_credit(usable):
+                return False
             size = available
             if size > SLOW_SEGMENT:
                 size = min(available, max([c.segment_size for c in usable if c.credit > 0]))
@@ -433,7 +433,7 @@ class Sender:
         """
         if len(self.active) == 1:
             (only,) = self.active.values()
-            while only.sendable > 0 and not waiting:
+            while only.next_offset != only.end_offset and not waiting:
                 yield only
             return
         ready: dict[int, list[SendStream]] = {}
