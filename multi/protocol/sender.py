@@ -26,6 +26,7 @@ OVERDUE = 0.5  # seconds after which a range is copied whatever was copied befor
 OVERDUE_TIMES = 10  # as long, at least, as another path would take now
 REINJECT_SCAN = 64  # outstanding ranges looked at, from the oldest, for opportunistic reinjection
 YOUNG_SCAN = 4  # of them; when these have just been sent, so have those behind them
+MANY_STREAMS = 256  # with bytes not acknowledged: for each so many, late ones are looked for REINJECT_CHECK apart
 MIN_REINJECT_AGE = 0.020  # seconds (as the deadline rule of xquic's reinjection)
 MAX_REINJECT_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
@@ -98,6 +99,8 @@ class Sender:
     """Streams of different priorities are open: what waits below the session holds up the more urgent ones."""
     hold_until: float | None = None
     """When a waiting scheduler is asked again."""
+    _looked_at: float = -inf
+    """When late bytes were last looked for."""
     reinject_at: float | None = None
     """When late bytes are looked at again; None = nothing could be done about them."""
 
@@ -244,12 +247,19 @@ class Sender:
                 self._meet_deadlines(usable, now)
             if reinjects and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
-            if self._send_new(usable, now) and reinjects and self._any_late(now):
+            if self._send_new(usable, now) and reinjects and self._looks_again(now) and self._any_late(now):
                 self._reinject(usable, now)
         if several and self.reinject != "off" and any(stream.deadline for stream in self.active.values()):
             self.reinject_at = now + REINJECT_CHECK
         if reinjects and self._has_credit(usable) and any(c.in_flight for c in self._connections.values()):
             self.reinject_at = now + REINJECT_CHECK
+
+    def _looks_again(self, now: float) -> bool:
+        """With thousands of streams looks for late bytes would take more time than all the rest."""
+        if now < self._looked_at + REINJECT_CHECK * (len(self.active) // MANY_STREAMS):
+            return False
+        self._looked_at = now
+        return True
 
     def _any_late(self, now: float) -> bool:
         """Whether a range may be old enough to be copied: small messages are acknowledged before theirs is."""
