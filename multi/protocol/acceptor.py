@@ -53,8 +53,6 @@ class SessionTable(Generic[T]):
         self._full = full
         self._reset_key = reset_key
         self._peers = peers
-        self._peers_with_workers = {route.ljust(ROUTE_LENGTH - 1, b"\0"): where for route, where in peers.items()}
-        """Each worker of such a server puts its own byte behind that."""
         self._elsewhere = elsewhere
         self._sessions: dict[SessionId, dict[bytes, T]] = {}
         """By Session ID and origin."""
@@ -108,11 +106,11 @@ class SessionTable(Generic[T]):
         return self._greeted(session_id, origin_of(part), source)
 
     def _peer_of(self, route: bytes) -> Address | None:
-        """Where the server of `route` is."""
-        peer = self._peers.get(route)
-        if peer is None and len(route) == ROUTE_LENGTH:
-            peer = self._peers_with_workers.get(route[:-1])
-        return peer
+        """Where the server of `route` is; each of its workers puts a byte of its own behind that filled with zeros."""
+        if route in self._peers or len(route) < ROUTE_LENGTH:
+            return self._peers.get(route)
+        filled = ((known.ljust(ROUTE_LENGTH - 1, b"\0"), where) for known, where in self._peers.items())
+        return next((where for known, where in filled if known == route[:-1]), None)
 
     def _greeted(self, session_id: SessionId, origin: bytes, source: str) -> T | Refused:
         known = self._sessions.get(session_id, {}).get(origin)
