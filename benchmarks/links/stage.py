@@ -197,7 +197,7 @@ def serving(host: Host, program: Sequence[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        server.terminate()
+        server.kill()  # SIGTERM would let it wait for its sessions
         server.wait(10)
         server.stdout.close()
 
