@@ -592,9 +592,9 @@ class SessionCore(SessionBase):
                 due.append(self._liveness.near(connection))
         if self.datagrams.waiting:
             due.append(self.datagrams.next_timer())
-        if self.sender.unacked:
+        if self.sender.active:
             due.append(self.sender.reinject_at)
-        if self.sender.unacked or self.datagrams.waiting:
+        if self.sender.active or self.datagrams.waiting:
             # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
             due += [c.tokens_ready_at() for c in self.connections.for_data()]
         return self._ahead(due)
