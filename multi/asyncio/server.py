@@ -311,6 +311,7 @@ class Server:
             backlog=self._backlog,
             proxies=listen.proxy_protocol,
             route=self._route,
+            reset_key=self._settings.reset_key,
         )
         place = self._place
         try:

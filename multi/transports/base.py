@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Se
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from multi.errors import ConfigError, DependencyError, TransportError
 from multi.transports.settings import TransportSection
@@ -89,8 +89,15 @@ class AdmissionControl:
         """A limit was reached by `host`, or by this process itself."""
 
 
+Arrival = tuple[Any, bytes, int]
+"""Of a datagram: who has sent it, as sockets have it, the packed address it came to if that is known, its interface."""
+
+
 class Steering:
-    """What a stream listener asks where several processes take the connections of one port: whose is this one?
+    """What a listener asks where several processes take the connections of one port: whose is this one?
+
+    Streams come to any of them, so listeners look and pass them on. Datagrams come to their own process by themselves,
+    and to another one only where that is not there.
 
     `client` is `address:port` of whom a proxy speaks for; what it has said has been read. Empty where none speaks.
     """
@@ -108,6 +115,14 @@ class Steering:
 
     def stop(self) -> None:
         """Nothing is taken any more."""
+
+    def take_datagrams(self, port: int, take: Callable[[bytes, Arrival], None]) -> None:
+        """From now on `take(data, arrival)` gets those that have come to `port` for a process that is not there."""
+        raise NotImplementedError
+
+    def answers_for(self, route: bytes) -> bool:
+        """Whether this process may say that connections with this route are gone: whoever had them is not there."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +144,9 @@ class TransportSettings:
     bound: socket.socket | None = field(default=None, compare=False)
     """Listeners only: the socket to listen on, in place of one for host and port."""
     steering: Steering | None = field(default=None, compare=False)
-    """Listeners of streams only: the port is shared with other processes."""
+    """Listeners only: the port is shared with other processes."""
+    reset_key: bytes = field(default=b"", repr=False)
+    """Listeners only: whoever has it too can tell peers that connections of this listener are gone. Empty = nobody."""
 
     def section(self, name: str, kind: type[S]) -> S:
         """What the transport `name` is told, in the class it was registered with; the defaults when nothing is said."""

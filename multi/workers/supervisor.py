@@ -15,12 +15,13 @@ import pickle
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
+from zlib import crc32
 
 from multi.asyncio.control import REQUEST_TIMEOUT, ControlSockets
 from multi.asyncio.server import listened_to
@@ -31,12 +32,13 @@ from multi.linux import systemd
 from multi.linux.reuseport import PlaceInId, share_port, steer_by_connection_id
 from multi.transports.base import BoundTransport, loaded_transport, transport_type
 from multi.transports.quic.connection_ids import ConnectionIds
+from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.transports.sockets import listening_socket
 from multi.types import ROUTE_LENGTH
 from multi.workers.answers import AnswersOfAll, Found
 from multi.workers.counts import clear, shared_memory
 from multi.workers.logs import levels, log_of_worker
-from multi.workers.worker import LINE_LIMIT, PASSED_ON, UNSEEN, Descriptor, Job, Worker, pass_on, work
+from multi.workers.worker import LINE_LIMIT, PASSED_ON, UNSEEN, Descriptor, Job, Worker, pass_datagram_on, pass_on, work
 
 logger = logging.getLogger("multi.workers")
 
@@ -49,6 +51,33 @@ LOG_PACKET = 256 * 1024  # bytes
 ACCEPTED_AT_ONCE = 64  # connections for a worker that is not there; then others get their turn
 
 Main = Callable[[Worker], object]
+
+
+class Stranded:
+    """Datagrams that come for a worker that is not there: others begin connections, and say which are gone."""
+
+    def __init__(self, sock: socket.socket, others: Sequence[socket.socket]) -> None:
+        """`others`: where workers that are there take what is passed on to them."""
+        self._others = others
+        self._port = UdpPort(sock.dup())  # the socket itself is for the worker's successor
+        self._port.start(self)
+
+    def close(self) -> None:
+        self._port.close()
+
+    def datagrams_received(self, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
+        chosen = self._others[crc32(repr(address.peer).encode()) % len(self._others)]  # each peer's go to the same
+        for start in range(0, len(data), segment):
+            pass_datagram_on(chosen, self._port.address[1], address, data[start : start + segment])
+
+    def burst_finished(self) -> None:
+        """Whoever has them answers."""
+
+    def port_writable(self) -> None:
+        """Nothing is sent here."""
+
+    def port_failed(self, error: OSError) -> None:
+        """It is not connected."""
 
 
 class Slot:
@@ -65,6 +94,7 @@ class Slot:
         """Called when it begins to serve, and when it has ended."""
         self.failure: MultiError | None = None
         """Why its worker could not start."""
+        self._stranded: list[Stranded] = []
         self._process: SpawnProcess | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._answers: dict[int, asyncio.Future[Found | None]] = {}
@@ -140,7 +170,16 @@ class Slot:
         else:
             self._writer.write(json.dumps({"signal": number}).encode() + b"\n")
 
+    def strand(self, others: Sequence[socket.socket]) -> None:
+        """Let those who are there have its datagrams: by their outboxes; none = it takes them itself."""
+        for stranded in self._stranded:
+            stranded.close()
+        self._stranded = [
+            Stranded(sock, others) for sock in self.sockets.values() if others and sock.type == socket.SOCK_DGRAM
+        ]
+
     def close(self) -> None:
+        self.strand([])
         for sock in (*self.sockets.values(), self.inbox, self.outbox):
             sock.close()
 
@@ -238,13 +277,15 @@ class Supervisor:
         self._rearrange()
 
     def _rearrange(self) -> None:
-        """Who connects where no worker listens gets one of those that do."""
+        """Who comes where no worker listens gets one of those that do."""
         loop = asyncio.get_running_loop()
-        some = any(slot.ready.is_set() for slot in self._slots)
+        others = [slot.outbox for slot in self._slots if slot.ready.is_set()] if self._started else []
         for slot in self._slots:
+            absent = bool(others) and not slot.ready.is_set()
+            slot.strand(others if absent else [])
             for sock in slot.sockets.values():
                 if sock.type == socket.SOCK_STREAM:
-                    if self._started and some and not slot.ready.is_set():
+                    if absent:
                         loop.add_reader(sock.fileno(), self._take_for_others, sock)
                     else:
                         loop.remove_reader(sock.fileno())

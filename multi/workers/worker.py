@@ -25,7 +25,7 @@ from multi.asyncio.server import ClientCallback, Place, Server
 from multi.asyncio.signals import StopSignals
 from multi.config import Config
 from multi.errors import ConfigError, MultiError
-from multi.transports.base import Steering
+from multi.transports.base import Arrival, Steering
 from multi.types import DEFAULT_LIMIT, LISTEN_BACKLOG
 from multi.workers.counts import SharedCounts
 from multi.workers.first_bytes import route_named
@@ -34,8 +34,10 @@ from multi.workers.logs import LogsToParent
 logger = logging.getLogger("multi.workers")
 
 PASSED, UNSEEN = b"p", b"u"  # notes with a connection: it is yours, and from whom; nobody has looked at it
+DATAGRAM = b"d"  # note with a datagram after it: where it came, in a line of JSON
 MAX_NOTE = 256  # bytes
-TAKEN_AT_ONCE = 64  # connections that others pass on; then those that are served get their turn
+MAX_DATAGRAM = 65_536
+TAKEN_AT_ONCE = 64  # connections and datagrams that others pass on; then those that are served get their turn
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
@@ -187,6 +189,8 @@ class PassingOn(Steering):
         self._base, self._index, self._counts = base, index, counts
         self._inbox, self._outboxes = inbox, outboxes
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._take: Callable[[socket.socket, str | None], None] | None = None
+        self._take_datagram: dict[int, Callable[[bytes, Arrival], None]] = {}
 
     def passed_on(self, sock: socket.socket, first: bytes, client: str) -> bool | None:
         route = route_named(first)
@@ -202,28 +206,52 @@ class PassingOn(Steering):
         """Whether another worker has the sessions of `route`."""
         return self._owner(route) is not None
 
+    def answers_for(self, route: bytes) -> bool:
+        index = self._worker_of(route)
+        return index is not None and not self._counts.serves(index)
+
     def _owner(self, route: bytes) -> int | None:
         """The worker that is meant, where it is another one and lives."""
-        if not route or route[:-1] != self._base or route[-1] == self._index or route[-1] >= len(self._outboxes):
-            return None
-        return route[-1] if self._counts.serves(route[-1]) else None
+        index = self._worker_of(route)
+        return index if index is not None and index != self._index and self._counts.serves(index) else None
+
+    def _worker_of(self, route: bytes) -> int | None:
+        ours = bool(route) and route[:-1] == self._base and route[-1] < len(self._outboxes)
+        return route[-1] if ours else None
 
     def start(self, take: Callable[[socket.socket, str | None], None]) -> None:
+        self._take = take
+        self._listen()
+
+    def take_datagrams(self, port: int, take: Callable[[bytes, Arrival], None]) -> None:
+        self._take_datagram[port] = take
+        self._listen()
+
+    def _listen(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._inbox.setblocking(False)
-        self._loop.add_reader(self._inbox.fileno(), self._on_readable, take)
+        self._loop.add_reader(self._inbox.fileno(), self._on_readable)
 
     def stop(self) -> None:
         if self._loop is not None:
             self._loop.remove_reader(self._inbox.fileno())
 
-    def _on_readable(self, take: Callable[[socket.socket, str | None], None]) -> None:
+    def _on_readable(self) -> None:
         with suppress(BlockingIOError, InterruptedError):
             for _ in range(TAKEN_AT_ONCE):
-                what, descriptors, _, _ = socket.recv_fds(self._inbox, MAX_NOTE, 1)
+                what, descriptors, _, _ = socket.recv_fds(self._inbox, MAX_NOTE + MAX_DATAGRAM, 1)
+                if what.startswith(DATAGRAM):
+                    self._datagram(what)
                 client = what.decode()[1:] if what.startswith(PASSED) else None
                 for descriptor in descriptors:
-                    take(socket.socket(fileno=descriptor), client)
+                    if self._take is not None:
+                        self._take(socket.socket(fileno=descriptor), client)
+
+    def _datagram(self, what: bytes) -> None:
+        note, _, data = what[len(DATAGRAM) :].partition(b"\n")
+        port, peer, local, interface = json.loads(note)
+        if (take := self._take_datagram.get(port)) is not None:
+            take(data, (tuple(peer), bytes.fromhex(local), interface))
 
 
 def pass_on(outbox: socket.socket, sock: socket.socket, note: bytes) -> None:
@@ -233,3 +261,11 @@ def pass_on(outbox: socket.socket, sock: socket.socket, note: bytes) -> None:
         outbox.sendmsg([note], with_it, socket.MSG_DONTWAIT)  # socket.send_fds of Python 3.11 forgets the flag
     except OSError as error:  # it takes nothing any more: it hangs, or is flooded
         logger.warning("a connection could not be passed on to another worker: %s", error)
+
+
+def pass_datagram_on(outbox: socket.socket, port: int, arrival: Arrival, data: bytes) -> None:
+    """The worker there gets it, as if it had come for that one. It may be lost, as all datagrams may."""
+    peer, local, interface = arrival
+    note = DATAGRAM + json.dumps([port, peer, local.hex(), interface]).encode() + b"\n"
+    with suppress(OSError):
+        outbox.sendmsg([note, data], (), socket.MSG_DONTWAIT)

@@ -20,7 +20,16 @@ from typing import Any, Self
 import pytest
 
 import multi
+from multi.linux.reuseport import PlaceInId, share_port, steer_by_connection_id
+from multi.transports.base import Channel, TlsSettings, TransportSettings
+from multi.transports.quic.connection_ids import ConnectionIds
+from multi.transports.quic.transport import Quic
+from multi.transports.sockets import listening_socket
+from multi.types import ROUTE_LENGTH, Candidate, Family
+from multi.workers.counts import SharedCounts, shared_memory
 from multi.workers.run import run_server
+from multi.workers.supervisor import Stranded
+from multi.workers.worker import PassingOn
 from tests.integration.cli_runner import Files, run_forked, started, wait_for_line
 from tests.integration.cli_runner import run as run_command
 from tests.integration.support import run, until
@@ -289,7 +298,8 @@ def test_what_a_worker_logs_comes_out_of_its_parent_once(files: Files, server: P
 
 def test_a_worker_that_is_killed_takes_its_own_sessions_alone_and_is_replaced(files: Files, server: Program) -> None:
     async def scenario() -> None:
-        sessions = [await multi.connect(client(files, server.port, "tcp", "tcp")) for _ in range(12)]
+        mixes = (("tcp", "tcp"), ("quic", "quic"))
+        sessions = [await multi.connect(client(files, server.port, *mixes[number % 2])) for number in range(12)]
         streams = [(session.reader, session.writer) for session in sessions]
         owners = [await asked(stream, b"who") for stream in streams]
         dead = owners[0]
@@ -317,6 +327,57 @@ def test_a_worker_that_is_killed_takes_its_own_sessions_alone_and_is_replaced(fi
 
     run(scenario())
     server.wait_for("worker . was ended by SIGKILL, its sessions with it; it is started again")
+
+
+def test_datagrams_for_a_worker_that_is_not_there_reach_one_that_is(files: Files) -> None:
+    """A client that comes to it is served, and whoever has a connection with it hears that this is gone."""
+    base, key, memory = b"1234567", os.urandom(32), shared_memory(2)
+    certificates = files.root / "certs"
+    tls = TlsSettings(cert=certificates / "server-cert.pem", key=certificates / "server-key.pem")
+    trusted = TlsSettings(ca=certificates / "ca.pem", server_name="localhost")
+    of_dead = ConnectionIds(base + b"\x01", key)
+
+    async def scenario() -> None:
+        inbox, outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        steering = PassingOn(base, 0, inbox, [outbox, outbox], SharedCounts(memory, 2, 0, b""))
+        port, group = 0, []
+        for _ in range(2):
+            group.append(listening_socket("127.0.0.1", port, lambda family: share_port(Quic().open_socket(family))))
+            port = group[0].getsockname()[1]
+        steer_by_connection_id(group[0], PlaceInId(of_dead.new()[0], of_dead.length, ROUTE_LENGTH), 2)
+        settings = TransportSettings(tls=tls, route=base + b"\0", bound=group[0], steering=steering, reset_key=key)
+        accepted: list[Channel] = []
+        listener = await Quic().listen("127.0.0.1", port, settings, accepted.append)
+        stranded = Stranded(group[1], [outbox])
+        candidate = Candidate("quic", Family.IPV4, "localhost", "127.0.0.1", port)
+        channel = await Quic().dial(candidate, TransportSettings(tls=trusted, route=base + b"\x01"))
+        await until(lambda: len(accepted) == 1)
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+            peer.setblocking(False)
+            peer.connect(("127.0.0.1", port))
+            connection_id, loop = of_dead.new(), asyncio.get_running_loop()
+            packet = b"\x40" + connection_id + os.urandom(60)
+            peer.send(packet)
+            said = await asyncio.wait_for(loop.sock_recv(peer, 2000), 10)
+            assert said.endswith(of_dead.reset_token(connection_id))
+            SharedCounts(memory, 2, 1, b"").begin()  # it lives: what goes astray is not answered for it
+            peer.send(packet)
+            ours = b"\x40" + ConnectionIds(base + b"\0", key).new() + os.urandom(60)
+            peer.send(ours)  # comes after it, and is answered
+            said = await asyncio.wait_for(loop.sock_recv(peer, 2000), 10)
+            assert said.endswith(of_dead.reset_token(ours[1 : 1 + of_dead.length]))
+
+        channel.abort()
+        accepted[0].abort()
+        listener.close()
+        steering.stop()
+        stranded.close()
+        for sock in (*group, inbox, outbox):
+            sock.close()
+
+    run(scenario())
+    os.close(memory)
 
 
 def test_a_program_drains_on_sigterm(files: Files) -> None:

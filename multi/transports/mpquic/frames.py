@@ -15,7 +15,6 @@ from aioquic.buffer import encode_uint_var, size_uint_var
 INITIAL_MAX_PATH_ID = 0x3E
 """The transport parameter: the largest Path ID the peer may use."""
 MAX_PATH_ID = 2**32 - 1
-TOKEN_LENGTH = 16  # bytes of a stateless reset token
 
 
 class PathFrame(IntEnum):

@@ -7,7 +7,6 @@ connection ends stay aioquic's.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,18 +26,11 @@ from aioquic.tls import Epoch
 from multi.multipath.coupling import CoupledPaths, Coupling
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
-from multi.transports.mpquic.frames import (
-    TOKEN_LENGTH,
-    Frame,
-    PathFrame,
-    Waiting,
-    parameter,
-    pull_frame,
-    pull_parameter,
-)
+from multi.transports.mpquic.frames import Frame, PathFrame, Waiting, parameter, pull_frame, pull_parameter
 from multi.transports.mpquic.names import PER_PATH
 from multi.transports.mpquic.path import CoupledControl, NewId, Path, PathFrames, PathKeys, PathRecovery
 from multi.transports.quic.aioquic_engine import BoundedConnection, Configuration, Pacer
+from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
 VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
@@ -347,10 +339,11 @@ class ConnectionPaths(BoundedConnection):
             return
         wanted = IDS_OF_PATH if path.open else 1
         while len(self._host_cids) < wanted:
+            connection_id = self._ids.new()
             made = QuicConnectionId(
-                cid=self._new_id(),
+                cid=connection_id,
                 sequence_number=self._host_cid_seq,
-                stateless_reset_token=os.urandom(TOKEN_LENGTH),
+                stateless_reset_token=self._ids.reset_token(connection_id),
                 was_sent=True,
             )
             self._host_cids.append(made)
@@ -359,6 +352,13 @@ class ConnectionPaths(BoundedConnection):
             self._path_of_id[made.cid] = path
             self._events.append(events.ConnectionIdIssued(connection_id=made.cid))
             self._due.append(NewId(path.id, made))
+
+    def reset_tokens(self) -> set[bytes]:
+        used = (path.kept["_peer_cid"] for path in self._paths.values() if path is not self._current)
+        return super().reset_tokens() | {one.stateless_reset_token for one in used}
+
+    def is_ours(self, connection_id: bytes) -> bool:
+        return connection_id in self._path_of_id or super().is_ours(connection_id)
 
     # --- negotiation  ---
 

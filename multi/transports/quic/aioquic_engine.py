@@ -23,6 +23,7 @@ from aioquic.quic.connection import (
     QuicConnection,
     QuicConnectionError,
 )
+from aioquic.quic.events import ConnectionTerminated
 from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersion
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.rangeset import RangeSet
@@ -34,7 +35,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from multi.errors import TransportError
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, RoundTrips, third_party
+from multi.transports.quic.engine import GONE, LANE_STREAMS, RECEIVE_WINDOW, RoundTrips
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
@@ -126,8 +127,11 @@ class BoundedConnection(QuicConnection):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._new_id = settings["configuration"].ids.new
-        self._host_cids[0].cid = self.host_cid = self._local_initial_source_connection_id = self._new_id()
+        self._ids: ConnectionIds = settings["configuration"].ids
+        first = self._host_cids[0]
+        first.cid = self.host_cid = self._local_initial_source_connection_id = self._ids.new()
+        if not self._is_client:
+            first.stateless_reset_token = self._ids.reset_token(first.cid)
         self._local_max_streams_bidi.value = 0 if self._is_client else len(LANE_STREAMS)
         self._local_max_streams_uni.value = 0
         self._window = FIRST_WINDOW
@@ -144,7 +148,22 @@ class BoundedConnection(QuicConnection):
         known = len(self._host_cids)
         super()._replenish_connection_ids()
         for made in self._host_cids[known:]:
-            made.cid = self._new_id()
+            made.cid = self._ids.new()
+            made.stateless_reset_token = self._ids.reset_token(made.cid)
+
+    def reset_tokens(self) -> set[bytes]:
+        """Of the ids by which the peer is addressed."""
+        used = (self._peer_cid, *(path.peer_cid for path in self._network_paths))
+        return {one.stateless_reset_token for one in used if one is not None}
+
+    def is_ours(self, connection_id: bytes) -> bool:
+        """Whether the peer addresses us by it."""
+        return any(connection_id == one.cid for one in self._host_cids)
+
+    def end(self, now: float) -> None:
+        """The peer has nothing any more: nothing is sent there."""
+        self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, GONE)
+        self._close_begin(is_initiator=False, now=now)
 
     def _payload_received(self, *arguments: Any, **more: Any) -> tuple[bool, bool]:
         self._frames.left = MOST_FRAMES
@@ -254,11 +273,10 @@ class Engine(LibraryEngine):
             **common,
         )
 
-    def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
+    def _take(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
         take = self._connection.receive_datagram
-        with third_party():
-            for start in range(0, len(data), segment):
-                take(data[start : start + segment], address, now)
+        for start in range(0, len(data), segment):
+            take(data[start : start + segment], address, now)
 
     @property
     def peer_certificate(self) -> bytes:

@@ -20,7 +20,7 @@ from multi.errors import TransportError, printable
 from multi.multipath.cap import RateMeter
 from multi.transports.base import Buffer, ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
-from multi.transports.quic.engine import LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
+from multi.transports.quic.engine import GONE, LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, Burst, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
@@ -549,6 +549,8 @@ _TLS_ALERTS = {
 def _reason(closing: ConnectionTerminated, opened: bool, server: str) -> TransportError | None:
     """The end of a connection in words, None if it was orderly; `server` is its name on a client, empty on itself."""
     code, said = closing.error_code, printable(closing.reason_phrase)
+    if closing.frame_type is not None and said == GONE:
+        return TransportError("the server does not know this connection any more")
     if code == QuicErrorCode.NO_ERROR:
         return None
     if closing.frame_type is None:

@@ -32,6 +32,9 @@ logger = logging.getLogger("multi.transports")
 
 LANE_STREAMS = (0, 4)  # ids of the first two bidirectional streams a client opens (RFC 9000 section 2.1)
 
+GONE = "Stateless reset"
+"""Why a connection has ended whose server has said that it is gone (RFC 9000 section 10.3): `ConnectionTerminated`."""
+
 # Session credit is the flow control: this only has to stay out of its way.
 RECEIVE_WINDOW = 4 * 1024 * 1024  # bytes that a peer may send ahead of what is missing
 

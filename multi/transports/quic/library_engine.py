@@ -11,8 +11,9 @@ from aioquic.quic.events import ConnectionTerminated
 from multi.errors import TransportError
 from multi.transports.base import Buffer, TlsSettings
 from multi.transports.certificates import check_own
-from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
+from multi.transports.quic.connection_ids import PLAIN_IDS, TOKEN_LENGTH, ConnectionIds
 from multi.transports.quic.engine import QuicEngine, Secrets, third_party
+from multi.transports.quic.packets import LONG_HEADER
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.sockets import transport_error
@@ -27,12 +28,13 @@ class LibraryEngine(QuicEngine):
     """See `QuicEngine`. What it holds is the library's connection, whose events and methods are named alike."""
 
     CONNECTION: ClassVar[Any]
-    """Its class, which also has `_close_event`, and `begin_with` for the destination id of a client's first packet."""
+    """Its class, which also has `_close_event`, and the public methods that `aioquic_engine.BoundedConnection` adds."""
 
     def __init__(
         self, configuration: Any, datagram_size: int, original_id: bytes | None = None, retry_id: bytes | None = None
     ) -> None:
         self._written = 0
+        self._is_client: bool = configuration.is_client
         self._datagram_size = datagram_size
         self._secrets = Secrets()
         self._connection = self.CONNECTION(
@@ -86,6 +88,25 @@ class LibraryEngine(QuicEngine):
     def connect(self, address: PeerAddress, now: float) -> None:
         with third_party():
             self._connection.connect(address, now=now)
+
+    def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
+        last = (len(data) - 1) // segment * segment
+        gone = self._is_client and self._is_reset(data[last:])
+        with third_party():
+            self._take(data[:last] if gone else data, segment, address, now)
+            if gone and self.closing is None:
+                self._connection.end(now)
+
+    def _is_reset(self, datagram: bytes) -> bool:
+        """Whether the server says that the connection is gone, as RFC 9000 section 10.3.1 has it."""
+        connection = self._connection
+        if datagram[0] >= LONG_HEADER or connection.is_ours(datagram[1 : 1 + len(connection.host_cid)]):
+            return False
+        return datagram[-TOKEN_LENGTH:] in connection.reset_tokens()
+
+    @abstractmethod
+    def _take(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
+        """`receive` of the library."""
 
     def handle_timer(self, now: float) -> None:
         with third_party():

@@ -23,11 +23,14 @@ from aioquic.quic.packet_builder import QuicPacketBuilder
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
+from multi.transports.quic.connection_ids import PLAIN_IDS, TOKEN_LENGTH, ConnectionIds
 from multi.transports.quic.udp_port import MIN_DATAGRAM
 
 TOKEN_LIFETIME = 30.0  # seconds; clients return a retry token at once (RFC 9000 section 8.1.4)
 LONG_HEADER = 0x80  # RFC 9000 section 17.2
+SHORT_HEADER = 0x40  # with the six bits that follow at random; RFC 9000 section 10.3 for this and the next two
+LEAST_RESET = 5 + TOKEN_LENGTH  # bytes
+MOST_RESET = 42  # bytes, more than it needs to look like any other packet
 MIN_FIRST_ID = 8  # bytes a client makes up for the server; fewer could be guessed (RFC 9000 section 7.2)
 
 
@@ -66,6 +69,18 @@ def version_negotiation(header: QuicHeader, versions: Sequence[int]) -> bytes | 
     return encode_quic_version_negotiation(
         source_cid=header.destination_cid, destination_cid=header.source_cid, supported_versions=list(versions)
     )
+
+
+def stateless_reset(answered: int, token: bytes) -> bytes:
+    """The answer to a datagram of `answered` bytes for a connection that is gone, shorter than that one is.
+
+    Two ends that both know nothing would answer each other for ever else. Empty if it is too short for an answer.
+    """
+    length = min(answered - 1, MOST_RESET)
+    if length < LEAST_RESET:
+        return b""
+    random = os.urandom(length - TOKEN_LENGTH)
+    return bytes([SHORT_HEADER | random[0] >> 2]) + random[1:] + token
 
 
 def refusal(header: QuicHeader, error_code: QuicErrorCode) -> bytes:

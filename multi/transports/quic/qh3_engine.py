@@ -19,10 +19,12 @@ from qh3 import tls as qh3_tls
 from qh3._hazmat import QuicConnectionCore, pull_quic_header
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
+from qh3.quic.events import ConnectionTerminated
+from qh3.quic.packet import QuicErrorCode, QuicFrameType
 
 from multi.errors import TransportError
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
-from multi.transports.quic.engine import RECEIVE_WINDOW, RoundTrips, third_party
+from multi.transports.quic.engine import GONE, RECEIVE_WINDOW, RoundTrips, third_party
 from multi.transports.quic.library_engine import LibraryEngine
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
@@ -49,14 +51,32 @@ class _Connection(QuicConnection):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.host_cid = settings["configuration"].ids.new()
+        self._ids: ConnectionIds = settings["configuration"].ids
+        self.host_cid = self._ids.new()
 
     def begin_with(self, first_id: bytes) -> None:
         """The destination id of a client's first packet."""
         self._original_destination_connection_id = first_id
 
+    def reset_tokens(self) -> set[bytes]:
+        """Of the id by which the peer is addressed; qh3 keeps those of spare ones to itself."""
+        known = self._applied_transport_parameters
+        return {known.stateless_reset_token} if known is not None and known.stateless_reset_token else set()
+
+    def is_ours(self, connection_id: bytes) -> bool:
+        """Whether the peer addresses us by the first one."""
+        return connection_id == self.host_cid
+
+    def end(self, now: float) -> None:
+        """The peer has nothing any more."""
+        self._close_event = ConnectionTerminated(int(QuicErrorCode.NO_ERROR), int(QuicFrameType.PADDING), GONE)
+
     def _create_tls(self, remote_source_cid: bytes | None) -> Any:
         bridge = super()._create_tls(remote_source_cid)
+        if not self._is_client:
+            bridge.stateless_reset_token = self._ids.reset_token(self.host_cid)
+            (kind, _), *more = bridge.tls.handshake_extensions
+            bridge.tls.handshake_extensions = [(kind, bridge.serialize_transport_parameters()), *more]
         if self.configuration.cadata:
             install = bridge.tls.update_traffic_key_cb
 
@@ -156,9 +176,8 @@ class Engine(LibraryEngine):
         with third_party():
             self._connection.connect(self._plain(address), now=self._onward(now))
 
-    def receive(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
-        with third_party():
-            self._connection.receive_gro_buffer(data, segment, self._plain(address), self._onward(now))
+    def _take(self, data: bytes, segment: int, address: PeerAddress, now: float) -> None:
+        self._connection.receive_gro_buffer(data, segment, self._plain(address), self._onward(now))
         self._measure()
 
     def handle_timer(self, now: float) -> None:

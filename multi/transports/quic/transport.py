@@ -16,12 +16,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, ClassVar
 
-from aioquic.quic.packet import QuicErrorCode, QuicHeader
+from aioquic.quic.packet import QuicErrorCode, QuicHeader, QuicPacketType
 
 from multi.errors import TransportError
 from multi.transports.base import (
     AcceptCallback,
     AdmissionControl,
+    Arrival,
     Channel,
     ChannelInfo,
     Listener,
@@ -39,6 +40,7 @@ from multi.transports.quic.packets import (
     header_of,
     may_begin_connection,
     refusal,
+    stateless_reset,
     version_negotiation,
 )
 from multi.transports.quic.settings import QuicSettings
@@ -72,6 +74,7 @@ GOODBYE_TIME = 2.0  # seconds a closed connection still answers: three probe tim
 INBOX_TIME = 0.002  # seconds of a turn for what a stranger has sent
 INBOX_SIZE = 128 * 1024  # bytes that wait for it: early data, and half as much again
 INBOX_OVERHEAD = 384  # counted for each datagram besides: what its objects take (measured: 380)
+RESETS_PER_SECOND = 1000  # packets for connections that are gone which are answered: a millisecond's work for each 50
 GOODBYES_MAX = 3  # answers to packets for a closed connection (RFC 9000 section 10.2.1 asks for a limit)
 
 
@@ -122,7 +125,8 @@ class Quic(Transport):
         if settings.tls is None or settings.tls.cert is None or settings.tls.key is None:
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
         engine_type = await self._loaded_engine(settings)
-        tls, cert, ids = settings.tls, settings.tls.cert, ConnectionIds(settings.route)
+        tls, cert = settings.tls, settings.tls.cert
+        ids = ConnectionIds(settings.route, settings.reset_key)
 
         def read() -> Identity:
             issuers = read_certificates(tls.client_ca) if tls.client_ca else b""
@@ -290,7 +294,10 @@ class QuicListener:
         self._admission = settings.admission
         self._accept = accept
         self._tokens = RetryTokens(ids)
+        self._ids, self._steering = ids, settings.steering
         self._id_length = ids.length
+        self._resets, self._resets_since = 0, 0.0
+        """How many were sent since when, within a second."""
         self._routes: dict[bytes, object] = {}
         """Where the packets for a connection id go: a channel, or the goodbyes that are left of one."""
         self._channels: set[QuicChannel] = set()
@@ -302,6 +309,8 @@ class QuicListener:
         self._closed = False
         self._port = UdpPort(sock)
         self._port.start(self)
+        if self._steering is not None:
+            self._steering.take_datagrams(self.address[1], self._passed_to_us)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -351,6 +360,14 @@ class QuicListener:
             self._hand(route, data, len(data), address, at)
         elif isinstance(route, list) and route and not self._port.blocked:
             self._port.send(route.pop())
+        elif route is None and header.packet_type is QuicPacketType.ONE_RTT:
+            self._say_gone(header.destination_cid, len(data), address)
+
+    def _passed_to_us(self, data: bytes, arrival: Arrival) -> None:
+        """It came for another process, which is not there: see `Steering`."""
+        if not self._port.closed:
+            self._datagram_received(data, PeerAddress(*arrival), time.monotonic())
+            self.burst_finished()
 
     def _hand(self, channel: QuicChannel, data: bytes, segment: int, address: PeerAddress, at: float) -> None:
         inbox = self._inboxes.get(channel)
@@ -448,6 +465,20 @@ class QuicListener:
         self._port.connections = len(self._channels)
         self._admission.admit(channel, host, lambda reason: self._evict(channel, reason), has_descriptor=False)
         return channel
+
+    def _say_gone(self, connection_id: bytes, size: int, address: PeerAddress) -> None:
+        """Whoever had this connection has it no more; the client need not find out by waiting."""
+        steering = self._steering
+        if not self._ids.are_of(connection_id) and not (
+            steering is not None and steering.answers_for(self._ids.route_in(connection_id))
+        ):
+            return  # it may live elsewhere
+        now = time.monotonic()
+        if now >= self._resets_since + 1.0:
+            self._resets, self._resets_since = 0, now
+        if self._resets < RESETS_PER_SECOND and (answer := stateless_reset(size, self._ids.reset_token(connection_id))):
+            self._resets += 1
+            self._reply(answer, address)
 
     def _under_load(self, host: str) -> bool:
         """Too many handshakes are unfinished, in all or from there: whoever wants one more shows that he is there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
 from multi.transports import transport
 from multi.transports.base import TlsSettings, TransportSettings
-from multi.transports.quic.engine import QuicEngine
-from multi.transports.quic.packets import header_of
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
+from multi.transports.quic.engine import GONE, QuicEngine
+from multi.transports.quic.packets import header_of, stateless_reset
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.types import Candidate, Family
@@ -54,7 +56,11 @@ def events(engine: QuicEngine) -> list[Any]:
 
 
 def joined(
-    directory: Path, dialling: type[QuicEngine], listening: type[QuicEngine], clock: Any
+    directory: Path,
+    dialling: type[QuicEngine],
+    listening: type[QuicEngine],
+    clock: Any,
+    ids: ConnectionIds = PLAIN_IDS,
 ) -> tuple[QuicEngine, QuicEngine]:
     """A client and a server that have shaken hands."""
     write_development_certificates(directory, [])
@@ -65,7 +71,7 @@ def joined(
     flight = [bytes(burst.data) for burst in client.bursts(next(clock))]
     header = header_of(flight[0])
     assert header is not None
-    server = listening(listening.configure(QuicSettings(), tls, b""), 1350, header.destination_cid)
+    server = listening(listening.configure(QuicSettings(), tls, b"", ids=ids), 1350, header.destination_cid)
     for data in flight:
         server.receive(data, len(data), CLIENT, next(clock))
     exchange(client, server, clock)
@@ -91,6 +97,22 @@ def test_ids_of_connections_are_made_by_one_function(
         assert issued
         if name != "qh3":  # its core makes them
             assert set(issued) <= set(made)
+
+
+@pytest.mark.parametrize("client_engine", ENGINES)
+@pytest.mark.parametrize("server_engine", ENGINES)
+def test_a_client_believes_that_its_connection_is_gone_if_the_server_said_how_that_would_be_proved(
+    tmp_path: Path, client_engine: str, server_engine: str
+) -> None:
+    clock, ids = itertools.count(100.0, 0.001), ConnectionIds(reset_key=os.urandom(32))
+    client, server = joined(tmp_path, engine_or_skip(client_engine), engine_or_skip(server_engine), clock, ids)
+    for token in (ids.reset_token(os.urandom(8)), ids.reset_token(server.connection_id)):
+        assert client.closing is None
+        made = stateless_reset(1200, token)
+        client.receive(made, len(made), SERVER, next(clock))
+    assert client.closing is not None
+    assert client.closing.reason_phrase == GONE
+    assert client.closing.frame_type is not None  # no application has said it
 
 
 @pytest.mark.parametrize("client_engine", ENGINES)

@@ -16,6 +16,7 @@ from multi.transports.quic.packets import (
     header_of,
     may_begin_connection,
     refusal,
+    stateless_reset,
     version_negotiation,
 )
 
@@ -77,3 +78,14 @@ def test_datagrams_of_one_connection_are_told_by_their_short_headers() -> None:
 def test_what_is_no_packet_has_no_header() -> None:
     assert header_of(b"") is None
     assert header_of(b"\x00" * 1200) is None
+
+
+def test_a_reset_looks_like_any_packet_and_is_shorter_than_what_it_answers() -> None:
+    token = bytes(range(16))
+    for answered in (22, 30, 43, 1200):
+        made = stateless_reset(answered, token)
+        assert 21 <= len(made) < answered
+        assert made.endswith(token)
+        assert made[0] & 0xC0 == 0x40
+    assert len({stateless_reset(1200, token) for _ in range(20)}) == 20
+    assert stateless_reset(21, token) == b""
