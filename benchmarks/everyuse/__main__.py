@@ -1,20 +1,20 @@
 """What programs get that know nothing of sessions, and what steering does for streams.
 
-    python -m benchmarks.everyuse [flow] [constant] [messages] [morawski] [viernickel] [flood] [small] [ssh] [curl]
-                                  [stream] [--rounds N] [--quick]
+    python -m benchmarks.everyuse [flow] [constant] [keys] [messages] [morawski] [viernickel] [flood] [small] [ssh]
+                                  [handover] [curl] [stream] [--rounds N] [--quick]
 
 `flow` to `viernickel` run in virtual time: the two ends of the product, modelled kernels between them, the papers'
 numbers beside ours. `flood` opens 10,000 connections at once over loopback. On emulated links, in network namespaces,
-`small` sends small messages with real kernels, and `ssh`, `curl` and `stream` run the commands themselves.
+`small` sends small messages with real kernels, and `ssh`, `handover`, `curl` and `stream` run the commands themselves.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 
 from benchmarks.everyuse import flood, programs, small, virtual
+from benchmarks.parts import main
 
 SECONDS, QUICK_SECONDS = 8.0, 3.0
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -42,15 +42,5 @@ def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
             asyncio.run(program(rounds, seconds))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", choices=[*NAMES, []], help="default: all")
-    parser.add_argument("--rounds", type=int, default=0, help=f"of what takes real time; default: {ROUNDS}")
-    parser.add_argument("--quick", action="store_true", help="short runs: a look, not a measurement")
-    chosen = parser.parse_args()
-    run(quick=chosen.quick, only=chosen.only, rounds=chosen.rounds)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run, NAMES, __doc__, ROUNDS))

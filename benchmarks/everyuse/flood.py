@@ -85,7 +85,7 @@ def _running(*command: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         yield process, process.stdout.readline().strip()
     finally:
-        process.terminate()
+        process.kill()  # told to stop, a server waits for its sessions
         process.communicate(timeout=30)
 
 

@@ -1,7 +1,8 @@
 """Programs that know nothing of sessions, over both links: ssh through `multi connect`, curl through `multi forward`.
 
-ssh: a key every 50 ms to a program that echoes, while WiFi dies silently. curl: a download through the proxy against
-`multi bench` over the same links in turn. stream: 8 Mbit/s through a forwarded port over two links of 6 Mbit/s.
+ssh: a key every 50 ms to a program that echoes, while WiFi dies silently; handover: the same in a planned one. curl: a
+download through the proxy against `multi bench` over the same links in turn. stream: 8 Mbit/s through a forwarded port
+over two links of 6 Mbit/s.
 """
 
 from __future__ import annotations
@@ -24,6 +25,9 @@ FORWARD_PORT, TARGET_PORT, NEAR_PORT = 7801, 7802, 7803
 KEYS_APART = 0.050  # seconds, fast typing
 DIES_AT = 3.0  # seconds after the first key
 ECHO_LIMIT = 200.0  # ms the latest echo may take while WiFi dies
+HANDOVER_SLACK = 50.0  # ms it may take beyond an idle round trip of 5G in a planned handover
+OVER_STEADY = 10.0  # ms that the latest of one may be later than is usual afterwards, in the middle of all runs
+CONTROL = "control.sock"
 CURL_SHARE = 0.93  # of what `multi bench` carries
 CURL_FIGURES = "%{size_download} %{time_starttransfer} %{time_total}"
 STREAM_RATE = 8e6 / 8  # bytes per second
@@ -92,24 +96,73 @@ async def type_keys(config: str, seconds: float) -> Keys:
 
 
 async def ssh(rounds: int, seconds: float) -> None:
-    worst, usual = [], []
+    usual, worst = [], []
     for _ in range(2 * rounds):
-        async with _stage(load_profile("wifi_and_5g"), ["--forward-to", "localhost:*"]) as (stage, config):
-            serving_ssh: asyncio.Task[None] = asyncio.create_task(stage.testbed.server.run_python(serve_ssh))
-            await asyncio.sleep(2.0)
-            typing: asyncio.Task[Keys] = asyncio.create_task(
-                stage.testbed.client.run_python(type_keys, config, 2 * DIES_AT + seconds)
-            )
-            await asyncio.sleep(2.0 + DIES_AT)
-            stage.testbed.links["wifi"].blackhole(True)
-            took = await typing
-            serving_ssh.cancel()
-            await asyncio.gather(serving_ssh, return_exceptions=True)
-        usual.append(statistics.median(ms for at, ms in took if at < DIES_AT - 2.0))
+        took = await _typing(seconds, _die)
+        usual.append(_usual(took))
         worst.append(max(ms for _, ms in took))
     print(f"  echo of a key over both: {spread(usual)} ms", flush=True)
     held = verdict_at_most(max(worst), ECHO_LIMIT)
     print(f"  the latest while WiFi dies: {spread(worst)} ms, at most {ECHO_LIMIT:g}: {held}", flush=True)
+
+
+async def _die(stage: Stage, _: Path) -> None:
+    stage.testbed.links["wifi"].blackhole(True)
+
+
+async def handover(rounds: int, seconds: float) -> None:
+    """What somebody sees who types and sends his `multi connect` over to 5G."""
+    worst, steady, over = [], [], []
+    for _ in range(2 * rounds):
+        took = await _typing(seconds, _hand_over)
+        worst.append(max(ms for at, ms in took if at >= DIES_AT - 1.0))
+        steady.append(statistics.median(ms for at, ms in took if at >= DIES_AT + 3.0))
+        over.append(worst[-1] - steady[-1])
+    _, cellular = load_profile("wifi_and_5g")
+    idle = cellular.down.delay_ms + cellular.up.delay_ms
+    print(f"  echo of a key over 5G afterwards: {spread(steady)} ms", flush=True)
+    limit = idle + HANDOVER_SLACK
+    held = verdict_at_most(max(worst), limit)
+    print(
+        f"  the latest from a second before on: {spread(worst)} ms, at most {limit:g} ({idle:g} idle): {held}",
+        flush=True,
+    )
+    held = verdict_at_most(statistics.median(over), OVER_STEADY)
+    print(f"  that is later than afterwards by {spread(over)} ms, median at most {OVER_STEADY:g}: {held}", flush=True)
+
+
+async def _hand_over(_: Stage, control: Path) -> None:
+    """As `multi top --do block all wifi` does it, without a process that would take the processor meanwhile."""
+    order = json.dumps({"command": "block", "session": "all", "network": "wifi"}).encode()
+    reader, writer = await asyncio.open_unix_connection(control)
+    writer.write(b"POST /command HTTP/1.1\r\nHost: multi\r\nContent-Length: %d\r\n\r\n" % len(order) + order)
+    answer = await reader.read()
+    writer.close()
+    if b"block for 1 session" not in answer:
+        raise RuntimeError(f"no handover: {answer.decode(errors='replace')}")
+
+
+async def _typing(seconds: float, event: Callable[[Stage, Path], Coroutine[None, None, None]]) -> Keys:
+    """The echoes of somebody who types while `event` happens to the stage; it gets the session's control socket too."""
+    async with _stage(load_profile("wifi_and_5g"), ["--forward-to", "localhost:*"]) as (stage, config):
+        serving_ssh: asyncio.Task[None] = asyncio.create_task(stage.testbed.server.run_python(serve_ssh))
+        await asyncio.sleep(2.0)
+        typing: asyncio.Task[Keys] = asyncio.create_task(
+            stage.testbed.client.run_python(type_keys, config, 2 * DIES_AT + seconds)
+        )
+        control = Path(config).with_name(CONTROL)
+        while not (control.exists() or typing.done()):  # noqa: ASYNC110 - the session is about to open
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0 + DIES_AT)
+        await event(stage, control)
+        took = await typing
+        serving_ssh.cancel()
+        await asyncio.gather(serving_ssh, return_exceptions=True)
+    return took
+
+
+def _usual(took: Keys) -> float:
+    return statistics.median(ms for at, ms in took if at < DIES_AT - 1.0)
 
 
 # --- curl ---
@@ -241,13 +294,15 @@ async def _stage(
         listen = {"host": "::", "port": FORWARD_PORT, "transports": ["tcp"]}
         server.write_text(json.dumps({"listen": listen}))
         entries = [("tcp", "wlan0"), ("tcp", "wwan0")]
-        client.write_text(json.dumps(stage.config(entries, "sealed") | {"remote_port": FORWARD_PORT}))
+        more = {"remote_port": FORWARD_PORT, "control": {"socket": str(Path(work) / CONTROL)}}
+        client.write_text(json.dumps(stage.config(entries, "sealed") | more))
         with serving(stage.testbed.server, ["-m", "multi", "serve", str(server), *rules]):
             yield stage, str(client)
 
 
 PARTS: dict[str, tuple[str, Callable[[int, float], Coroutine[None, None, None]]]] = {
     "ssh": ("ssh through `multi connect`, WiFi dies silently", ssh),
+    "handover": ("ssh through `multi connect`, sent over from WiFi to 5G", handover),
     "curl": ("curl through `multi forward --socks`, WiFi and 5G", curl),
     "stream": ("8 Mbit/s through `multi forward -L` over 6 + 6 Mbit/s", stream),
 }

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import inf
 from statistics import median
 
 from multi.lab.sim.pair import CLEAR, Pair
@@ -151,6 +152,45 @@ def constant(seconds: float) -> Iterator[Figure]:
     yield Figure("lag", lag, "s", 0.5)
     _, _, gap = _constant(8e6, 50.0, (10.0, 40.0))
     yield Figure("longest gap while one link is cut for 30 s", 1e3 * gap, "ms", 150)
+
+
+# --- keys and their echoes ---
+
+KEYS_APART = 0.050  # seconds, fast typing
+
+
+def echoes(dies_after: float, seconds: float) -> list[float]:
+    """Seconds until each key of somebody who types over WiFi and 5G has come back; WiFi dies silently meanwhile."""
+    pair = opened([path(200, 0.0018), path(190, 0.046, up=35, queue=0.100)])
+    client, peer = pair.client, pair.peer
+    run_to(pair, pair.clock.now + SETTLE)
+    start = pair.clock.now
+    typed: list[float] = []
+    took: list[float] = []
+
+    def key() -> None:
+        typed.append(pair.clock.now)
+        client.write(b"x")
+
+    def look() -> None:
+        new = peer.got() - len(peer.sent.get(STREAM_ZERO, b""))
+        if new:
+            peer.write(bytes(new))
+        while len(took) < client.got():
+            took.append(pair.clock.now - typed[len(took)])
+
+    every(pair, KEYS_APART, key, start + seconds)
+    every(pair, 0.001, look, start + seconds + 1.0)
+    pair.clock.at(start + dies_after, partial(pair.stall, 0))
+    run_to(pair, start + seconds + 1.0)
+    return took + [inf] * (len(typed) - len(took))
+
+
+def keys(seconds: float) -> Iterator[Figure]:
+    """A key every 50 ms over WiFi and 5G; WiFi dies at different moments between two of them."""
+    found = [echoes(1.0 + moment / 200, 2.0) for moment in range(10)]
+    yield Figure("echo of a key, median while WiFi lives", 1e3 * median(found[0][:20]), "ms")
+    yield Figure("the latest while WiFi dies", 1e3 * max(map(max, found)), "ms", 200)
 
 
 # --- small messages ---
@@ -310,6 +350,7 @@ def kilobyte(seconds: float) -> Iterator[Figure]:
 PARTS: dict[str, tuple[str, Callable[[float], Iterator[Figure]]]] = {
     "flow": ("One stream, BBR", one_flow),
     "constant": ("A constant stream over two thin links, BBR", constant),
+    "keys": ("Keys and their echoes while WiFi dies silently", keys),
     "messages": ("200 bytes every 20 ms, BBR", messages),
     "morawski": ("Four streams of Morawski and Karbowanczyk's Figure 6", four_streams),
     "viernickel": ("The urgent kilobyte of Viernickel et al.'s Figure 12, BBR", kilobyte),

@@ -10,7 +10,6 @@ last.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.links import both, short, urgent
 from benchmarks.links.stage import Stage, spread, verdict
+from benchmarks.parts import main
 from multi.lab.testbed import load_profile
 
 PROMISE = 0.97  # of what kernel TCP reaches
@@ -78,15 +78,5 @@ def run(*, quick: bool, only: list[str] | None = None, rounds: int = 0) -> None:
         part(rounds, seconds)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("only", nargs="*", choices=[*PARTS, []], help="default: all")
-    parser.add_argument("--rounds", type=int, default=0, help=f"default: {ROUNDS}")
-    parser.add_argument("--quick", action="store_true", help="one round of short runs: a look, not a measurement")
-    chosen = parser.parse_args()
-    run(quick=chosen.quick, only=chosen.only, rounds=chosen.rounds)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(run, PARTS, __doc__, ROUNDS))

@@ -327,7 +327,8 @@ class Incoming:
             if connection is not carrier and connection.state is ConnectionState.ACTIVE and settled:
                 self._liveness.suspect(connection, Reason(Cause.NETWORK_GONE, "the peer's network went away"), now)
         elif step is DrainStep.SILENT:
-            connection.peer_suspect_at = now  # unless it came over this very connection: that is progress
+            if connection is not carrier:  # else it has come through: that is progress
+                self._liveness.peer_waits(connection, now)
         else:
             if not connection.authenticated:  # it overtook the proof on another connection
                 connection.drain_pending = max(step, connection.drain_pending or step)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multi.protocol.base import SessionBase
-from multi.protocol.connection import Connection
+from multi.protocol.connection import SUSPECT_SLACK, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import DrainStep, Keepalive, encode_drain, encode_keepalive
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import KEEPALIVE_INTERVAL
@@ -25,6 +25,7 @@ MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that m
 
 NO_PROGRESS = Reason(Cause.NO_PROGRESS, "no progress")
 NO_PROGRESS_DRAINING = Reason(Cause.NO_PROGRESS, "no progress while draining")
+PEER_WAITS = Reason(Cause.NO_PROGRESS, "the peer hears nothing on it")
 SILENT = Reason(Cause.NO_PROGRESS, "silent for too long")
 DRAINED = Reason(Cause.DRAINED, "drained")
 DRAINED_HERE = Reason(Cause.DRAINED, "drained by this side")
@@ -163,6 +164,17 @@ class Liveness:
         self._session.notify(connection.changed())
         if tell is not None and any(c.delivers for c in self._connections.for_control()):
             self.say(connection, tell)
+
+    def peer_waits(self, connection: Connection, now: float) -> None:
+        """The peer waits there for signs of life in vain.
+
+        Where nothing has come for a while either, its word is enough: to wait as long once more would lose the answer
+        to what it has sent elsewhere. Where bytes come, its own may be slow on their way, and the clocks go on.
+        """
+        connection.peer_suspect_at = now
+        silent = now >= connection.heard_at + (connection.rtt or UNKNOWN_RTT) + SUSPECT_SLACK
+        if connection.state is ConnectionState.ACTIVE and silent:
+            self.suspect(connection, PEER_WAITS, now)
 
     def recovered(self, connection: Connection, reason: Reason) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""

@@ -120,7 +120,7 @@ class PathDirection(Medium[PathSpec]):
 
     def credit(self) -> int:
         """Bytes the channel takes now."""
-        return 0 if self._queued or self.cut or self.stalled else self._quantum
+        return 0 if self._queued or self.cut else self._quantum
 
     def writable_at(self) -> float | None:
         """Nobody knows; `on_writable` tells."""

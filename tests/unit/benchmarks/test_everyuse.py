@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.everyuse.virtual import Figure, kilobyte, one_flow
+import pytest
+
+from benchmarks.everyuse.virtual import Figure, echoes, kilobyte, one_flow
 
 
 def test_a_figure_says_whether_its_promise_is_held() -> None:
@@ -20,3 +22,11 @@ def test_an_urgent_kilobyte_does_not_wait_for_ten_megabytes() -> None:
 
 def test_a_stream_uses_two_links() -> None:
     assert all(figure.held for figure in one_flow(1.0))
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.005, 0.030])
+def test_no_echo_waits_until_both_ends_have_found_out_by_themselves_that_a_network_has_died(moment: float) -> None:
+    took = echoes(0.5 + moment, 1.0)
+    assert len(took) == 20
+    assert took[0] < 0.003
+    assert 0.046 < max(took) < 0.150, "a round trip of the other network, and the time one end needs to find out"

@@ -15,7 +15,7 @@ from multi.reasons import Cause, Reason
 from multi.types import STREAM_ZERO, Role, TransportSample
 
 from .test_hostile_peer import two_lines
-from .wiring import CLEAR, Ends, Line
+from .wiring import CLEAR, Ends, Line, kinds
 
 T = SegmentType
 RTT, VARIATION = 0.06, 0.08  # seconds, as a busy sender measures a path of 10 ms
@@ -57,6 +57,30 @@ def test_when_the_peer_waits_in_vain_too_their_variation_does_not_count() -> Non
     assert ends.server.states()[bad.id] == "active", "the peer's word alone is not enough"
     ends.advance(WITHIN, step=0.01)
     assert ends.server.states()[bad.id] == "suspect"
+
+
+def test_where_nothing_is_heard_either_the_peers_word_is_enough_and_the_answer_goes_elsewhere() -> None:
+    ends, bad, _good = two_lines()
+    ends.advance(1.0, step=0.01)
+    dead(ends, bad)
+    waiting = TransportSample(rtt=RTT, bytes_acked=1, unacked=100)
+    ends.client.session.sample(bad.id, waiting, now=ends.now)
+    while ends.client.states()[bad.id] == "active":
+        ends.advance(0.01, step=0.01)
+    assert ends.server.states()[bad.id] == "suspect"
+    bad.sent_down.clear()
+    ends.server.session.write(STREAM_ZERO, b"answer", now=ends.now)
+    ends.pump()
+    assert ends.client.got() == b"answer"
+    assert T.DATA not in kinds(bad.sent_down)
+
+
+def test_what_the_peer_suspected_in_vain_recovers_with_the_answer_to_the_first_question() -> None:
+    ends, bad, good = two_lines()
+    ends.advance(1.0, step=0.01)
+    peer_says_silent(ends, good, bad)
+    ends.advance(0.3, step=0.01)
+    assert ends.server.states()[bad.id] == "active"
 
 
 def test_progress_after_the_peers_word_counts_more() -> None:
