@@ -18,7 +18,7 @@ from multi.lab.sim.path_model import PathSpec
 from multi.lab.sim.wire import Route
 from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
-from multi.types import STREAM_ZERO, StreamId
+from multi.types import STREAM_ZERO, ConnectionId, StreamId
 
 CLIENT = SessionSettings(protect=Protect.NEVER, initial_window=1024 * 1024)  # as `multi.asyncio.settings` makes them
 MAX_EVENTS = 10**8
@@ -159,8 +159,8 @@ def constant(seconds: float) -> Iterator[Figure]:
 KEYS_APART = 0.050  # seconds, fast typing
 
 
-def echoes(dies_after: float, seconds: float) -> list[float]:
-    """Seconds until each key of somebody who types over WiFi and 5G has come back; WiFi dies silently meanwhile."""
+def echoes(event: Callable[[Pair], None], moment: float, seconds: float) -> list[float]:
+    """Seconds until each key of somebody who types over WiFi and 5G has come back; `event` happens at `moment`."""
     pair = opened([path(200, 0.0018), path(190, 0.046, up=35, queue=0.100)])
     client, peer = pair.client, pair.peer
     run_to(pair, pair.clock.now + SETTLE)
@@ -181,16 +181,28 @@ def echoes(dies_after: float, seconds: float) -> list[float]:
 
     every(pair, KEYS_APART, key, start + seconds)
     every(pair, 0.001, look, start + seconds + 1.0)
-    pair.clock.at(start + dies_after, partial(pair.stall, 0))
+    pair.clock.at(start + moment, partial(event, pair))
     run_to(pair, start + seconds + 1.0)
     return took + [inf] * (len(typed) - len(took))
 
 
+def wifi_dies(pair: Pair) -> None:
+    pair.stall(0)
+
+
+def hand_over(pair: Pair) -> None:
+    """5G is there already: WiFi is drained."""
+    pair.client.remove_connection(ConnectionId(0))
+
+
 def keys(seconds: float) -> Iterator[Figure]:
-    """A key every 50 ms over WiFi and 5G; WiFi dies at different moments between two of them."""
-    found = [echoes(1.0 + moment / 200, 2.0) for moment in range(10)]
+    """A key every 50 ms over WiFi and 5G; what happens does at different moments between two of them."""
+    moments = [1.0 + number / 200 for number in range(10)]
+    found = [echoes(wifi_dies, moment, 2.0) for moment in moments]
     yield Figure("echo of a key, median while WiFi lives", 1e3 * median(found[0][:20]), "ms")
     yield Figure("the latest while WiFi dies", 1e3 * max(map(max, found)), "ms", 200)
+    latest = 1e3 * max(max(echoes(hand_over, moment, 2.0)) for moment in moments)
+    yield Figure("the latest in a planned handover, 46 ms of them the way over 5G and back", latest, "ms", 46 + 10)
 
 
 # --- small messages ---

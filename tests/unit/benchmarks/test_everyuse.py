@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.everyuse.virtual import Figure, echoes, kilobyte, one_flow
+from benchmarks.everyuse.virtual import Figure, echoes, hand_over, kilobyte, one_flow, wifi_dies
 
 
 def test_a_figure_says_whether_its_promise_is_held() -> None:
@@ -26,7 +26,13 @@ def test_a_stream_uses_two_links() -> None:
 
 @pytest.mark.parametrize("moment", [0.0, 0.005, 0.030])
 def test_no_echo_waits_until_both_ends_have_found_out_by_themselves_that_a_network_has_died(moment: float) -> None:
-    took = echoes(0.5 + moment, 1.0)
+    took = echoes(wifi_dies, 0.5 + moment, 1.0)
     assert len(took) == 20
     assert took[0] < 0.003
     assert 0.046 < max(took) < 0.150, "a round trip of the other network, and the time one end needs to find out"
+
+
+def test_no_echo_waits_for_anything_but_the_longer_way_in_a_planned_handover() -> None:
+    took = echoes(hand_over, 0.51, 1.0)
+    assert 0.046 < max(took) < 0.050
+    assert max(took) == pytest.approx(took[-1]), "all that come after it are as late"
