@@ -6,16 +6,20 @@ delays of six times the path's).
 
 from __future__ import annotations
 
-from collections import deque
 from math import inf
 
 RATE_WINDOW = 0.010  # seconds, the shortest time a rate is measured over
-STANDING_TIME = 0.1  # seconds, or a round trip, twice which what queues has to last
 NEARLY = 7 / 8  # of what may be in flight: so full a path shows what it carries
-PEAK_TIME = 1.0  # seconds for which the largest rate counts
-LEAST = 32 * 1024  # bytes; a rate that was measured while little was sent must not stop what could be sent now
-RELEASE = 0.5  # of the queue that is allowed: with less the path would take more
 RATE_GAIN = 0.3  # weight of a sample that is smaller; a larger one counts at once, since what it shows has happened
+
+ROUND = (
+    0.05  # seconds at least in which a queue is looked for: in all round trips of so long, a busy process is in some
+)
+LEAST = 8 * 1350  # bytes; with fewer in flight losses are not told from disorder
+GROWTH = 1.25  # of a bound that was used up and behind which nothing queues, as BBR tries for more
+RELEASE, TARGET = 1 / 2, 3 / 4  # of the queue that is allowed: with less the path takes more; what is aimed at
+FEWER, SHORTER = 3 / 4, 7 / 8  # so few bytes in flight, and a round trip not even so much shorter: no queue of ours
+LONGER_TIME = 10.0  # seconds for which a round trip that is no queue is believed, as BBR believes its smallest one
 
 
 class RateMeter:
@@ -30,8 +34,6 @@ class RateMeter:
         """Bytes per second; 0 = nothing was acknowledged yet."""
         self.is_lower_bound = True
         """No sample yet was bounded by the path: a few control frames tell nothing of what it carries."""
-        self._samples: deque[tuple[float, float]] = deque()
-        """Moments and rates, each larger than those that follow."""
         self._since = 0.0
         self._acked = 0
         self._limited_until = 1
@@ -41,11 +43,6 @@ class RateMeter:
     def known(self) -> float:
         """The rate, 0 where only lower bounds of it are known."""
         return 0.0 if self.is_lower_bound else self.rate
-
-    @property
-    def peak(self) -> float:
-        """The largest lately, known as `known` is. The mean follows a growing window too late."""
-        return self._samples[0][1] if self._samples else 0.0
 
     def sent(self, acked: int, in_flight: int, most: int) -> None:
         """So many bytes are acknowledged in all and in flight now, and `most` might be, unless a pacer still waits."""
@@ -58,59 +55,84 @@ class RateMeter:
         if elapsed < max(RATE_WINDOW, rtt):
             return
         if acked > self._acked and self._since:
-            self._sample(now, (acked - self._acked) / elapsed, limited=self._acked < self._limited_until)
+            self._sample((acked - self._acked) / elapsed, limited=self._acked < self._limited_until)
         self._since, self._acked = now, acked
 
-    def _sample(self, now: float, measured: float, *, limited: bool) -> None:
+    def _sample(self, measured: float, *, limited: bool) -> None:
         if limited:
             self.rate = max(self.rate, measured)
-            if self.is_lower_bound or measured < self.peak:
-                return
         elif self.is_lower_bound:
             self.rate, self.is_lower_bound = max(self.rate, measured), False
         else:
             self.rate = max(measured, self.rate + RATE_GAIN * (measured - self.rate))
-        while self._samples and (self._samples[-1][1] <= measured or self._samples[0][0] < now - PEAK_TIME):
-            self._samples.pop() if self._samples[-1][1] <= measured else self._samples.popleft()
-        self._samples.append((now, measured))
-
-
-class LeastLately:
-    """The smallest of the round trips of late: what stands in a queue is in all of them, a busy process in some."""
-
-    def __init__(self) -> None:
-        self._since = 0.0
-        self._now = self._before = inf
-
-    @property
-    def rtt(self) -> float:
-        """Seconds; inf without any."""
-        return min(self._now, self._before)
-
-    def update(self, now: float, latest: float, smoothed: float) -> None:
-        """Another round trip."""
-        if now >= self._since + max(STANDING_TIME, smoothed):
-            self._since, self._before, self._now = now, self._now, inf
-        self._now = min(self._now, latest)
 
 
 class QueueBound:
-    """How many bytes may be in flight on a path where no more than `max_queue` seconds are to queue, 0 = any."""
+    """How many bytes may be in flight on a path so that about `max_queue` seconds of them queue, 0 = any.
+
+    While a queue stands what is delivered is what the path carries, however little there was to send: the bound is that
+    rate times the smallest round trip and `max_queue`, as the window of FAST TCP (Wei, Jin, Low, Hegde, ToN 2006).
+    Where less than half of `max_queue` stands and the bound was used up, it grows; in between it stays. It never
+    vanishes at once, for the congestion window has gone on growing behind it.
+
+    Where fewer bytes in flight make round trips no shorter, only the rate smaller, there is no queue of ours: the way
+    has become longer, or others fill its queue. What was taken is given back, and that round trip counts as the
+    smallest.
+    """
 
     def __init__(self, max_queue: float) -> None:
         self._max_queue = max_queue
-        self._holds = False
+        self._bound = inf
+        self._round = _Round()
+        self._settled = True
+        """What is seen in this round was sent under the bound there is."""
+        self._begin: tuple[float, float] | None = None
+        """Bytes in flight and the round trip, when it began to be too long or has changed clearly since."""
+        self._longer, self._longer_until = 0.0, -inf
+        """A round trip that is no queue of ours, and until when that is believed."""
 
-    def most(self, window: int, rate: float, least: float, min_rtt: float) -> int:
-        """The congestion window, or what fills the path and `max_queue` more where more than that queues.
+    def most(self, window: int) -> int:
+        """Bytes that may be in flight where congestion control allows `window` of them."""
+        return min(window, int(self._bound)) if self._bound < inf else window
 
-        `least` is the smallest round trip of late (`LeastLately`). With a mean, a busy process would look like a queue;
-        less in flight would make it no faster, and be taken for a smaller rate. It holds until half of that is left:
-        let go at once, the window would fill the queue again.
-        """
-        if not self._max_queue or not rate:
-            return window
-        self._holds = least > min_rtt + self._max_queue * (RELEASE if self._holds else 1)
-        if not self._holds:
-            return window
-        return min(window, max(LEAST, int(rate * (min_rtt + self._max_queue))))
+    def update(self, now: float, acked: int, in_flight: int, rtt: float, min_rtt: float) -> None:
+        """`acked` bytes in all so far; `rtt`: of the latest round trip, inf = there is no new one, `min_rtt`: the
+        smallest of all, seconds."""
+        if not self._max_queue:
+            return
+        current = self._round
+        current.least, current.most = min(current.least, rtt), max(current.most, in_flight)
+        if current.least == inf or now < current.since + max(ROUND, current.least):
+            return
+        before = self._bound
+        if self._settled and current.since:
+            rate = (acked - current.acked) / (now - current.since)
+            self._judge(now, rate, current, max(min_rtt, self._longer if now < self._longer_until else 0.0))
+        self._settled = self._bound == before
+        self._round = _Round(now, acked)
+
+    def _judge(self, now: float, rate: float, seen: _Round, shortest: float) -> None:
+        rtt = seen.least
+        if rtt <= shortest + self._max_queue:
+            self._begin = None
+            if rtt < shortest + self._max_queue * RELEASE and seen.most >= self._bound * NEARLY:
+                self._bound = max(self._bound * GROWTH, self._bound + LEAST / 2)
+            return
+        in_flight = rate * rtt
+        if self._begin is None or not self._begin[1] * SHORTER < rtt < self._begin[1] / SHORTER:
+            self._begin = in_flight, rtt
+        elif in_flight < self._begin[0] * FEWER:
+            self._longer, self._longer_until = rtt, now + LONGER_TIME
+            self._bound, self._begin = max(self._bound, self._begin[0]), None
+            return
+        self._bound = max(LEAST, rate * (shortest + self._max_queue * TARGET))
+
+
+class _Round:
+    """What is seen of a path in a round trip: what was acknowledged before, the smallest round trip, most in flight."""
+
+    __slots__ = ("acked", "least", "most", "since")
+
+    def __init__(self, since: float = 0.0, acked: int = 0) -> None:
+        self.since, self.acked = since, acked
+        self.least, self.most = inf, 0

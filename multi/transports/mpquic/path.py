@@ -17,12 +17,15 @@ from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_num
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
-from multi.multipath.cap import LeastLately, QueueBound, RateMeter
+from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
 from multi.transports.mpquic.frames import PathFrame, new_connection_id_body
 from multi.transports.quic.aioquic_engine import Frames
 
+USED = (
+    1 / 2
+)  # of a window that is in flight, or it is not used: a pacer, or a burst of acknowledgements, leaves as much
 _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK_ECN}
 
 
@@ -75,7 +78,10 @@ class PathFrames(Frames):
 
 
 class PathRecovery(QuicPacketRecovery):
-    """aioquic's, which also counts."""
+    """aioquic's, which also counts, and whose window grows no more where it is not used (RFC 9002 section 7.8).
+
+    Behind a bound of what queues it would grow without end, and no number of losses would bring it back.
+    """
 
     acked = 0  # bytes
     lost = 0  # packets
@@ -83,8 +89,13 @@ class PathRecovery(QuicPacketRecovery):
 
     def on_ack_received(self, **known: Any) -> None:
         before, self._gone = self._cc.bytes_in_flight, 0
+        window, unused = self._cc.congestion_window, before < self._cc.congestion_window * USED
         super().on_ack_received(**known)
         self.acked += before - self._cc.bytes_in_flight - self._gone
+        if unused and self._cc.congestion_window > window:
+            self._cc.congestion_window = window
+            if isinstance(self._cc, CoupledControl):
+                self._cc.window.size = window
 
     def _on_packets_lost(self, *, packets: Iterable[QuicSentPacket], **known: Any) -> None:
         gone = list(packets)
@@ -164,7 +175,6 @@ class Path:
         """Some of what was given up has arrived: it was delayed, not lost."""
         self.rate = RateMeter()
         self.queue = QueueBound(max_queue)
-        self.least_lately = LeastLately()
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""
         self.challenged_at: float | None = None

@@ -325,12 +325,7 @@ class ConnectionPaths(BoundedConnection):
 
     def _most(self, path: Path) -> int:
         """Bytes that may be in flight there."""
-        loss = path.loss
-        if not loss._rtt_initialized:
-            return loss.congestion_window
-        min_rtt = min(path.min_rtts.values(), default=loss._rtt_min)
-        least = min(path.least_lately.rtt, loss._rtt_smoothed)
-        return path.queue.most(loss.congestion_window, path.rate.peak, least, min_rtt)
+        return path.queue.most(path.loss.congestion_window)
 
     def _replenish_connection_ids(self) -> None:
         path = self._current
@@ -479,7 +474,7 @@ class ConnectionPaths(BoundedConnection):
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
             # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
             loss._rtt_min = path.min_rtts.get(carrier, inf)
-            sampled = loss._rtt_latest
+            sampled, in_flight = loss._rtt_latest, loss.bytes_in_flight
             loss.on_ack_received(
                 ack_rangeset=acknowledged,
                 ack_delay=(delay << self._remote_ack_delay_exponent) / 1e6,
@@ -488,8 +483,8 @@ class ConnectionPaths(BoundedConnection):
             )
             if loss._rtt_min < inf:
                 path.min_rtts[carrier] = loss._rtt_min
-            if loss._rtt_latest != sampled:
-                path.least_lately.update(context.time, loss._rtt_latest, loss._rtt_smoothed)
+            latest = loss._rtt_latest if loss._rtt_latest != sampled else inf
+            path.queue.update(context.time, loss.acked, in_flight, latest, min(path.min_rtts.values(), default=inf))
             self._answers(path, acknowledged, context.time)
             path.rate.update(context.time, loss.acked, loss._rtt_smoothed)
 

@@ -35,9 +35,10 @@ class MpquicSettings(TransportSection):
     every path (engine `aioquic`). With `noq`, `best` is as `same`: each path carries its own. Default `best`: the
     sender hears of everything as early as it can."""
     queue_most_ms: Annotated[int, Range(0, 1000)] = 15
-    """Milliseconds that may stand in the queue of a path; 0 = no bound but congestion control. Where more stands for a
-    tenth of a second, no more is in flight than the path carries in its round trip and this. Default 15: what queues
-    cannot be taken back when the network dies, and what is urgent waits behind it."""
+    """Milliseconds that may stand in the queue of a path; 0 = no bound but congestion control. Where more stands,
+    no more is in flight than the path carries in its smallest round trip and three quarters of this, and a quarter
+    more each time while less than half of it stands. Default 15: what queues cannot be taken back when the network
+    dies, and what is urgent waits behind it."""
     trial_ms: Annotated[int, Range(0, 10_000)] = 200
     """Milliseconds for which a path over a network that came back is a backup; up to 600 after losses that follow
     closely. Default 200: a network that has just appeared often goes again."""

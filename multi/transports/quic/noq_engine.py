@@ -69,7 +69,6 @@ FIRST_WINDOW = 64 * 1024
 """Bytes a peer may send before any have been taken. The window grows with what has: a session takes less than
 `multi.protocol.dispatch.HELD_LIMIT` of a peer that has not proved itself."""
 
-LEAST_IN_FLIGHT = 16 * 1024  # bytes, about the first window: of less, a path that was slow once would never be faster
 MOST_AT_ONCE = 8 * 1350  # bytes that a scheduler is asked about; a burst has more where the path takes it
 
 if multi_noq.VERSION != VERSION:
@@ -397,6 +396,8 @@ class _Sharing:
             in_flight = path.bytes_in_flight + sent
             if path.id not in paced:
                 self._meters[path.id].sent(path.acked, in_flight, view.congestion_window)
+            if path.rtt:
+                self._queues[path.id].update(now, path.acked, in_flight, path.rtt, path.min_rtt)
         return made
 
     def _known(self, path: PathFacts, now: float) -> PathFacts:
@@ -410,8 +411,7 @@ class _Sharing:
 
     def _shared(self, views: list[PathView], now: float) -> tuple[list[Burst], set[int]]:
         """What is sent, and the paths that took nothing although their windows would have: their pacers wait."""
-        _, backlog, shut_out = self._connection.outstanding()
-        room = backlog - shut_out
+        backlog, room = self._backlog()
         made: list[Burst] = []
         paced: set[int] = set()
         while len(views) > 1 and room > 0 and any(view.credit > 0 for view in views):
@@ -426,9 +426,8 @@ class _Sharing:
                 made += burst
             if not sent:
                 paced.add(chosen[0])
-            backlog -= sent
-            room -= sent
             views = [_after(view, sent) if view.id == chosen[0] else view for view in views]
+            backlog, room = self._backlog()
         # Whatever is no data of streams may leave anywhere. What has nothing more to say is not held up by a window.
         carriers = [view.id for view in views] or None
         self._connection.set_carriers([] if len(views) > 1 and room > 0 else carriers)
@@ -437,6 +436,12 @@ class _Sharing:
             paced.add(views[0].id)
         return made, paced
 
+    def _backlog(self) -> tuple[int, int]:
+        """Bytes of streams that wait, and how many of them the peer takes now. A burst is larger than what it takes of
+        them: what was left by reckoning would go on any path."""
+        _, backlog, shut_out = self._connection.outstanding()
+        return backlog, backlog - shut_out
+
     def _made(self, now: float, most: int = 0) -> list[Burst]:
         return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now, most))]
 
@@ -444,10 +449,8 @@ class _Sharing:
         meter = self._meters.setdefault(path.id, RateMeter())
         meter.update(now, path.acked, path.rtt)
         queue = self._queues.setdefault(path.id, QueueBound(self._max_queue))
-        enough = queue.most(path.congestion_window, meter.known, path.rtt, path.min_rtt)
-        enough = max(enough, min(path.congestion_window, LEAST_IN_FLIGHT))
-        held = enough < path.congestion_window
-        self._connection.set_enough_in_flight(path.id, max(1, enough) if held else 0)
+        enough = queue.most(path.congestion_window)
+        self._connection.set_enough_in_flight(path.id, enough if enough < path.congestion_window else 0)
         bounded = path._replace(congestion_window=enough)
         return view_of(bounded, meter.known, max(0, enough - path.bytes_in_flight))
 

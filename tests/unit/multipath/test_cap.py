@@ -2,25 +2,132 @@
 
 from __future__ import annotations
 
-from multi.multipath.cap import LEAST, LeastLately, QueueBound, RateMeter
+from collections import deque
+from math import inf
+
+import pytest
+
+from multi.multipath.cap import LEAST, QueueBound, RateMeter
+
+STEP = 0.001  # seconds
+RATE = 1e6  # bytes per second
 
 
-def test_a_queue_is_capped_at_what_the_path_carries_and_a_little_more() -> None:
-    assert QueueBound(0.015).most(900_000, 1e6, least=0.2, min_rtt=0.04) == 55_000
-    assert QueueBound(0.015).most(900_000, 1e3, least=0.2, min_rtt=0.04) == LEAST
-    assert QueueBound(0.015).most(30_000, 1e6, least=0.2, min_rtt=0.04) == 30_000
+class Carrying:
+    """Who has always something to send, on a path whose queue takes everything and with a window that never ends."""
+
+    def __init__(self, round_trip: float, max_queue: float = 0.015) -> None:
+        """`round_trip` in seconds, without a queue."""
+        self.bound = QueueBound(max_queue)
+        self.rate = RATE
+        self.round_trip = self.min_rtt = round_trip
+        self.others = 0.0
+        """Seconds that others always stand in the queue."""
+        self.window = 14_000.0
+        self.paused = False
+        self._now = 1.0
+        self._acked = self._in_flight = self._queue = 0.0
+        self._left: deque[tuple[float, float, float]] = deque()
+        """When it is acknowledged, how much, and its round trip."""
+
+    def run(self, seconds: float) -> tuple[float, float]:
+        """The rate in bytes per second and what queues, in seconds: both means."""
+        until, acked, waited = self._now + seconds, self._acked, 0.0
+        while self._now < until:
+            self._now += STEP
+            latest = inf
+            while self._left and self._left[0][0] <= self._now:
+                _, size, latest = self._left.popleft()
+                self._acked += size
+                self.window += size
+                self._in_flight -= size
+            before = self._in_flight
+            self._queue = max(0.0, self._queue - self.rate * STEP)
+            room = self.bound.most(int(self.window)) - self._in_flight
+            sent = 0.0 if self.paused else max(0.0, min(room, 4 * RATE * STEP))
+            self._queue += sent
+            self._in_flight += sent
+            waiting = self._queue / self.rate
+            rtt = self.round_trip + waiting + self.others
+            self._left.append((self._now + rtt, sent, rtt))
+            self.bound.update(self._now, int(self._acked), int(before + sent), latest, self.min_rtt)
+            waited += waiting * STEP
+        return (self._acked - acked) / seconds, waited / seconds
 
 
-def test_nothing_is_capped_without_a_queue_a_rate_or_a_bound() -> None:
-    assert QueueBound(0.015).most(900_000, 1e6, least=0.05, min_rtt=0.04) == 900_000
-    assert QueueBound(0.015).most(900_000, 0.0, least=0.2, min_rtt=0.04) == 900_000
-    assert QueueBound(0.0).most(900_000, 1e6, least=0.2, min_rtt=0.04) == 900_000
+@pytest.mark.parametrize("round_trip", [0.002, 0.040, 0.200])
+def test_what_queues_is_what_is_allowed_and_the_rate_that_of_the_path(round_trip: float) -> None:
+    path = Carrying(round_trip)
+    path.run(5.0)
+    rate, queue = path.run(5.0)
+    assert rate > 0.99 * RATE
+    assert 0.005 < queue < 0.018
 
 
-def test_a_queue_that_was_drained_does_not_come_back_at_once() -> None:
-    queue = QueueBound(0.015)
-    seen = [queue.most(900_000, 1e6, least, min_rtt=0.04) for least in (0.052, 0.056, 0.052, 0.048, 0.047, 0.052)]
-    assert seen == [900_000, 55_000, 55_000, 55_000, 900_000, 900_000]
+def test_without_a_bound_the_queue_grows_without_end() -> None:
+    path = Carrying(0.040, max_queue=0.0)
+    path.run(2.0)
+    assert path.run(1.0)[1] > 0.5
+
+
+def test_the_bound_follows_a_path_that_becomes_faster_and_slower() -> None:
+    path = Carrying(0.040)
+    path.run(3.0)
+    path.rate = 4 * RATE
+    path.run(2.0)
+    rate, queue = path.run(1.0)
+    assert rate > 3.9 * RATE
+    assert queue < 0.018
+    path.rate = RATE / 4
+    path.run(3.0)
+    rate, queue = path.run(1.0)
+    assert rate > 0.99 * RATE / 4
+    assert queue < 0.05  # `LEAST` takes as long
+
+
+def test_a_bound_is_no_smaller_for_what_was_not_sent() -> None:
+    path = Carrying(0.040)
+    path.run(3.0)
+    path.paused = True
+    path.run(1.0)
+    path.paused = False
+    path.run(0.1)
+    rate, _ = path.run(0.2)
+    assert rate > 0.97 * RATE
+
+
+@pytest.mark.parametrize("longer", [0.020, 0.060])
+def test_a_way_that_has_become_longer_is_no_queue(longer: float) -> None:
+    path = Carrying(0.040)
+    path.run(3.0)
+    path.round_trip += longer
+    path.run(3.0)
+    rate, queue = path.run(20.0)
+    assert rate > 0.95 * RATE
+    assert queue < 0.020
+
+
+def test_what_others_queue_costs_no_more_than_a_look_now_and_then() -> None:
+    path = Carrying(0.040)
+    path.run(3.0)
+    path.others = 0.100
+    path.run(3.0)
+    assert path.run(20.0)[0] > 0.95 * RATE
+
+
+def test_what_a_process_that_is_busy_at_times_adds_is_no_queue() -> None:
+    bound = QueueBound(0.015)
+    for step in range(1, 500):
+        bound.update(1 + step * 0.01, step * 10_000, 50_000, 0.040 if step % 5 else 0.150, min_rtt=0.040)
+    assert bound.most(900_000) == 900_000
+
+
+def test_a_bound_leaves_enough_to_tell_losses_by() -> None:
+    bound = QueueBound(0.015)
+    for step in range(1, 500):
+        bound.update(1 + step * 0.01, step * 10, 50_000, 0.5, min_rtt=0.040)
+    assert bound.most(900_000) >= LEAST
+    assert bound.most(LEAST - 1) == LEAST - 1
 
 
 def test_the_rate_follows_what_is_acknowledged() -> None:
@@ -41,7 +148,6 @@ def test_what_was_measured_while_little_was_sent_never_lowers_the_rate() -> None
         meter.update(5.0 + step * 0.1, acked, rtt=0.02)
         acked += 1000
     assert meter.known > 0.99e6
-    assert meter.peak > 0.99e6
 
 
 def test_what_was_measured_while_little_was_sent_raises_the_rate() -> None:
@@ -59,7 +165,7 @@ def test_a_few_control_frames_tell_no_rate() -> None:
     meter.update(1.00, 0, rtt=0.04)
     meter.sent(0, 80, 14_000)
     meter.update(1.04, 80, rtt=0.04)
-    assert (meter.known, meter.peak) == (0.0, 0.0)
+    assert meter.known == 0.0
     assert meter.rate > 0
     assert meter.is_lower_bound
 
@@ -81,12 +187,3 @@ def test_a_sample_counts_again_when_what_was_sent_too_little_has_gone_by() -> No
     meter.update(1.2, 101_500, rtt=0.04)
     assert not meter.is_lower_bound
     assert 0.99e6 < meter.known < 1.01e6
-
-
-def test_a_queue_that_stands_is_told_from_a_process_that_is_busy_at_times() -> None:
-    busy, standing = LeastLately(), LeastLately()
-    for step in range(1, 100):
-        busy.update(step * 0.01, 0.040 if step % 5 else 0.150, smoothed=0.060)
-        standing.update(step * 0.01, 0.150, smoothed=0.150)
-    assert busy.rtt == 0.040
-    assert standing.rtt == 0.150

@@ -1,0 +1,47 @@
+"""What each path of an aioquic connection has for itself."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from aioquic.quic.packet import QuicPacketType
+from aioquic.quic.packet_builder import QuicSentPacket
+from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.tls import Epoch
+
+from multi.multipath.coupling import CoupledPaths, Coupling
+from multi.transports.mpquic.path import CoupledControl, PathRecovery
+
+DATAGRAM = 1200
+
+
+def window_after(in_flight: int, *, coupled: bool) -> tuple[int, int]:
+    """The congestion window before and after an acknowledgement of the first of so many packets in flight, bytes."""
+    space = QuicPacketSpace(is_application_data=True)
+    recovery = PathRecovery(
+        congestion_control_algorithm="reno",
+        initial_rtt=0.1,
+        max_datagram_size=DATAGRAM,
+        peer_completed_address_validation=True,
+        send_probe=lambda: None,
+        logger=logging.LoggerAdapter(logging.getLogger("test"), {}),
+    )
+    if coupled:
+        recovery._cc = CoupledControl(CoupledPaths(Coupling.LIA, DATAGRAM).add(), DATAGRAM)
+    recovery.spaces = [space]
+    for number in range(in_flight):
+        packet = QuicSentPacket(Epoch.ONE_RTT, True, True, False, number, QuicPacketType.ONE_RTT, 1.0, DATAGRAM)
+        recovery.on_packet_sent(packet=packet, space=space)
+    before = recovery.congestion_window
+    recovery.on_ack_received(ack_rangeset=RangeSet([range(1)]), ack_delay=0.0, now=1.1, space=space)
+    return before, recovery.congestion_window
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_a_window_grows_only_where_it_is_used(coupled: bool) -> None:
+    before, after = window_after(2, coupled=coupled)
+    assert after == before
+    before, after = window_after(8, coupled=coupled)
+    assert after == before + DATAGRAM
