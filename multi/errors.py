@@ -20,8 +20,12 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import TypeVar
 
 from multi.reasons import IN_ORDER, Cause, Reason
+
+E = TypeVar("E", bound=Exception)
 
 
 class MultiError(Exception):
@@ -126,6 +130,15 @@ class StreamReset(SessionLost):
 
     def __reduce__(self) -> tuple[type[StreamReset], tuple[Reason, int, int]]:
         return type(self), (self.reason, self.code, self.unacknowledged)
+
+
+def fresh(error: E) -> E:
+    """A copy, to be raised in place of one of our errors that is kept; others may not be copied.
+
+    What is raised gets a traceback. That holds the frames it has passed, and they hold whatever keeps the error: a
+    circle which only the garbage collector finds.
+    """
+    return copy(error) if isinstance(error, MultiError) else error
 
 
 def closest(word: str, options: Iterable[str], cutoff: float = 0.6) -> str:

@@ -77,6 +77,10 @@ def accounts_of(entries: Mapping[int, Entry]) -> dict[int, Account]:
     return found
 
 
+def _ignore() -> None:
+    """Nobody wants to know."""
+
+
 class Budgets:
     """Of one session. `on_change` is called when entries have been restricted, or are no more.
 
@@ -140,6 +144,7 @@ class Budgets:
             self._count()
             self._sync(last=True)
         self._closed = True
+        self._on_change = _ignore
 
     def _open_accounts(self) -> None:
         self._entries = dict(self._resolver.entries)

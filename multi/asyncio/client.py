@@ -9,7 +9,7 @@ import random
 
 from multi.asyncio.client_control import open_control
 from multi.asyncio.driver import SessionDriver
-from multi.asyncio.resolution import Found, outcomes
+from multi.asyncio.resolution import Found, Resolver, outcomes
 from multi.asyncio.roaming import Networks
 from multi.asyncio.session import Session
 from multi.asyncio.settings import load_transports, local_scheduler, session_settings
@@ -65,7 +65,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
     )
     driver = SessionDriver(core, config.transport_settings(), send_buffer=config.limits.max_send_buffer)
 
-    def start(found: Found) -> None:
+    def start(found: Found, resolver: Resolver) -> None:
         driver.attempts = found.rejected
         now = loop.time()
         paths = PathManager(
@@ -76,7 +76,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             jitter=random.random,
             history=outcomes,
             expecting=found.expecting,
-            may_go=networks.resolver.may_go,
+            may_go=resolver.may_go,
             now=now,
         )
         core.open(paths, max(0.001, timeout - (now - started)), now=now)
@@ -94,28 +94,34 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             rejected = networks.resolver.last.rejected if networks.resolver.last is not None else []
             text = f"names were not resolved within {config.multi_config.open_timeout:g} s"
             raise NoUsableConnection(text, rejected) from None
-        await asyncio.shield(driver.opened)
+        if not await asyncio.shield(driver.opened):
+            raise driver.failure()
         if config.multi_config.wait == "all":
             # A session is there: what is missing then comes later or is reported.
             await asyncio.wait([driver.attempted_all], timeout=max(0.0, started + timeout - loop.time()))
             if driver.closed_error is not None:
-                raise driver.closed_error
+                raise driver.failure()
     except SessionRefused:
         await driver.settle()
         raise
     except SessionLost:
         await driver.settle()
-        kind = _ConnectionRefused if driver.dial_errors == {errno.ECONNREFUSED} else NoUsableConnection
-        failure = kind(str(core.reason), driver.failures)
-        if len(driver.dial_errors) == 1:
-            failure.errno = driver.dial_errors.pop()
-        raise failure from None
+        raise _unusable(driver) from None
     except BaseException:
         # Cancelled, or a bug: no socket and no task may stay behind.
         session.abort("opening was given up")
         await driver.settle()
         raise
     return session
+
+
+def _unusable(driver: SessionDriver) -> NoUsableConnection:
+    """A session has ended before it opened."""
+    kind = _ConnectionRefused if driver.dial_errors == {errno.ECONNREFUSED} else NoUsableConnection
+    error = kind(str(driver.core.reason), driver.failures)
+    if len(driver.dial_errors) == 1:
+        error.errno = driver.dial_errors.pop()
+    return error
 
 
 class _ConnectionRefused(NoUsableConnection, ConnectionRefusedError):

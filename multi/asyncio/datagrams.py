@@ -55,7 +55,7 @@ class DatagramSocket:
         """Wait for the next one. Raises SessionLost when the session is over."""
         while (data := self._datagrams.read()) is None:
             if self._driver.closed.done():
-                raise self._driver.closed_error or SessionLost()
+                raise self._driver.failure()
             self._datagrams.check_peer()
             await self._driver.wait_datagrams()
         return data

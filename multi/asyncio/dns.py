@@ -196,7 +196,7 @@ class Names:
             try:
                 outcome: Outcome = self._lookup(name, family) or socket.gaierror(socket.EAI_NODATA, NO_DATA)
             except Exception as error:  # a lookup may fail in any way, and each is an answer
-                outcome = error
+                outcome = error.with_traceback(None)  # which would hold what it is kept in
             finally:
                 threads.release()
             with suppress(RuntimeError):  # the loop was closed meanwhile

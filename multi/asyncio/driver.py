@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 from weakref import WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
@@ -25,7 +25,7 @@ from multi.asyncio.lifeline import LoopShutdownHook
 from multi.asyncio.stats import SessionStats, Tallies, Tally
 from multi.asyncio.subscription import Listener, Subscription
 from multi.asyncio.watch import watch_of
-from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
+from multi.errors import MultiError, SessionLost, SessionRefused, TransportError, fresh
 from multi.events import (
     AddressesAnnounced,
     AllAttempted,
@@ -114,6 +114,7 @@ MOVE_NO_DEADLINE = (
     DatagramsReadable,
 )  # effects that come with bytes
 
+T = TypeVar("T")
 Waiting = dict[StreamId, list[asyncio.Future[None]]]
 
 _living: WeakSet[SessionDriver] = WeakSet()
@@ -206,6 +207,9 @@ class SessionDriver:
         self.loop = asyncio.get_running_loop()
         self.links: dict[ConnectionId, _Link] = {}
         self.closed_error: MultiError | None = None
+        """What ended the session other than in order; see `failure`."""
+        self.aborted = False
+        """This side has ended it at once."""
         self.attempts: list[tuple[str, str]] = []
         """(candidate, reason) known before anything was dialled; failed dials are added by the path manager."""
         self.dial_errors: set[int | None] = set()
@@ -261,14 +265,19 @@ class SessionDriver:
         self._datagram_readers: list[asyncio.Future[None]] = []
         self._peer_streams: deque[StreamId] = deque()
         self._peer_stream_came = asyncio.Event()
-        self.opened = self.loop.create_future()
-        self.confirmed = self.loop.create_future()
-        self.attempted_all = self.loop.create_future()
-        self.closed = self.loop.create_future()
+        self.opened: asyncio.Future[bool] = self.loop.create_future()
+        """Whether it has; as the next."""
+        self.confirmed: asyncio.Future[bool] = self.loop.create_future()
+        self.attempted_all: asyncio.Future[None] = self.loop.create_future()
+        self.closed: asyncio.Future[None] = self.loop.create_future()
         self._lifeline = LoopShutdownHook(self._cut)
         _living.add(self)
         for text in core.settings.warnings:
             core.notify(Warned(text))
+
+    def __del__(self) -> None:
+        if self.over:  # else the garbage collector has found it, with all that refers to it
+            self.core.dismantle()
 
     # --- pump ---
 
@@ -375,7 +384,7 @@ class SessionDriver:
             case AllAttempted():
                 _wake(self.attempted_all)
             case SessionOpened():
-                _wake(self.opened)
+                _say(self.opened, True)
                 self.on_opened(self)
             case SessionClosed():
                 reason = self.core.reason = self._explained(effect.reason)
@@ -510,6 +519,7 @@ class SessionDriver:
         """Close all sockets at once, also those that say goodbye."""
         links = {**self.links, **self._leaving}
         self.links.clear()
+        self._touched.clear()
         for link in links.values():
             link.channel.abort()
             self.released(link)
@@ -721,6 +731,10 @@ class SessionDriver:
         tried = self.core.paths.failures if self.core.paths is not None else []
         return [*self.attempts, *((what, self._explained(reason)) for what, reason in tried)]
 
+    def failure(self) -> MultiError:
+        """What has ended the session, to be raised."""
+        return fresh(self.closed_error or SessionLost())
+
     def _finish(self, error: MultiError | None) -> None:
         if self.closed.done():
             return
@@ -732,11 +746,9 @@ class SessionDriver:
         self._set_timer(None)
         self._watched = False
         self._watch.leave(self)
-        failure = error or SessionLost()
-        for future in (self.opened, self.confirmed, self.attempted_all):
-            if not future.done():
-                future.set_exception(failure)
-                future.exception()  # nobody has to look at a failure that another call reports
+        _say(self.opened, False)
+        _say(self.confirmed, False)
+        _wake(self.attempted_all)
         self.closed.set_result(None)
         for wake in list(self.on_readable.values()):
             wake()
@@ -748,6 +760,7 @@ class SessionDriver:
         for listener in list(self._listeners):
             listener.end()
         self.on_closed(self)
+        self.on_opened = self.on_closed = self.on_event = self.on_dialled = _ignore  # who hears of it may keep it
         self._let_go()
 
     def settle_after(self, work: asyncio.Future[Any]) -> None:
@@ -792,7 +805,7 @@ class SessionDriver:
         else:
             logger.debug("session %s %s", session_id[:8], event, extra=about)
             if isinstance(event, SessionConfirmed):
-                _wake(self.confirmed)
+                _say(self.confirmed, True)
             elif isinstance(event, AddressesAnnounced):
                 self._announced = event
         if len(self._listeners):  # walking an empty set of weak references takes longer than all the rest
@@ -888,8 +901,12 @@ def _failure(error: Exception) -> Reason:
 
 
 def _wake(future: asyncio.Future[None]) -> None:
+    _say(future, None)
+
+
+def _say(future: asyncio.Future[T], answer: T) -> None:
     if not future.done():
-        future.set_result(None)
+        future.set_result(answer)
 
 
 def _wake_all(waiting: Waiting, stream: StreamId) -> None:

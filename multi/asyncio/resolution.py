@@ -194,6 +194,8 @@ class Resolver:
     def close(self) -> None:
         """Ask and tell nothing any more."""
         self._names.close()
+        self._on_more = _ignore
+        self._on_warning = _ignore
 
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
@@ -323,6 +325,10 @@ class Resolver:
             remote_port=port,
             **preferences_of(entry),
         )
+
+
+def _ignore(*_: str) -> None:
+    """Nobody wants to know."""
 
 
 def _is_loopback(literal: str) -> bool:

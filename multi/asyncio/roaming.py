@@ -19,7 +19,7 @@ from multi.asyncio.suspend import SleepWatch
 from multi.config import Config
 from multi.discovery.monitor import Loss, monitor
 from multi.discovery.resources import in_thread
-from multi.errors import NoUsableConnection
+from multi.errors import NoUsableConnection, fresh
 from multi.events import AddressesAnnounced, ConnectionChanged, Event, SessionDetached, Warned
 from multi.linux.wifi_power import PowerSaving
 from multi.linux.wifi_signal import SignalWatch
@@ -37,11 +37,12 @@ LOOK_DETACHED = 2.0  # seconds between looks while nothing is left: no system te
 class Networks:
     """See the module. It lives from the first dial to the end of the session."""
 
-    def __init__(self, driver: SessionDriver, config: Config, start: Callable[[Found], None]) -> None:
+    def __init__(self, driver: SessionDriver, config: Config, start: Callable[[Found, Resolver], None]) -> None:
         """`start` opens the session with what can be dialled first."""
         self._driver = driver
         self._start = start
-        self._started: asyncio.Future[None] = driver.loop.create_future()
+        self._started: asyncio.Future[NoUsableConnection | None] = driver.loop.create_future()
+        """With what has kept the session from being opened."""
         self.resolver = Resolver(config, self.look, lambda text: driver.core.notify(Warned(text)))
         self._budgets = Budgets(driver, self.resolver, self.look)
         self._power_savings = config.wifi_config.power_savings
@@ -64,7 +65,8 @@ class Networks:
         """Look, until there is something to open the session with. Raises NoUsableConnection when there is nothing."""
         await self._budgets.start()
         self.look()
-        await self._started
+        if (error := await self._started) is not None:
+            raise fresh(error)
 
     def look(self) -> None:
         """Find the candidates anew, soon; changes that come meanwhile are not missed."""
@@ -84,6 +86,7 @@ class Networks:
         if not self._started.done():
             self._started.set_result(None)
         self._leave()
+        self._leave = _nothing
         self._budgets.close()
         self._sleep.close()
         self._signals.close()
@@ -171,7 +174,7 @@ class Networks:
                     return
         except NoUsableConnection as error:
             if not self._started.done():
-                self._started.set_exception(error)
+                self._started.set_result(error.with_traceback(None))
                 return
             about = {"session": self._driver.core.session_id.hex()}
             logger.warning("%s, trying again in %g s", error, LOOK_AGAIN, extra=about)
@@ -192,7 +195,7 @@ class Networks:
         self._signals.watch(self._wifi(found))
         if not self._started.done():
             self._started.set_result(None)
-            self._start(found)
+            self._start(found, self.resolver)
             return
         for candidate, channel in driver.spanning_channels():
             channel.use(_sources_like(candidate, found.candidates))
@@ -224,6 +227,10 @@ class Networks:
             reason = await in_thread(self._power.hold, name, self._power_savings)
             if reason:
                 self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
+
+
+def _nothing() -> None:
+    """Nobody is told any more."""
 
 
 def _sources_like(dialled: Candidate, found: Iterable[Candidate]) -> tuple[Source, ...]:

@@ -7,7 +7,9 @@ import socket
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from weakref import ref
 
 from multi.asyncio.datagrams import DEFAULT_TTL, Copies, DatagramSocket
 from multi.asyncio.driver import SessionDriver
@@ -18,7 +20,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry, load_steering
 from multi.config.model import ROLES, SteeringSpec
-from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, SessionLost, TransportError
+from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
 from multi.paths.manager import SESSION_ENDED
 from multi.paths.slots import Slot
@@ -51,7 +53,7 @@ class Session:
         self._core = driver.core
         self._resolver = resolver
         self._limit = limit
-        self._aborted = False
+        self._owns_close = owns_close
         self._turn_to_open = asyncio.Lock()
         """Held by who waits until the peer allows another stream; others wait for it in the order they have asked."""
         self.transport = SessionTransport(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
@@ -60,13 +62,14 @@ class Session:
         """Reads stream 0."""
         self.writer = SessionWriter(self.transport, self.reader)
         """Writes stream 0."""
+        driver.closed.add_done_callback(partial(_over, ref(self)))
 
     def __repr__(self) -> str:
         return f"<Session {self.id.hex()} {self._core.state.value}>"
 
     def __del__(self) -> None:
         # Its readers and writers hold it: the application has let go of all of them.
-        if not self._core.closing and self._core.reason is None:
+        if not (self._driver.over or self._core.closing or self._core.reason):
             warnings.warn(f"unclosed {self!r}", ResourceWarning, stacklevel=2, source=self)
             self._driver.forgotten()
 
@@ -113,7 +116,8 @@ class Session:
 
     async def confirmed(self) -> None:
         """Return when the peer has proved itself; raise SessionRefused or SessionLost when it never will."""
-        await asyncio.shield(self._driver.confirmed)
+        if not await asyncio.shield(self._driver.confirmed):
+            raise self._driver.failure()
 
     # --- streams ---
 
@@ -203,7 +207,8 @@ class Session:
         self._driver.pump()
         try:
             # After an internal error the path manager says nothing any more.
-            await asyncio.wait([done, self._driver.closed], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [done, self._driver.closed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             if not done.done():  # else it had ended already, and another may be under way
                 self._core.path_manager(now=self._driver.now()).cancel_handover()
@@ -212,7 +217,7 @@ class Session:
         failure = done.result() if done.done() else SESSION_ENDED
         if failure is not None:
             if self._driver.closed.done():
-                raise self._driver.closed_error or SessionLost()
+                raise self._driver.failure()
             raise TransportError(f"handover to {to} failed: {failure}")
 
     def _prefer(self, to: str | int) -> None:
@@ -417,11 +422,11 @@ class Session:
         self._driver.pump()
         await self._ended()
         if self.error is not None:
-            raise self.error
+            raise self._driver.failure()
 
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
-        self._aborted = self._aborted or not self._driver.closed.done()
+        self._driver.aborted = self._driver.aborted or not self._driver.closed.done()
         why = reason if isinstance(reason, Reason) else Reason(Cause.ABORTED, reason or ABORTED)
         self._core.abort(why, now=self._driver.now())
         self._driver.pump()
@@ -429,8 +434,8 @@ class Session:
     async def wait_closed(self) -> None:
         """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""
         await self._ended()
-        if self.error is not None and not self._aborted:
-            raise self.error
+        if self.error is not None and not self.aborted:
+            raise self._driver.failure()
 
     async def _ended(self) -> None:
         await asyncio.shield(self._driver.closed)
@@ -439,7 +444,7 @@ class Session:
     @property
     def aborted(self) -> bool:
         """This side has ended it at once, with `abort`."""
-        return self._aborted
+        return self._driver.aborted
 
     async def settle(self) -> None:
         """After the end: wait until the sockets are closed too."""
@@ -449,7 +454,7 @@ class Session:
 
     def _check_open(self) -> None:
         if self._driver.closed.done():
-            raise self._driver.closed_error or SessionLost()
+            raise self._driver.failure()
         if self._core.closing:
             raise LocalProtocolError("the session is being closed")
 
@@ -457,6 +462,15 @@ class Session:
     def error(self) -> MultiError | None:
         """What ended the session, or None while it lives or when it ended in order."""
         return self._driver.closed_error
+
+    def _let_go(self) -> None:
+        """The session has ended: it keeps its first stream, which keeps it no more.
+
+        Else nobody could let go of them, and only the garbage collector would find them. Who has kept the stream alone
+        and asks for the session gets it anew.
+        """
+        anew = partial(Session, self._driver, self._resolver, limit=self._limit, owns_close=self._owns_close)
+        self.transport.extra_info = partial(_ask, ref(self), anew)
 
     def _extra_info(self, name: str, stream: StreamId, default: Any) -> Any:
         """See `SessionWriter.get_extra_info`."""
@@ -481,6 +495,15 @@ class Session:
                     sock = ConnectionSocket(known[0])
                     return {"peername": sock.getpeername(), "sockname": sock.getsockname(), "socket": sock}[name]
         return default
+
+
+def _over(known: ref[Session], _: object) -> None:
+    if (session := known()) is not None:
+        session._let_go()
+
+
+def _ask(known: ref[Session], anew: Callable[[], Session], name: str, stream: StreamId, default: Any) -> Any:
+    return (known() or anew())._extra_info(name, stream, default)
 
 
 class ConnectionSocket:

@@ -11,6 +11,7 @@ import ssl
 from typing import TYPE_CHECKING, Any
 
 from multi.asyncio.transport import Data, SessionTransport, StreamProtocol, start_tls
+from multi.errors import fresh
 from multi.types import Side
 
 if TYPE_CHECKING:
@@ -42,14 +43,12 @@ class SessionReader(asyncio.StreamReader):
         """Where bytes are taken from: the session; nowhere while reading is paused, or once others feed the reader."""
         self._detached = self._held = False
         self._taken = bytearray()
-        """Taken from the session and not returned: what a search has looked at, or a cancelled call gave back.
-
-        Waiting inside the session's buffer for the end of a line would keep the window shut that has to bring it.
-        """
+        """Taken from the session and not returned, which stays with the transport; once detached, what it was fed."""
         self._eof_fed = False
         self._error: BaseException | None = None
         """From `set_exception`."""
         super().__init__(limit, self._driver.loop)
+        self._taken = transport.unread
         self._transport: asyncio.Transport = transport
         transport.reader = self
 
@@ -68,14 +67,16 @@ class SessionReader(asyncio.StreamReader):
     def attach(self) -> None:
         self._detached = self._held = False
         self._source = self._of_stream
+        unread = self._stream_transport.unread
+        if self._taken is not unread:
+            unread[:0] = self._taken
+            self._taken = unread
         self._wakeup_waiter()
 
-    def detach(self) -> bytes:
+    def detach(self) -> None:
         self._detached = True
         self._source = None
-        unread = bytes(self._taken)
-        self._taken.clear()
-        return unread
+        self._taken = bytearray()
 
     # --- private names of asyncio's reader ---
 
@@ -86,7 +87,7 @@ class SessionReader(asyncio.StreamReader):
 
     @_buffer.setter
     def _buffer(self, value: bytearray) -> None:
-        self._taken = value
+        self._taken[:] = value
 
     @property
     def _eof(self) -> bool:
@@ -164,9 +165,8 @@ class SessionReader(asyncio.StreamReader):
         """Wait until there is more; False at the end. Raises what ended the stream early."""
         source = self._source
         if source is None or not source.waits or self._error is not None or self._eof_fed or self._driver.over:
-            error = self.exception()
-            if error is not None:
-                raise error
+            if (error := self.exception()) is not None:
+                raise fresh(error)
             if self._eof:
                 return False
         if self._waiter is not None:
@@ -340,7 +340,7 @@ class SessionWriter(asyncio.StreamWriter):
             ssl_handshake_timeout=ssl_handshake_timeout,
             ssl_shutdown_timeout=ssl_shutdown_timeout,
         )
-        self._protocol.covered(self)
+        self._protocol.covered()
         self._reader._transport = self._transport
 
     def __del__(self) -> None:

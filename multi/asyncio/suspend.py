@@ -19,6 +19,10 @@ def slept_until_now() -> float:
     return time.clock_gettime(boot) - time.clock_gettime(time.CLOCK_MONOTONIC) if boot is not None else 0.0
 
 
+def _ignore(seconds: float) -> None:
+    """Nobody wants to know."""
+
+
 class SleepWatch:
     """Calls `on_sleep` with the seconds slept after each sleep, until it is closed. `clock` tells the total so far."""
 
@@ -38,6 +42,7 @@ class SleepWatch:
 
     def close(self) -> None:
         self._timer.cancel()
+        self._on_sleep = _ignore
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._interval, self._look)

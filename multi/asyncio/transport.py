@@ -13,9 +13,10 @@ import ssl
 from asyncio import sslproto
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
+from weakref import ref
 
 from multi.asyncio.driver import SessionDriver
-from multi.errors import LocalProtocolError, SessionLost, StreamReset
+from multi.errors import LocalProtocolError, SessionLost, StreamReset, fresh
 from multi.types import StreamId
 
 logger = logging.getLogger("multi.session")
@@ -31,7 +32,7 @@ ExtraInfo = Callable[[str, StreamId, Any], Any]
 
 
 class PullingReader(Protocol):
-    """What takes a stream's bytes from the session itself."""
+    """What takes a stream's bytes from the session itself. It keeps its transport, and not the other way round."""
 
     def attach(self) -> None:
         """Take them from now on, or again."""
@@ -39,8 +40,8 @@ class PullingReader(Protocol):
     def hold(self) -> None:
         """Take nothing more for now."""
 
-    def detach(self) -> bytes:
-        """They go somewhere else from now on; return what was taken and not read."""
+    def detach(self) -> None:
+        """They go somewhere else from now on."""
 
     def keep_what_has_come(self) -> None:
         """The stream is about to end from this side: take what has come."""
@@ -57,9 +58,9 @@ class SessionTransport(asyncio.Transport):
         self.stream = stream
         self.aborted = False
         """This side has given it up, so its end is no failure."""
-        self.reader: PullingReader | None = None
-        """Takes the bytes from the session itself, as long as `set_protocol` names nobody else for them."""
-        self._extra_info = extra_info
+        self._reader: Callable[[], PullingReader | None] = _nobody
+        self.extra_info = extra_info
+        """What `get_extra_info` asks."""
         self._core = driver.core
         self._streams = driver.core.streams
         self._sending = driver.core.sender.streams.get(stream)
@@ -75,8 +76,11 @@ class SessionTransport(asyncio.Transport):
         self._reading = True
         self._writing_paused = False
         self._eof_told = self._lost_told = False
-        self._unread = b""
-        """What the reader had taken and not returned when a protocol took its place."""
+        self.unread = bytearray()
+        """Taken from the session and not handed out: what a search has looked at, or a cancelled call gave back.
+
+        Waiting inside the session's buffer for the end of a line would keep the window shut that has to bring it.
+        """
         self._waiting: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -86,6 +90,15 @@ class SessionTransport(asyncio.Transport):
     def __getattr__(self, name: str) -> Any:
         hint = ": a session has many sockets, see get_extra_info()" if name[:1] == "_" else ""
         raise AttributeError(f"'SessionTransport' object has no attribute {name!r}{hint}", name=name, obj=self)
+
+    @property
+    def reader(self) -> PullingReader | None:
+        """Takes the bytes from the session itself, as long as `set_protocol` names nobody else for them."""
+        return self._reader()
+
+    @reader.setter
+    def reader(self, reader: PullingReader) -> None:
+        self._reader = ref(reader)
 
     def _send_error(self) -> SessionLost | None:
         own = self._sending.error if self._sending is not None else None
@@ -195,10 +208,10 @@ class SessionTransport(asyncio.Transport):
 
     def _raise_error(self) -> None:
         if self.driver.closed.done():
-            raise self.driver.closed_error or SessionLost()
+            raise self.driver.failure()
         error = self._send_error()
         if error is not None and not (self.closing and self._streams.finished(self.stream)):
-            raise error
+            raise fresh(error)
 
     # --- ending ---
 
@@ -206,8 +219,8 @@ class SessionTransport(asyncio.Transport):
         """End the stream after flushing, read no more. Stream 0 of `open_connection` or `on_client`: the session."""
         if self.closing:
             return
-        if self.reader is not None:
-            self.reader.keep_what_has_come()
+        if (reader := self.reader) is not None:
+            reader.keep_what_has_come()
         self.closing = self._ended = True
         now = self.driver.loop.time()
         if self._closes_session:
@@ -233,7 +246,7 @@ class SessionTransport(asyncio.Transport):
                 await driver.wait_writable(self.stream)
         error = self._failure()
         if error is not None:
-            raise error
+            raise fresh(error)
 
     def _failure(self) -> Exception | None:
         """Why what was written may not have arrived, once the stream or the session has ended."""
@@ -256,8 +269,8 @@ class SessionTransport(asyncio.Transport):
 
     def _force_close(self, error: Exception | None) -> None:
         """As asyncio's transports: TLS calls it with what went wrong there."""
-        if self.reader is not None:
-            self.reader.keep_what_has_come()
+        if (reader := self.reader) is not None:
+            reader.keep_what_has_come()
         self.aborted = self.closing = self._ended = True
         now = self.driver.loop.time()
         if self._closes_session:
@@ -272,8 +285,8 @@ class SessionTransport(asyncio.Transport):
     # --- reading ---
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        assert self._protocol is not None
-        return self._protocol
+        """As asyncio's transports: None once it was told of the end."""
+        return self._protocol  # type: ignore[return-value] # as in typeshed
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Give what comes to another protocol; what a reader had taken and nobody has read goes to it first."""
@@ -285,8 +298,8 @@ class SessionTransport(asyncio.Transport):
         if not pushing:
             self._turn_reader()
             return
-        if self.reader is not None:
-            self._unread += self.reader.detach()
+        if (reader := self.reader) is not None:
+            reader.detach()
         self.driver.closed.add_done_callback(self._session_over)
         self._expect()
 
@@ -317,11 +330,11 @@ class SessionTransport(asyncio.Transport):
             self._turn_reader()
 
     def _turn_reader(self) -> None:
-        if self.reader is not None:
+        if (reader := self.reader) is not None:
             if self._reading:
-                self.reader.attach()
+                reader.attach()
             else:
-                self.reader.hold()
+                reader.hold()
 
     def _expect(self) -> None:
         """Have the protocol get what comes from now on, and soon what has come already."""
@@ -334,7 +347,7 @@ class SessionTransport(asyncio.Transport):
     @property
     def _readable(self) -> int:
         received = self._received
-        return len(self._unread) + (received.next_offset - received.consumed if received is not None else 0)
+        return len(self.unread) + (received.next_offset - received.consumed if received is not None else 0)
 
     def _deliver(self) -> None:
         """Hand the protocol what has come, then the end of it."""
@@ -369,8 +382,9 @@ class SessionTransport(asyncio.Transport):
             protocol.data_received(self._pull(DELIVERY))
 
     def _pull(self, limit: int) -> bytes:
-        if self._unread:
-            data, self._unread = self._unread[:limit], self._unread[limit:]
+        if self.unread:
+            data = bytes(memoryview(self.unread)[:limit])
+            del self.unread[:limit]
             return data
         return self.driver.read(self.stream, limit)
 
@@ -413,7 +427,8 @@ class SessionTransport(asyncio.Transport):
         self._lost_told = self.closing = True
         self.driver.on_readable.pop(self.stream, None)
         self.driver.closed.remove_done_callback(self._session_over)  # else it lived as long as the session
-        protocol, self._unread = self._protocol, b""
+        protocol, self._protocol = self._protocol, None  # which may hold this transport
+        self.unread.clear()
         if protocol is not None:
             try:
                 protocol.connection_lost(error)
@@ -458,7 +473,7 @@ class SessionTransport(asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`session`, `peername`, `sockname`, `socket`, `peercert`, `psk_id`, `stream`, `connections`; or `default`."""
-        return self._extra_info(name, self.stream, default)
+        return self.extra_info(name, self.stream, default)
 
 
 class StreamProtocol(asyncio.StreamReaderProtocol):
@@ -468,28 +483,36 @@ class StreamProtocol(asyncio.StreamReaderProtocol):
     this protocol, as with asyncio's own.
     """
 
+    _over_ssl: bool
+    """A transport that encrypts stands on the stream's."""
+
     def __init__(self, reader: asyncio.StreamReader, transport: SessionTransport) -> None:
         super().__init__(reader, loop=transport.driver.loop)
-        self._bare = transport
-        self._transport: asyncio.WriteTransport = transport
+        self._bare = ref(transport)  # which keeps its protocol
 
     async def _drain_helper(self) -> None:
         """For a plain `asyncio.StreamWriter` that somebody makes of transport and protocol."""
-        if self._transport is self._bare:
-            await self._bare.drain()
+        if (bare := self._uncovered()) is not None:
+            await bare.drain()
         else:
             await super()._drain_helper()  # type: ignore[misc] # not in typeshed
 
     def _get_close_waiter(self, stream: asyncio.StreamWriter) -> Any:
-        if self._transport is self._bare:
-            return self._bare.wait_closed()
+        if (bare := self._uncovered()) is not None:
+            return bare.wait_closed()
         return super()._get_close_waiter(stream)  # type: ignore[misc] # not in typeshed
 
-    def covered(self, writer: asyncio.StreamWriter) -> None:
-        """`writer` has got a transport that stands on the stream's."""
-        self._stream_writer = writer
-        self._transport = writer.transport
+    def _uncovered(self) -> SessionTransport | None:
+        """What is written goes to the stream itself."""
+        return None if self._over_ssl else self._bare()
+
+    def covered(self) -> None:
+        """What is written goes through a transport that stands on the stream's."""
         self._over_ssl = True
+
+
+def _nobody() -> None:
+    """There is no reader."""
 
 
 async def start_tls(

@@ -1079,6 +1079,11 @@ class SessionCore(SessionBase):
         told = self.streams.all_sent_acknowledged
         self._end(IN_ORDER if self.closing and (told or has_all) else reason)
 
+    def dismantle(self) -> None:
+        """Nobody uses it any more. It holds its parts and they hold it: only the garbage collector would find them."""
+        self.sender.active.clear()  # where streams stand that hold it
+        vars(self).clear()
+
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""
         return connection.sends and (connection.authenticated or self.side is Side.SERVER)

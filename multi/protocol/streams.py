@@ -5,7 +5,7 @@ It decides which stream ids are legal, when a stream is over on both sides, and 
 
 from __future__ import annotations
 
-from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset
+from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset, fresh
 from multi.events import StreamOpened, StreamReadable, StreamWritable
 from multi.protocol.base import SessionBase
 from multi.protocol.payloads import decode_unsigned, encode_unsigned
@@ -60,9 +60,9 @@ class Streams:
     def check_open(self) -> None:
         """Raise SessionLost where the session is over, LocalProtocolError where this side has closed it."""
         if self._over:
-            raise self._ended or SessionLost()
+            raise fresh(self._ended or SessionLost())
         if self._cut_off is not None:
-            raise self._cut_off
+            raise fresh(self._cut_off)
         if self._closing:
             raise LocalProtocolError("this side has closed the session")
 
@@ -123,9 +123,9 @@ class Streams:
     def check_writable(self, stream: StreamId) -> SendStream:
         found = self._sender.streams.get(stream)
         if found is not None and found.error is not None:
-            raise found.error
+            raise fresh(found.error)
         if self._over:
-            raise self._ended or SessionLost()
+            raise fresh(self._ended or SessionLost())
         if found is None or found.final:
             raise LocalProtocolError("the writing side of this stream has ended")
         return found

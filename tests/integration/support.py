@@ -76,7 +76,7 @@ class Way:
 
     @property
     def has_tls(self) -> bool:
-        return self.transport == "quic" or self.name.endswith("tls")
+        return self.transport in ("quic", "mpquic") or self.name.endswith("tls")
 
     def server(self, **more: Any) -> dict[str, Any]:
         config: dict[str, Any] = {

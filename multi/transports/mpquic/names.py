@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
@@ -79,6 +81,7 @@ USED = (
 """What else is private there and used here."""
 
 
+@cache
 def missing() -> list[str]:
     """What this module needs of aioquic and does not find in the one installed."""
     made = QuicConnection(configuration=QuicConfiguration(is_client=True))

@@ -278,6 +278,11 @@ class Engine(LibraryEngine):
         for start in range(0, len(data), segment):
             take(data[start : start + segment], address, now)
 
+    def __del__(self) -> None:
+        for space in self._loss.spaces:
+            space.sent_packets.clear()  # they hold where they are kept
+        super().__del__()
+
     @property
     def peer_certificate(self) -> bytes:
         certificate = self._connection.tls._peer_certificate

@@ -534,6 +534,9 @@ class QuicChannel:
                 handle.cancel()
         self._timer = self._deadline = None
         self._owner.released(self, goodbye)
+        for connection_id in self.ids:
+            if self._routes.get(connection_id) is self:  # the owner has put nothing else there
+                del self._routes[connection_id]
 
 
 _CERTIFICATE_ALERTS = frozenset({42, 43, 44, 45, 46, 48})  # RFC 8446 section 6.2

@@ -45,6 +45,10 @@ class LibraryEngine(QuicEngine):
         if configuration.is_client and original_id is not None:
             self._connection.begin_with(original_id)
 
+    def __del__(self) -> None:
+        # Its parts hold the connection, and it holds them: only the garbage collector would find them.
+        vars(self._connection).clear()
+
     @classmethod
     def configure(
         cls,

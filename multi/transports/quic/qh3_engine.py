@@ -156,6 +156,11 @@ class Engine(LibraryEngine):
         """Packets whose loss was known when something was sent last: they have been sent again."""
         self._latest_rtt = self._min_rtt = self._rtt_variation = 0.0
 
+    def __del__(self) -> None:
+        if (bridge := self._connection._tls) is not None:
+            vars(bridge).clear()  # it holds what calls it
+        super().__del__()
+
     @staticmethod
     def _configuration(quic: QuicSettings, **common: Any) -> _Configuration:
         if common["cadata"] and not common["is_client"]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from aioquic.quic.packet import QuicErrorCode, QuicHeader, QuicPacketType
 
-from multi.errors import TransportError
+from multi.errors import TransportError, fresh
 from multi.transports.base import (
     AcceptCallback,
     AdmissionControl,
@@ -114,7 +114,8 @@ class Quic(Transport):
         port.start(channel)
         channel.start_handshake()
         try:
-            await client.done
+            if (error := await client.done) is not None:
+                raise fresh(error)
         except BaseException:
             channel.abort()
             raise
@@ -208,7 +209,8 @@ class _Client:
 
     def __init__(self, port: UdpPort, tls: TlsSettings, host: str) -> None:
         self._port, self._tls, self._host = port, tls, host
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[TransportError | None] = asyncio.get_running_loop().create_future()
+        """With what has gone wrong."""
 
     def opened(self, channel: QuicChannel) -> None:
         certificate = channel.engine.peer_certificate
@@ -223,7 +225,7 @@ class _Client:
 
     def failed(self, channel: QuicChannel, error: TransportError) -> None:
         if not self.done.done():
-            self.done.set_exception(error)
+            self.done.set_result(error)
 
     def released(self, channel: QuicChannel, goodbye: list[Burst]) -> None:
         self._port.close()

@@ -137,7 +137,7 @@ class UdpPort:
 
     def start(self, user: DatagramUser) -> None:
         """Begin to read."""
-        self._user = user
+        self._user: DatagramUser | None = user
         self._loop.add_reader(self._fd, self._on_readable)
 
     @property
@@ -186,6 +186,7 @@ class UdpPort:
             self._loop.remove_writer(self._fd)
             self._outbox.clear()
             self._sock.close()
+            self._user = None  # which may hold this port
 
     def _send_all(self) -> bool:
         """Send until nothing is left; False = until the socket was full."""
@@ -255,13 +256,17 @@ class UdpPort:
                 return
         except OSError as error:
             self._loop.remove_writer(self._fd)
-            self._user.port_failed(error)
+            if self._user is not None:
+                self._user.port_failed(error)
             return
         self._loop.remove_writer(self._fd)
-        self._user.port_writable()
+        if self._user is not None:
+            self._user.port_writable()
 
     def _on_readable(self) -> None:
         user, peer = self._user, self._peer
+        if user is None:
+            return
         failure: OSError | None = None
         received = 0
         now = began = time.monotonic()

@@ -360,6 +360,9 @@ class StreamChannel(QueueingChannel):
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
+        if self._reading_on is not None:
+            self._reading_on.cancel()
+            self._reading_on = None
         self._loop.remove_reader(self._fd)
         self._remove_writer()
         self._sock.close()

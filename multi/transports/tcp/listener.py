@@ -275,19 +275,11 @@ class StreamListener:
 
     async def _in_turn(self, host: str, step: Callable[[], None]) -> None:
         done = self._loop.create_future()
-
-        def take() -> None:
-            if done.done():
-                return  # cancelled meanwhile
-            try:
-                step()
-            except OSError as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        self._admission.in_turn(asyncio.current_task(), host, take)
-        await done
+        self._admission.in_turn(asyncio.current_task(), host, partial(_take, step, done))
+        try:
+            await done
+        finally:
+            del done  # it holds what it raises, and that this frame
 
     def _greeted(
         self, sock: socket.socket, info: ChannelInfo, host: str, then: Callable[[T], None], greeting: Greeting
@@ -296,15 +288,18 @@ class StreamListener:
         self._admission.settled(greeting)
         found: T | None = None
         if not greeting.cancelled():
-            try:
-                found = greeting.result()
-            except TimeoutError:
-                self._admission.report("handshake_timeout", host)
-                self._give_up(greeting, info, "timed out in the handshake")
-            except TransportError as error:
-                self._give_up(greeting, info, str(error))
-            except OSError:
-                pass  # reset before its first byte
+            match greeting.exception():  # raised here it would hold this frame, and that the task which holds it
+                case None:
+                    found = greeting.result()
+                case TimeoutError():
+                    self._admission.report("handshake_timeout", host)
+                    self._give_up(greeting, info, "timed out in the handshake")
+                case TransportError() as error:
+                    self._give_up(greeting, info, str(error))
+                case OSError():
+                    pass  # reset before its first byte
+                case bug:
+                    raise bug
         if isinstance(found, StreamChannel) and self.closed:
             found.abort()
         elif found is None or self.closed:
@@ -315,6 +310,17 @@ class StreamListener:
     def _give_up(self, greeting: Greeting, info: ChannelInfo, reason: str) -> None:
         logger.info("%s connection from %s refused: %s", info.transport, info.remote, reason)
         greeting.cancel()
+
+
+def _take(step: Callable[[], None], done: asyncio.Future[None]) -> None:
+    if done.done():
+        return  # cancelled meanwhile
+    try:
+        step()
+    except OSError as error:
+        done.set_exception(error.with_traceback(None))  # else it would hold this frame, and that `done`
+    else:
+        done.set_result(None)
 
 
 def _introduced(info: ChannelInfo, client: str) -> ChannelInfo:

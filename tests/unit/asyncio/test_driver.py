@@ -58,8 +58,9 @@ async def test_all_who_wait_are_woken_when_the_session_ends() -> None:
         await driver.settle()
     assert ended == [driver]
     assert "woken" in readers
-    with pytest.raises(multi.SessionLost):
-        await driver.confirmed
+    assert await driver.opened is False
+    assert await driver.confirmed is False
+    assert isinstance(driver.failure(), multi.SessionLost)
 
 
 async def test_a_bug_ends_the_session_once_and_says_so(
