@@ -466,11 +466,10 @@ class Session:
     def _let_go(self) -> None:
         """The session has ended: it keeps its first stream, which keeps it no more.
 
-        Else nobody could let go of them, and only the garbage collector would find them. Who has kept the stream alone
-        and asks for the session gets it anew.
+        Else nobody could let go of them, and only the garbage collector would find them.
         """
         anew = partial(Session, self._driver, self._resolver, limit=self._limit, owns_close=self._owns_close)
-        self.transport.extra_info = partial(_ask, ref(self), anew)
+        self.transport.extra_info = _Ended(self, anew)
 
     def _extra_info(self, name: str, stream: StreamId, default: Any) -> Any:
         """See `SessionWriter.get_extra_info`."""
@@ -502,8 +501,19 @@ def _over(known: ref[Session], _: object) -> None:
         session._let_go()
 
 
-def _ask(known: ref[Session], anew: Callable[[], Session], name: str, stream: StreamId, default: Any) -> Any:
-    return (known() or anew())._extra_info(name, stream, default)
+class _Ended:
+    """What the first stream of an ended session asks. Who has kept that alone gets the session anew."""
+
+    def __init__(self, session: Session, anew: Callable[[], Session]) -> None:
+        self._known = ref(session)
+        self._anew = anew
+
+    def __call__(self, name: str, stream: StreamId, default: Any) -> Any:
+        session = self._known()
+        if session is None:
+            session = self._anew()
+            self._known = ref(session)
+        return session._extra_info(name, stream, default)
 
 
 class ConnectionSocket:

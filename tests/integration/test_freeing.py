@@ -48,6 +48,10 @@ class Place:
     def hold(self, *things: object) -> None:
         self.held += [ref(thing) for thing in things]
 
+    @property
+    def living(self) -> list[object]:
+        return [thing for known in self.held if (thing := known()) is not None]
+
     async def _serve(self, reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         session: multi.Session = writer.get_extra_info("session")
         self.hold(session, reader, writer, writer.transport)
@@ -274,11 +278,10 @@ async def left_by(end: Callable[[Place], Awaitable[None]], place: Place) -> Coun
     gc.freeze()
     try:
         await end(place)
-        living = lambda: [thing for known in place.held if (thing := known()) is not None]  # noqa: E731
         with suppress(AssertionError):
-            await until(lambda: not living() and not place.server.sessions, timeout=3.0)
+            await until(lambda: not place.living and not place.server.sessions, timeout=3.0)
         await asyncio.sleep(0.05)  # whoever held them last may hold more
-        left = Counter(f"{what(thing)} lives" for thing in living())
+        left = Counter(f"{what(thing)} lives" for thing in place.living)
         gc.set_debug(gc.DEBUG_SAVEALL)
         gc.collect()
         left.update(filter(None, (what(thing) if is_ours(thing) else "" for thing in gc.garbage)))
@@ -311,3 +314,28 @@ def test_so_it_does_over_every_transport(
     end: Callable[[Place], Awaitable[None]], way: str, development_certificates: Path
 ) -> None:
     check(end, Way(development_certificates, way))
+
+
+def test_who_keeps_one_part_of_an_ended_session_finds_the_others(development_certificates: Path) -> None:
+    async def kept(place: Place, name: str) -> Any:
+        session = await place.opened()
+        session.writer.write(b"last words\nend\n")
+        await session.wait_closed()
+        return getattr(session, name)
+
+    async def scenario() -> None:
+        async with Place(Way(development_certificates)) as place:
+            assert await (await kept(place, "reader")).read() == b"last words\n"
+            for name in ("writer", "transport"):
+                part = await kept(place, name)
+                session: multi.Session = part.get_extra_info("session")
+                assert part.get_extra_info("session") is session
+                assert part.get_extra_info("peername") == (HOST, place.port)
+                assert session.state.value == "closed"
+                assert session.error is None
+                assert session.stats().bytes_received
+                assert session.writer.is_closing()
+                assert await session.reader.read() == b"last words\n"
+                await session.wait_closed()
+
+    run(scenario())
