@@ -193,7 +193,7 @@ class Warned:
 
 @dataclass(frozen=True, slots=True)
 class BudgetChanged:
-    """`level` percent (75, 90, 100) of the data budget `name` are used, `used` of `limit` bytes.
+    """`level` percent (75, 90, 100) of the data budget `name` is used, `used` of `limit` bytes.
 
     `until` (ISO 8601) is the day on which a new period begins. `level` 0, or one below 100 after that: it has begun.
     """
@@ -209,7 +209,7 @@ class BudgetChanged:
         if self.level >= 100:
             return f"the data budget of {self.name} is used up: {figures}"
         if self.level:
-            return f"{self.level} % of the data budget of {self.name} are used: {figures}"
+            return f"{self.level} % of the data budget of {self.name} is used: {figures}"
         return f"the data budget of {self.name} begins anew: {figures}"
 
 

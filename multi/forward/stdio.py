@@ -105,5 +105,8 @@ class _FileWriter(asyncio.WriteTransport):
 
     abort = close
 
+    def is_closing(self) -> bool:
+        return self._file.closed
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default

@@ -320,7 +320,7 @@ class _Machine:
         if interface.kind is Kind.LOOPBACK:
             raise _Unusable(f"{interface.name} reaches this machine only")
         if not self._has_route(interface, remote):
-            raise _Unusable(f"no route through {interface.name}")
+            raise _Unusable(f"no {_family(remote).value} route through {interface.name}")
         return place.bound(interface.name, str(address))
 
     def _has_route(self, interface: Interface, remote: _Address) -> bool:

@@ -61,7 +61,9 @@ class Scheduling:
         """
         session, reason = self._session, ""
         if session.side is Side.CLIENT:
-            session.notify(Warned(f"the server schedules with {policy.scheduler}, not as asked"))
+            asked = self.policy.scheduler
+            why = "not as asked" if policy.scheduler == asked else f"not with {asked}, which it lacks or cannot use"
+            session.notify(Warned(f"the server schedules with {policy.scheduler}, {why}"))
             return
         if not session.settings.follow_peer_policy:
             return

@@ -447,7 +447,10 @@ def test_connect_carries_standard_input_and_output_whatever_they_are(files: File
             assert process.wait(30) == 0
         refused = run("connect", client, "127.0.0.1:1")
         assert (refused.returncode, refused.stderr) == (1, "multi: 127.0.0.1:1: connection refused\n")
-        denied = run("connect", client, "10.0.0.1:22")
+        with sink.open("wb") as written:
+            denied = subprocess.run(
+                command("connect", client, "10.0.0.1:22"), stdout=written, stderr=subprocess.PIPE, text=True
+            )
         assert denied.returncode == 1
         assert "10.0.0.1 is private, and no rule names it" in denied.stderr
     assert run("connect", client, "nowhere").returncode == 2

@@ -447,17 +447,17 @@ def test_any_tells_of_bridges_when_nothing_else_is_there() -> None:
 
 def test_no_route_through_an_interface_is_a_rejection() -> None:
     wlan0 = interface("wlan0", Kind.WIFI, "198.51.100.2/24", "2001:db8:3::2/64", gateways=())
-    for ip in ("ipv4", "ipv6", "any"):
+    for ip, families in (("ipv4", ["ipv4"]), ("ipv6", ["ipv6"]), ("any", ["ipv6", "ipv4"])):
         found, rejected = expand(spec(ip=ip, interfaces=("wlan0",)), machine=(LO, wlan0))
         assert found == []
-        assert reasons(rejected) == ["no route through wlan0"]
+        assert reasons(rejected) == [f"no {family} route through wlan0" for family in families]
 
 
 def test_a_default_route_of_the_other_family_does_not_help() -> None:
     eth0 = interface("eth0", Kind.ETH, "192.0.2.2/24", "2001:db8:2::2/64", gateways=((Family.IPV6, "fe80::1"),))
     found, rejected = expand(spec(), spec(ip="ipv6"), machine=(eth0,))
     assert [c.family for c in found] == [Family.IPV6]
-    assert rejected == [Rejection(0, "any", "no route through eth0")]
+    assert rejected == [Rejection(0, "any", "no ipv4 route through eth0")]
 
 
 def test_a_neighbour_needs_no_default_route() -> None:
@@ -469,7 +469,7 @@ def test_a_neighbour_needs_no_default_route() -> None:
 def test_a_neighbour_through_an_address_that_is_not_usable_is_none() -> None:
     old = address("203.0.113.2/24", usable=False, reason="deprecated")
     eth0 = interface("eth0", Kind.ETH, "192.0.2.2/24", gateways=(), more=(old,))
-    assert reasons(expand(spec(), machine=(eth0,))[1]) == ["no route through eth0"]
+    assert reasons(expand(spec(), machine=(eth0,))[1]) == ["no ipv4 route through eth0"]
 
 
 def test_a_route_known_to_the_system_counts() -> None:
@@ -483,7 +483,7 @@ def test_a_route_known_to_the_system_counts() -> None:
 def test_a_reason_is_given_once_per_entry() -> None:
     wlan0 = interface("wlan0", Kind.WIFI, "198.51.100.2/24", gateways=())
     _, rejected = expand(spec(interfaces=("wlan0", "wlan0")), machine=(wlan0,), remotes=("203.0.113.1", "203.0.113.2"))
-    assert reasons(rejected) == ["no route through wlan0"]
+    assert reasons(rejected) == ["no ipv4 route through wlan0"]
 
 
 # Duplicates across entries

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,14 @@ def test_what_a_client_asks_for_is_made_by_another_maker_than_the_servers_own() 
     session.scheduling.peer_wants(Policy("RR"))
     session.set_scheduler(Policy("BLEST"), now=0.0)
     assert asked == [("own", "adaptive"), ("peer", "RR"), ("own", "BLEST")]
+
+
+def test_a_client_is_told_which_of_its_schedulers_the_server_does_not_use() -> None:
+    ends = Ends(replace(CLEAR, policy=Policy("RR")), CLEAR)
+    ends.client.session.scheduling.peer_wants(Policy(DEFAULT_SCHEDULER))
+    ends.pump()
+    (warning,) = [event.message for event in ends.client.events if isinstance(event, Warned)]
+    assert warning == "the server schedules with adaptive, not with RR, which it lacks or cannot use"
 
 
 def test_a_scheduler_counts_as_one_whatever_its_length() -> None:
