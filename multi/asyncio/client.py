@@ -101,6 +101,8 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             await asyncio.wait([driver.attempted_all], timeout=max(0.0, started + timeout - loop.time()))
             if driver.closed_error is not None:
                 raise driver.failure()
+            if not driver.attempted_all.done() and core.paths is not None:
+                core.paths.give_up(loop.time() - started)
     except SessionRefused:
         await driver.settle()
         raise

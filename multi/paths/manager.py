@@ -153,7 +153,7 @@ class PathManager:
         self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
-        """(candidate, reason) of every attempt that failed while the session opened, each once."""
+        """(candidate, reason) of every attempt that failed until all had ended or were given up, each once."""
 
     # --- inputs: attempts and connections  ---
 
@@ -448,12 +448,15 @@ class PathManager:
         self._fail_handover(SESSION_ENDED)
 
     def give_up(self, after: float) -> None:
-        """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried."""
+        """The time to open is over, `after` seconds: add to `failures` what is under way or was never tried.
+
+        A session that is established goes on with its attempts.
+        """
         within = f"within {round(after, 1):g} s"
         self._given_up = True
         failed = {candidate for candidate, _ in self.failures}
         for slot in self.slots:
-            for candidate in slot.candidates:
+            for candidate in slot.candidates if slot.connection is None or not self._established else ():
                 if str(candidate) not in failed:
                     tried = any(attempt.candidate == candidate for attempt in slot.attempts.values())
                     reason = f"no answer {within}" if tried else f"not tried {within}"
@@ -641,7 +644,8 @@ class PathManager:
             slot.refusals += 1
             slot.unanswered_since = None
         slot.rotate(candidate)
-        if not self._established and not self._given_up and (str(candidate), reason) not in self.failures:
+        opening = not self._announced_all and not self._given_up
+        if opening and (str(candidate), reason) not in self.failures:
             self.failures.append((str(candidate), reason))
         if slot.failures >= len(slot.candidates) and not slot.attempts:
             slot.attempted = True

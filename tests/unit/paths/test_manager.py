@@ -273,6 +273,23 @@ def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause
     assert len(world.paths.failures) == 1, "said once, however often it was heard"
 
 
+def test_what_fails_while_another_connection_is_there_is_listed_until_all_were_tried() -> None:
+    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL)
+    world.state(0, ACTIVE)
+    world.paths.attempt_failed(ConnectionId(1), Reason(Cause.TRANSPORT, "no route to host"), world.now)
+    world.run(2.0)
+    again = world.dials[-1][0]
+    world.paths.attempt_failed(again, Reason(Cause.TRANSPORT, "connection refused"), world.now)
+    assert [str(reason) for _, reason in world.paths.failures] == ["no route to host"]
+
+
+def test_what_has_not_answered_is_listed_when_nobody_waits_for_it_any_more() -> None:
+    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL)
+    world.state(0, ACTIVE)
+    world.paths.give_up(3.0)
+    assert world.paths.failures == [(str(candidate(1)), Reason(Cause.ATTEMPT_TIMEOUT, "no answer within 3 s"))]
+
+
 def test_a_server_that_is_being_stopped_is_told_at_once_as_long_as_another_session_will_do() -> None:
     world = World(candidate(0))
     world.paths.attempt_failed(ConnectionId(0), Reason(Cause.GOING_AWAY, "elsewhere"), world.now)
