@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -11,40 +10,17 @@ from multi.errors import ConfigError
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import SendRequest
 from multi.schedulers.steering import MODES, TRIAL
-from multi.types import ConnectionId, Role, StreamId
+from multi.types import ConnectionId, StreamId
+from tests.unit.schedulers.views import FakeView, view
 
-
-@dataclass(frozen=True)
-class View:
-    id: ConnectionId
-    rtt: float
-    weight: float = 1.0
-    cost: float = 0.0
-    credit: int = 100_000
-    loss: float = 0.0
-    accelerates: bool = False
-    in_flight: int = 0
-    not_sent: int = 0
-    transport: str = "tcp"
-    interface: str = ""
-    role: Role = Role.ACTIVE
-    congestion_window: int = 100_000
-    rtt_variation: float = 0.0
-    rate: float = 1e6
-
-    @property
-    def min_rtt(self) -> float:
-        return self.rtt
-
-
-WIFI, CELLULAR = View(ConnectionId(0), 0.01, weight=2.0), View(ConnectionId(1), 0.05)
+WIFI, CELLULAR = view(0, rtt=0.01, weight=2.0), view(1)
 
 
 def request(now: float = 0.0, *, again: bool = False) -> SendRequest:
     return SendRequest(StreamId(0), 3, 1000, 1000, 1 << 20, again, now)
 
 
-def chosen(mode: str, *views: View, now: float = 0.0, **thresholds: float) -> list[int]:
+def chosen(mode: str, *views: FakeView, now: float = 0.0, **thresholds: float) -> list[int]:
     scheduler = create_scheduler(f"steering.{mode}", thresholds)
     return [c.id for c in scheduler.select(request(now), views)]
 
@@ -72,45 +48,45 @@ def test_modes_are_made_by_their_names_and_are_no_schedulers_for_people() -> Non
 )
 def test_each_mode_takes_the_path_it_promises(mode: str, free: list[int], first_is_full: list[int] | None) -> None:
     assert chosen(mode, WIFI, CELLULAR) == free
-    busy = replace(WIFI, credit=0, in_flight=50_000)
+    busy = WIFI.but(credit=0, in_flight=50_000)
     if first_is_full is not None:
         assert chosen(mode, busy, CELLULAR) == first_is_full
 
 
 @pytest.mark.parametrize(
-    "unsteady", [replace(WIFI, rtt_variation=0.012), replace(WIFI, rtt_variation=0.006, loss=0.03)], ids=["rtt", "loss"]
+    "unsteady", [WIFI.but(rtt_variation=0.012), WIFI.but(rtt_variation=0.006, loss=0.03)], ids=["rtt", "loss"]
 )
-def test_latency_sends_a_lone_small_message_twice_while_the_best_path_is_unsteady(unsteady: View) -> None:
+def test_latency_sends_a_lone_small_message_twice_while_the_best_path_is_unsteady(unsteady: FakeView) -> None:
     scheduler = create_scheduler("steering.latency", {})
     assert scheduler.select(request(), (unsteady, CELLULAR)) == (unsteady, CELLULAR)
     alone = request()._replace(backlog=50_000)
     for other in (alone, request()._replace(size=16_384, backlog=16_384), request(again=True)):
         assert scheduler.select(other, (unsteady, CELLULAR)) == (unsteady,)
-    full = replace(CELLULAR, credit=0)
+    full = CELLULAR.but(credit=0)
     assert scheduler.select(request(), (unsteady, full)) == (unsteady,)
 
 
 def test_the_best_path_has_the_largest_weight_then_is_the_cheapest_then_the_first() -> None:
     for mode in ("priority", "standby"):
-        assert chosen(mode, CELLULAR, replace(WIFI, id=ConnectionId(2))) == [2]
-        assert chosen(mode, replace(CELLULAR, cost=1.0), replace(WIFI, id=ConnectionId(2), weight=1.0)) == [2]
-        assert chosen(mode, CELLULAR, replace(WIFI, id=ConnectionId(2), weight=1.0)) == [1]
+        assert chosen(mode, CELLULAR, WIFI.but(id=ConnectionId(2))) == [2]
+        assert chosen(mode, CELLULAR.but(cost=1.0), WIFI.but(id=ConnectionId(2), weight=1.0)) == [2]
+        assert chosen(mode, CELLULAR, WIFI.but(id=ConnectionId(2), weight=1.0)) == [1]
 
 
 def test_standby_takes_over_from_a_path_that_does_not_move() -> None:
     scheduler = create_scheduler("steering.standby", {})
-    stuck = replace(WIFI, credit=0, in_flight=50_000)
+    stuck = WIFI.but(credit=0, in_flight=50_000)
     assert not scheduler.select(request(0.0), (stuck, CELLULAR))
     assert scheduler.select(request(0.5), (stuck, CELLULAR)) == (CELLULAR,)
     assert scheduler.select(request(again=True), (stuck, CELLULAR)) == (CELLULAR,)
 
 
-@pytest.mark.parametrize("bad", [replace(WIFI, rtt=0.2), replace(WIFI, loss=0.2)], ids=["rtt", "loss"])
-def test_a_path_beyond_a_threshold_is_out_until_it_was_clearly_better_for_a_while(bad: View) -> None:
+@pytest.mark.parametrize("bad", [WIFI.but(rtt=0.2), WIFI.but(loss=0.2)], ids=["rtt", "loss"])
+def test_a_path_beyond_a_threshold_is_out_until_it_was_clearly_better_for_a_while(bad: FakeView) -> None:
     scheduler = create_scheduler("steering.priority", {"max_rtt": 0.1, "max_loss": 0.1})
     assert scheduler.select(request(0.0), (WIFI, CELLULAR)) == (WIFI,)
     assert scheduler.select(request(1.0), (bad, CELLULAR)) == (CELLULAR,)
-    nearly = replace(WIFI, rtt=0.095, loss=0.095)
+    nearly = WIFI.but(rtt=0.095, loss=0.095)
     assert scheduler.select(request(2.0), (nearly, CELLULAR)) == (CELLULAR,)
     assert scheduler.select(request(4.0), (nearly, CELLULAR)) == (CELLULAR,)
     assert scheduler.select(request(4.1), (WIFI, CELLULAR)) == (CELLULAR,)
@@ -120,7 +96,7 @@ def test_a_path_beyond_a_threshold_is_out_until_it_was_clearly_better_for_a_whil
 
 def test_a_path_whose_figures_do_not_change_is_tried_again_less_and_less_often() -> None:
     scheduler = create_scheduler("steering.priority", {"max_rtt": 0.1})
-    bad = replace(WIFI, rtt=0.2)
+    bad = WIFI.but(rtt=0.2)
     tries = [now for now in range(200) if scheduler.select(request(float(now)), (bad, CELLULAR)) == (bad,)]
     assert tries[0] == TRIAL
     gaps = [later - earlier for earlier, later in pairwise(tries)]
@@ -133,5 +109,5 @@ def test_thresholds_that_no_path_keeps_bind_nobody_and_lost_bytes_go_anywhere() 
     assert scheduler.select(request(), (WIFI, CELLULAR)) == (WIFI,)
     scheduler = create_scheduler("steering.latency", {"max_rtt": 0.02})
     assert scheduler.select(request(again=True), (CELLULAR,)) == (CELLULAR,)
-    late = replace(CELLULAR, rtt=0.03)
-    assert scheduler.select(request(again=True), (late, replace(late, id=ConnectionId(3)))) == (late,)
+    late = CELLULAR.but(rtt=0.03)
+    assert scheduler.select(request(again=True), (late, late.but(id=ConnectionId(3)))) == (late,)

@@ -12,41 +12,30 @@ import pytest
 
 from multi.schedulers import create_scheduler, scheduler_names
 from multi.schedulers.base import SendRequest
-from multi.types import STREAM_ZERO, ConnectionId, Role
+from multi.types import STREAM_ZERO, ConnectionId
+from tests.unit.schedulers.views import FakeView
 
 SEGMENT = 16 * 1024
 MEGABIT = 125_000.0  # bytes per second
 
 
 @dataclass(slots=True)
-class Link:
+class Link(FakeView):
     """A connection whose segments leave at `line_rate` and arrive half a round trip later."""
 
-    id: ConnectionId
-    line_rate: float
-    rtt: float
+    line_rate: float = field(kw_only=True)
+    credit: int = 0
+    rate: float = 0.0
+    congestion_window: int = 0
+    rtt_variation: float = 0.001
     queue: int = 64 * 1024
     tells_rate: bool = True
     stalls_at: float = float("inf")
-    credit: int = 0
-    in_flight: int = 0
-    not_sent: int = 0
-    rate: float = 0.0
-    accelerates: bool = False
-    congestion_window: int = 0
-    interface: str = ""
-    transport: str = "tcp"
-    role: Role = Role.ACTIVE
-    weight: float = 1.0
-    cost: float = 0.0
-    loss: float = 0.0
-    rtt_variation: float = 0.001
     free_at: float = 0.0
     under_way: list[tuple[float, float, int]] = field(default_factory=list)  # left, acknowledged, bytes
 
-    @property
-    def min_rtt(self) -> float:
-        return self.rtt
+    def __post_init__(self) -> None:
+        self.min_rtt = self.rtt
 
     def update(self, now: float) -> None:
         if self.tells_rate and self.rate == 0.0 and any(done <= now for _, done, _ in self.under_way):
@@ -93,15 +82,15 @@ def transfer(name: str, links: list[Link], size: int, *, window: int = 1 << 40, 
 
 
 def fast() -> Link:
-    return Link(ConnectionId(1), 40 * MEGABIT, 0.010)
+    return Link(ConnectionId(1), line_rate=40 * MEGABIT, rtt=0.010)
 
 
 def slow() -> Link:
-    return Link(ConnectionId(2), 8 * MEGABIT, 0.100)
+    return Link(ConnectionId(2), line_rate=8 * MEGABIT, rtt=0.100)
 
 
 def satellite() -> Link:
-    return Link(ConnectionId(2), 1 * MEGABIT, 0.600)
+    return Link(ConnectionId(2), line_rate=1 * MEGABIT, rtt=0.600)
 
 
 def mbps(name: str, links: list[Link], size: int = 8 << 20, **options: int) -> float:
