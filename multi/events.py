@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from multi.reasons import Cause, Reason
-from multi.types import Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
-
-Buffer = bytes | bytearray | memoryview
-
+from multi.types import Buffer, Candidate, ConnectionFacts, ConnectionId, ConnectionState, Role, StreamId
 
 # --- events: `str(event)` is a sentence for people, which may hold words of the peer  ---
 

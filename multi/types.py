@@ -19,6 +19,7 @@ ROUTE_LENGTH = 8  # bytes at most of the token that tells a server from others b
 
 Address = tuple[str, int]
 """(literal IP address, port)."""
+Buffer = bytes | bytearray | memoryview
 
 
 class Side(Enum):

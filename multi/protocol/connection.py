@@ -19,6 +19,7 @@ from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
 from multi.types import (
     STREAM_ZERO,
+    Buffer,
     ConnectionFacts,
     ConnectionId,
     ConnectionState,
@@ -54,7 +55,6 @@ CONNECTED = Reason(Cause.CONNECTED, "connected")
 DATA = int(SegmentType.DATA)
 DATAGRAM = int(SegmentType.DATAGRAM)
 MAX_DATAGRAM = 65_535  # bytes; UDP has no more either, and one must not hold up a slow connection for long
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(slots=True, eq=False)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost
 from multi.protocol.payloads import MAX_OFFSET, Parameters, Range
 from multi.schedulers.base import Scheduler
-from multi.types import ConnectionId, StreamId
+from multi.types import Buffer, ConnectionId, StreamId
 
 COALESCE_BELOW = 4096  # bytes; copying less costs less than keeping one more object and buffer
 COALESCED_CHUNK = 64 * 1024  # bytes a coalesced chunk grows to
@@ -21,7 +21,6 @@ CHUNK_OVERHEAD = 512  # bytes of objects kept per chunk (measured: 505 to 563), 
 SILLY_WINDOW = 1024  # bytes; less window than this is not used alone
 SENT_TOGETHER = 0.005  # seconds within which small segments on the same connection share one record
 MAX_PIECES = 64  # buffers of one segment; more are joined, a system call takes 1,024 in all
-Buffer = bytes | bytearray | memoryview
 _COMPACT_AFTER = 256  # dead entries at the front of a list before it is cut
 
 

@@ -27,11 +27,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from multi.errors import ConfigError, DependencyError, TransportError
 from multi.transports.settings import TransportSection
-from multi.types import LISTEN_BACKLOG, Candidate, ConnectionFacts, Source, TransportSample
+from multi.types import LISTEN_BACKLOG, Buffer, Candidate, ConnectionFacts, Source, TransportSample
 
 S = TypeVar("S", bound=TransportSection)
-
-Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, ChannelInfo, TlsSettings
+from multi.transports.base import ChannelInfo, TlsSettings
 from multi.transports.certificates import check_own, check_pin, fault_of, read_certificates, refused, stamp
 from multi.transports.sockets import ours, ready, transport_error
+from multi.types import Buffer
 
 ALPN = "multi/1"
 FIRST_BYTE = 0x16  # content type of a TLS handshake record (RFC 8446 section 5.1); MULTI's version is never this

@@ -18,13 +18,13 @@ from aioquic.quic.packet import QuicErrorCode
 
 from multi.errors import TransportError, printable
 from multi.multipath.cap import RateMeter
-from multi.transports.base import Buffer, ChannelInfo, ChannelSink
+from multi.transports.base import ChannelInfo, ChannelSink
 from multi.transports.certificates import fault_of, refused
 from multi.transports.quic.engine import GONE, LANE_STREAMS, RECEIVE_WINDOW, EngineError, QuicEngine
 from multi.transports.quic.udp_port import SEGMENTS_PER_SEND, Burst, PeerAddress, UdpPort
 from multi.transports.sockets import is_loopback, transport_error
 from multi.transports.tls import ALPN
-from multi.types import MESSAGES, TransportSample, host_of
+from multi.types import MESSAGES, Buffer, TransportSample, host_of
 
 LANE_1_PREFACE = b"\x01"  # opens lane 1 so that the server may write on it
 

@@ -23,10 +23,11 @@ from aioquic.quic.events import ConnectionTerminated
 from multi.errors import DependencyError, TransportError
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import PathPolicy
-from multi.transports.base import Buffer, TlsSettings
+from multi.transports.base import TlsSettings
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
+from multi.types import Buffer
 
 logger = logging.getLogger("multi.transports")
 

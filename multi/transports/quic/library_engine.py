@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 from aioquic.quic.events import ConnectionTerminated
 
 from multi.errors import TransportError
-from multi.transports.base import Buffer, TlsSettings
+from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own
 from multi.transports.quic.connection_ids import PLAIN_IDS, TOKEN_LENGTH, ConnectionIds
 from multi.transports.quic.engine import QuicEngine, Secrets, third_party
@@ -18,6 +18,7 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
+from multi.types import Buffer
 
 LARGEST_FRAME = 65_535  # bytes of a DATAGRAM frame that a peer may send; packets bound it anyway
 PACKET_OVERHEAD = 1 + 20 + 4 + 16  # bytes: first byte, connection id, packet number and tag at their longest

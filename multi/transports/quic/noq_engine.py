@@ -39,7 +39,7 @@ from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
-from multi.transports.base import Buffer, TlsSettings
+from multi.transports.base import TlsSettings
 from multi.transports.certificates import check_own, fault_of, refused
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import (
@@ -60,6 +60,7 @@ from multi.transports.quic.udp_port import Burst, PeerAddress
 from multi.transports.quic.verification import verify
 from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
+from multi.types import Buffer
 
 VERSION = "0.4.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""

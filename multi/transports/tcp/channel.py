@@ -18,7 +18,7 @@ from time import monotonic
 from weakref import WeakKeyDictionary
 
 from multi.errors import TransportError
-from multi.transports.base import READ_TIME, Buffer, ChannelInfo, ChannelSink, QueueingChannel
+from multi.transports.base import READ_TIME, ChannelInfo, ChannelSink, QueueingChannel
 from multi.transports.sockets import (
     NOTSENT_LOWAT,
     family_of,
@@ -28,7 +28,7 @@ from multi.transports.sockets import (
 )
 from multi.transports.tcp.info import read_tcp_info
 from multi.transports.tls import TlsStream
-from multi.types import TransportSample
+from multi.types import Buffer, TransportSample
 
 RECEIVE_BUFFER = 1024 * 1024  # bytes, one per event loop: many connections cost no more memory than one
 READS_PER_EVENT = 4  # then other connections get their turn; sooner when `READ_TIME` is over
