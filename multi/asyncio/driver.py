@@ -100,19 +100,12 @@ FORKED = Reason(Cause.ABORTED, "the session belongs to the process that this one
 LOOP_ENDED = Reason(Cause.ABORTED, "the application's event loop ended")
 SESSION_MEMORY = 20 * 1024  # bytes that a session is counted for besides its window and its connections
 STREAM_MEMORY = 3 * 1024  # each of its streams
-TLS_MEMORY = (
-    12 * 1024
-)  # each of its connections, besides what its transport says (`make bench ARGS=counted` measures all)
+TLS_MEMORY = 12 * 1024  # each of its connections, besides what its transport says (measured: `make bench ARGS=counted`)
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 LOOK = 0.040  # seconds; so often a watched session sees to deadlines, which bytes bring no nearer than SUSPECT_SLACK
-MOVE_NO_DEADLINE = (
-    SendBytes,
-    StreamReadable,
-    StreamWritable,
-    StreamOpened,
-    DatagramsReadable,
-)  # effects that come with bytes
+WITH_BYTES = SendBytes, StreamReadable, StreamWritable, StreamOpened, DatagramsReadable
+"""Effects that come with bytes: they bring no deadline nearer."""
 
 T = TypeVar("T")
 Waiting = dict[StreamId, list[asyncio.Future[None]]]
@@ -318,7 +311,7 @@ class SessionDriver:
                     if (wake := self.on_readable.get(effect.stream)) is not None:
                         wake()
                 else:
-                    exact = exact or not isinstance(effect, MOVE_NO_DEADLINE)
+                    exact = exact or not isinstance(effect, WITH_BYTES)
                     self._perform(effect)
             if not touched:
                 break

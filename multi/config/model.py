@@ -40,9 +40,9 @@ from multi.types import ROUTE_LENGTH, SESSION_ID_LENGTH, Address, Role, SessionI
 
 MIB = 1 << 20
 KINDS = ("eth", "wifi", "cellular")
+"""Kinds of interface an entry may ask for; `any` is all of them."""
 OTHER_KIND_NAMES = {"ethernet": "eth", "wi-fi": "wifi", "lte": "cellular", "4g": "cellular", "5g": "cellular"}
 """What people type for a kind."""
-"""Kinds of interface an entry may ask for; `any` is all of them."""
 MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and would round to "no cap"
 BYTES_PER_MEGABIT = 125_000
 MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
