@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from multi.errors import RemoteProtocolError
-from multi.protocol import payloads
+from multi.protocol import handshake, payloads
+from multi.protocol.handshake import NONCE_LENGTH, Ticket, decode_tickets, encode_tickets
 from multi.protocol.payloads import (
     MAX_OFFSET,
     Ack,
@@ -38,6 +39,7 @@ from multi.protocol.payloads import (
     encode_scheduler,
     encode_unsigned,
 )
+from multi.protocol.segment import SegmentType
 from multi.types import Role, StreamId
 from tests.fuzz.target import Target, check
 
@@ -59,51 +61,61 @@ def _unsigned(*sizes: int) -> Callable[[bytes], bytes]:
     return lambda payload: encode_unsigned(*zip(decode_unsigned(payload, *sizes), sizes, strict=True))
 
 
-DECODERS: dict[str, Callable[[bytes], bytes]] = {
-    "ack": lambda payload: encode_ack(decode_ack(memoryview(payload))),
-    "keepalive": lambda payload: encode_keepalive(decode_keepalive(memoryview(payload))),
-    "close": _close,
-    "policy": _policy,
-    "rate": lambda payload: encode_rate(*decode_rate(payload)),
-    "steer": lambda payload: encode_scheduler(*decode_scheduler(payload)),
-    "role": lambda payload: encode_role(*decode_role(payload)),
-    "drain": lambda payload: encode_drain(*decode_drain(payload)),
-    "away": lambda payload: encode_away(decode_away(payload)),
-    "address": lambda payload: encode_addresses(decode_addresses(payload)),
-    "fin": _unsigned(8),
-    "reset": _unsigned(8, 4),
-    "open": _unsigned(1),
+DECODERS: dict[SegmentType, Callable[[bytes], bytes]] = {
+    SegmentType.ACK: lambda payload: encode_ack(decode_ack(memoryview(payload))),
+    SegmentType.KEEPALIVE: lambda payload: encode_keepalive(decode_keepalive(memoryview(payload))),
+    SegmentType.CLOSE: _close,
+    SegmentType.POLICY: _policy,
+    SegmentType.RATE: lambda payload: encode_rate(*decode_rate(payload)),
+    SegmentType.STEER: lambda payload: encode_scheduler(*decode_scheduler(payload)),
+    SegmentType.ROLE: lambda payload: encode_role(*decode_role(payload)),
+    SegmentType.DRAIN: lambda payload: encode_drain(*decode_drain(payload)),
+    SegmentType.AWAY: lambda payload: encode_away(decode_away(payload)),
+    SegmentType.ADDRESS: lambda payload: encode_addresses(decode_addresses(payload)),
+    SegmentType.FIN: _unsigned(8),
+    SegmentType.RESET: _unsigned(8, 4),
+    SegmentType.OPEN: lambda payload: _unsigned(1, 4)(payload) if len(payload) > 1 else _unsigned(1)(payload),
+    SegmentType.STOP_SENDING: _unsigned(4),
+    SegmentType.MAX_STREAMS: _unsigned(8),
+    SegmentType.TICKETS: lambda payload: encode_tickets(decode_tickets(payload)),
 }
 """Each decodes a payload, or raises RemoteProtocolError, and encodes it again."""
 
-SEEDS: dict[str, list[bytes]] = {
-    "ack": [
+SEEDS: dict[SegmentType, list[bytes]] = {
+    SegmentType.ACK: [
         encode_ack(Ack(1 << 17, 5, ((7, 8),), (StreamAck(StreamId(0), 4096, 1 << 16, ((8192, 12288),)),))),
         encode_ack(Ack(MAX_OFFSET, MAX_OFFSET, (), tuple(StreamAck(StreamId(n), n, n) for n in range(0, 40, 2)))),
         encode_ack(Ack(0, 0, tuple((2 * n + 1, 2 * n + 2) for n in range(32)))),
     ],
-    "keepalive": [
+    SegmentType.KEEPALIVE: [
         encode_keepalive(Keepalive(9, wants_ack=True)),
         encode_keepalive(Keepalive((1 << 64) - 1, pong=True)),
     ],
-    "close": [encode_close(Close(1, "aborted")), encode_close(Close(0)), encode_close(Close(2, "\u00e4" * 100))],
-    "policy": [
+    SegmentType.CLOSE: [
+        encode_close(Close(1, "aborted")),
+        encode_close(Close(0)),
+        encode_close(Close(2, "\u00e4" * 100)),
+    ],
+    SegmentType.POLICY: [
         encode_policy(Policy("WRR", (("n", 240.0), ("alpha", -0.0)), switch=True, reinject="rescue")),
         encode_policy(Policy()),
         encode_policy(Policy("s" * 255, tuple(("p" * 64, 1e308) for _ in range(16)))),
     ],
-    "rate": [encode_rate(5, 1e6)],
-    "steer": [encode_scheduler("steering.latency", (("max_rtt", 0.1),)), encode_scheduler("", ())],
-    "role": [encode_role(5, Role.BACKUP)],
-    "drain": [encode_drain(5, step) for step in DrainStep],
-    "away": [encode_away(25.0)],
-    "address": [
+    SegmentType.RATE: [encode_rate(5, 1e6)],
+    SegmentType.STEER: [encode_scheduler("steering.latency", (("max_rtt", 0.1),)), encode_scheduler("", ())],
+    SegmentType.ROLE: [encode_role(5, Role.BACKUP)],
+    SegmentType.DRAIN: [encode_drain(5, step) for step in DrainStep],
+    SegmentType.AWAY: [encode_away(25.0)],
+    SegmentType.ADDRESS: [
         encode_addresses([("192.0.2.7", 7788), ("2001:db8::7", 1)]),
         encode_addresses([("::ffff:1.2.3.4", 1)] * 4),
     ],
-    "fin": [encode_unsigned((4660, 8))],
-    "reset": [encode_unsigned((4660, 8), (7, 4))],
-    "open": [b"\3"],
+    SegmentType.FIN: [encode_unsigned((4660, 8))],
+    SegmentType.RESET: [encode_unsigned((4660, 8), (7, 4))],
+    SegmentType.OPEN: [b"\3", encode_unsigned((3, 1), (250, 4))],
+    SegmentType.STOP_SENDING: [encode_unsigned((7, 4))],
+    SegmentType.MAX_STREAMS: [encode_unsigned((128, 8))],
+    SegmentType.TICKETS: [encode_tickets([Ticket(5, bytes(range(NONCE_LENGTH)))])],
 }
 
 
@@ -116,11 +128,10 @@ def _run(decoder: Callable[[bytes], bytes], payload: bytes) -> None:
     check(again == payload, "a payload that has two encodings")
 
 
-def _target(name: str) -> Target:
-    decoder, found = DECODERS[name], SEEDS[name]
-    return Target(
-        f"payload-{name}", lambda data: _run(decoder, data), lambda: found, (payloads,), short=500, longest=1100
-    )
+def _target(kind: SegmentType) -> Target:
+    decoder, found, name = DECODERS[kind], SEEDS[kind], kind.name.lower().replace("_", "-")
+    modules = payloads, handshake
+    return Target(f"payload-{name}", lambda data: _run(decoder, data), lambda: found, modules, short=500, longest=1100)
 
 
-TARGETS = tuple(_target(name) for name in DECODERS)
+TARGETS = tuple(map(_target, DECODERS))

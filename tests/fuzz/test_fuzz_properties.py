@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from multi.config import json_schema, load_config
 from multi.errors import ConfigError
 from multi.protocol.payloads import MAX_OFFSET, Ack, StreamAck, encode_ack
-from multi.protocol.segment import SegmentType, encode
+from multi.protocol.segment import HANDSHAKE_TYPES, SegmentType, encode
 from multi.types import SessionId, StreamId
-from tests.fuzz import fuzz_segment
+from tests.fuzz import fuzz_payloads, fuzz_segment
 from tests.fuzz.targets import TARGETS
 
 quickly = settings(deadline=None, derandomize=True, max_examples=100, suppress_health_check=list(HealthCheck))
@@ -65,6 +65,10 @@ def test_acknowledgements_come_back_as_they_were(
     window, above = numbers
     entries = tuple(StreamAck(StreamId(s), start, end, _ranges(start, steps)) for s, start, end, steps in streams)
     TARGETS["payload-ack"].run(encode_ack(Ack(window, above, _ranges(above, control), entries)))
+
+
+def test_the_payload_of_every_segment_that_is_neither_data_nor_handshake_is_fuzzed() -> None:
+    assert set(fuzz_payloads.DECODERS) == set(SegmentType) - HANDSHAKE_TYPES - {SegmentType.DATA, SegmentType.DATAGRAM}
 
 
 def _ranges(above: int, steps: list[int]) -> tuple[tuple[int, int], ...]:

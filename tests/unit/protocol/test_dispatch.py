@@ -236,7 +236,7 @@ def test_what_a_later_version_may_add_is_skipped_and_its_control_acknowledged() 
     line.inject(
         ends.segment(129, b"a new kind of data"),
         ends.segment(191, bytes(65_536)),
-        ends.segment(193, b"a new kind of control", sequence=number),
+        ends.segment(254, b"a new kind of control", sequence=number),
         ends.segment(255, b"", sequence=number + 1),
         ends.segment(T.DATA, b"and data"),
     )

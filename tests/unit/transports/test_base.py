@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from multi.asyncio.server import listened_to
+from multi.config.model import Listen
 from multi.errors import ConfigError
 from multi.transports import base
 from multi.transports.base import (
@@ -51,6 +53,12 @@ def test_a_transport_is_made_when_it_is_first_used_and_once() -> None:
     assert made == []
     assert transport("pigeon") is transport("pigeon") is made[0]
     assert "pigeon" in transport_names()
+
+
+def test_what_servers_accept_by_default_needs_no_port_twice() -> None:
+    """One that needs a port of its own takes the others' connections as well, or is accepted `by_name_only`."""
+    listeners = [transport_type(name).over_udp for name in listened_to(Listen.model_fields["transports"].default)]
+    assert sorted(listeners) == [False, True]
 
 
 def test_a_name_may_be_registered_again_unless_it_is_one_of_ours() -> None:
