@@ -711,6 +711,9 @@ class ConfigModel(Section):
     """Server: processes that share its port and its limits, each with a core of its own where there are enough, for
     `multi serve`, `multi bench serve` and `multi.run_server`; `auto` = one for each core this process may use. A parent
     supervises them. Linux. Default null: this process serves, and needs no other."""
+    worker_timeout: Annotated[float | None, Range(1.0, 86_400.0), Side.SERVER] = 30.0
+    """Server: seconds for which a worker may hang, its event loop held up by a handler that computes or waits without
+    `await`; then it is killed and started again, and its sessions are lost. Null: it may hang for ever. Default 30."""
     drain_timeout: Annotated[float, Range(0.0, 604_800.0), Side.SERVER] = 25.0
     """Server: seconds that sessions get to end when the server is stopped by SIGTERM or `drain`; meanwhile clients can
     move to another server. Default 25: Kubernetes kills after 30."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import sys
 from functools import lru_cache
 
 from multi.asyncio.admission import Counts
@@ -18,7 +19,7 @@ KINDS = ("sessions", "half_open", "unconfirmed", "detached", "memory")
 ROWS = 2  # a source has a place in each, and the smaller count of both is closer
 PLACES = 2048  # in a row; with 10,000 sources of one session each, one of them seems to have about five
 PER_KIND = 1 + ROWS * PLACES  # a total, and the counts of the sources
-SERVING = len(KINDS) * PER_KIND  # where a worker says that it is there
+SERVING = len(KINDS) * PER_KIND  # where a worker says that it is there, and again and again that it lives
 PER_WORKER = SERVING + 1
 SIZE = 8  # bytes of a count, which is written at once
 
@@ -36,6 +37,12 @@ def clear(descriptor: int, index: int) -> None:
     os.pwrite(descriptor, bytes(size), index * size)
 
 
+def signs_of_life(descriptor: int, index: int) -> int:
+    """How often a worker has said that it lives; 0 = it does not serve."""
+    found = os.pread(descriptor, SIZE, (index * PER_WORKER + SERVING) * SIZE)
+    return int.from_bytes(found, sys.byteorder)
+
+
 class SharedCounts(Counts):
     """The view of one worker."""
 
@@ -48,9 +55,9 @@ class SharedCounts(Counts):
         self._key = key
         self._places = lru_cache(maxsize=4096)(self._places_of)
 
-    def begin(self) -> None:
-        """This worker serves, until its process ends and somebody calls `clear`."""
-        self._own[SERVING] = 1
+    def live(self) -> None:
+        """This worker serves, until its process ends and somebody calls `clear`; each call is a sign of life."""
+        self._own[SERVING] += 1
 
     def serves(self, index: int) -> bool:
         """Whether a worker is there: else nobody has the sessions any more that were its own."""

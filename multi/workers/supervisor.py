@@ -15,6 +15,7 @@ import pickle
 import signal
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -36,9 +37,20 @@ from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.transports.sockets import listening_socket
 from multi.types import ROUTE_LENGTH
 from multi.workers.answers import AnswersOfAll, Found
-from multi.workers.counts import clear, shared_memory
+from multi.workers.counts import clear, shared_memory, signs_of_life
 from multi.workers.logs import levels, log_of_worker
-from multi.workers.worker import LINE_LIMIT, PASSED_ON, UNSEEN, Descriptor, Job, Worker, pass_datagram_on, pass_on, work
+from multi.workers.worker import (
+    LINE_LIMIT,
+    PASSED_ON,
+    SIGN_OF_LIFE,
+    UNSEEN,
+    Descriptor,
+    Job,
+    Worker,
+    pass_datagram_on,
+    pass_on,
+    work,
+)
 
 logger = logging.getLogger("multi.workers")
 
@@ -221,6 +233,7 @@ class Supervisor:
         self._logs.setblocking(False)
         loop.add_reader(self._logs.fileno(), self._log)
         keepers: list[asyncio.Task[None]] = []
+        watching: list[asyncio.Task[None]] = []
         try:
             await self._bind()
             for slot in self._slots:
@@ -231,11 +244,12 @@ class Supervisor:
                 await self.control.open(self._config.control_path, control.metrics_port, self.port)
             if not self._signals:
                 started(self)
+            watching.append(loop.create_task(self._watch(), name="watchdog of the workers"))
             await asyncio.gather(*keepers)
         finally:
-            for keeper in keepers:
-                keeper.cancel()  # kills its worker
-            await asyncio.gather(*keepers, return_exceptions=True)
+            for task in (*watching, *keepers):
+                task.cancel()  # a keeper kills its worker
+            await asyncio.gather(*watching, *keepers, return_exceptions=True)
             self._close()
         return self._stopped_by
 
@@ -332,15 +346,29 @@ class Supervisor:
         self._started = True
         self._rearrange()
 
+    async def _watch(self) -> None:
+        """Kill workers that hang. What counts is looks in vain: time passes for a process that is stopped itself."""
+        silent: Counter[Slot] = Counter()
+        heard: dict[Slot, int] = {}
+        while (patience := self._config.worker_timeout) is not None:
+            await asyncio.sleep(SIGN_OF_LIFE)
+            for slot in self._slots:
+                before, heard[slot] = heard.get(slot), signs_of_life(self._memory, slot.index)
+                silent[slot] = silent[slot] + 1 if heard[slot] == before and slot.ready.is_set() else 0
+                if silent[slot] * SIGN_OF_LIFE > patience:
+                    logger.error("worker %d has given no sign of life for %g s, and is killed", slot.index, patience)
+                    slot.signal(signal.SIGKILL)
+                    silent[slot] = 0
+
     async def _keep(self, slot: Slot) -> None:
-        """Start a worker, and again when it dies. One that ends in order has done what it is for."""
+        """Start a worker, and again when it ends, for whatever reason."""
         clock, pause = asyncio.get_running_loop().time, 0.0
         while not (self._stopping.is_set() or self._answers.draining):
             began = clock()
             code = await self._life(slot)
             clear(self._memory, slot.index)
             self._answers.ended(slot)
-            if self._stopping.is_set() or self._answers.draining or code == 0:
+            if self._stopping.is_set() or self._answers.draining:
                 return
             how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
             if not self._started:

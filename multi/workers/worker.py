@@ -38,6 +38,7 @@ DATAGRAM = b"d"  # note with a datagram after it: where it came, in a line of JS
 MAX_NOTE = 256  # bytes
 MAX_DATAGRAM = 65_536
 TAKEN_AT_ONCE = 64  # connections and datagrams that others pass on; then those that are served get their turn
+SIGN_OF_LIFE = 1.0  # seconds from one to the next
 PASSED_ON = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 LINE_LIMIT = 64 << 20  # bytes of an answer to the parent: ten thousand sessions with all their connections
 _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
@@ -130,12 +131,16 @@ class Worker:
     ) -> Server:
         """As `multi.start_server`, on the sockets that the parent has bound. Once in a process."""
         server = Server(on_client, self.config, limit, backlog, self._place)
-        self._counts.begin()
+        self._live()
         await server.start_serving()
         self.started = True
         # Told in the next turn: by then whoever has called this takes the signals that the parent passes on.
         self._listening = asyncio.get_running_loop().create_task(self._answer(server), name="requests of the parent")
         return server
+
+    def _live(self) -> None:
+        self._counts.live()
+        asyncio.get_running_loop().call_later(SIGN_OF_LIFE, self._live)
 
     def stop_signals(self, server: Server, say: Callable[[str], None]) -> StopSignals:
         """Those that the parent passes on."""

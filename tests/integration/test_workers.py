@@ -361,7 +361,7 @@ def test_datagrams_for_a_worker_that_is_not_there_reach_one_that_is(files: Files
             peer.send(packet)
             said = await asyncio.wait_for(loop.sock_recv(peer, 2000), 10)
             assert said.endswith(of_dead.reset_token(connection_id))
-            SharedCounts(memory, 2, 1, b"").begin()  # it lives: what goes astray is not answered for it
+            SharedCounts(memory, 2, 1, b"").live()  # it lives: what goes astray is not answered for it
             peer.send(packet)
             ours = b"\x40" + ConnectionIds(base + b"\0", key).new() + os.urandom(60)
             peer.send(ours)  # comes after it, and is answered
@@ -406,21 +406,38 @@ def test_a_worker_that_hangs_does_not_keep_a_server_from_ending(files: Files) ->
         assert running.process.wait(10) == 0
 
 
-def test_a_server_that_is_drained_while_a_worker_is_started_again_ends(files: Files) -> None:
+def test_a_worker_that_leaves_or_hangs_is_started_again_unless_the_server_is_drained(files: Files) -> None:
     """The new one would go on alone."""
     control = files.root / "drained.sock"
-    config = files.server_config(workers=WORKERS, control={"socket": "drained.sock"}, drain_timeout=5.0)
+    config = files.server_config(
+        workers=WORKERS, control={"socket": "drained.sock"}, drain_timeout=5.0, worker_timeout=3.0
+    )
 
-    async def scenario(running: Program) -> None:
+    async def left(running: Program) -> None:
         session = await multi.connect(client(files, running.port, "tcp"))
-        session.writer.write(b"die\n")
+        session.writer.write(b"leave\n")
         with pytest.raises(multi.SessionLost):
             await session.wait_closed()
+
+    async def all_serving(running: Program) -> int:
+        """One of the processes, once all of them have served."""
+        found = set()
+        while len(found) < WORKERS:
+            async with multi.connect(client(files, running.port, "tcp")) as session:
+                found.add(int(await asked((session.reader, session.writer), b"who")))
+        return found.pop()
+
+    async def drain() -> None:
         status, said = await ask(control, "POST /command", {"command": "drain"})
         assert status == 200, said
 
     with program(config) as running:
-        run(scenario(running))
+        run(left(running))
+        running.wait_for("worker . ended with exit code 0, its sessions with it; it is started again")
+        os.kill(run(all_serving(running)), signal.SIGSTOP)
+        running.wait_for("worker . has given no sign of life for 3 s, and is killed")
+        running.wait_for("worker . was ended by SIGKILL, its sessions with it; it is started again")
+        run(drain())
         running.wait_for("^ended by SIGTERM$")
         assert running.process.wait(10) == 0
 

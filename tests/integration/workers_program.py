@@ -21,6 +21,8 @@ async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) ->
                 writer.write(" ".join(info.remote for info in session.connections).encode() + b"\n")
             case b"die\n":
                 os.kill(os.getpid(), signal.SIGKILL)
+            case b"leave\n":
+                sys.exit(0)
             case b"log\n":
                 logging.getLogger("program").warning("logged by %d", os.getpid())
                 writer.write(b"logged\n")

@@ -51,7 +51,7 @@ def test_a_worker_that_has_ended_has_nothing_and_the_others_keep_theirs(memory: 
 def test_a_worker_is_there_from_when_it_says_so_until_it_has_ended(memory: int) -> None:
     first, second, _ = views(memory)
     assert not second.serves(0)
-    first.begin()
+    first.live()
     assert [second.serves(index) for index in range(WORKERS)] == [True, False, False]
     clear(memory, 0)
     assert not second.serves(0)
