@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from multi.lab.cert import write_development_certificates
+from tests.processes import MORTAL
 
 TIMEOUT = 60.0  # seconds any command may take; those that hang are the bug
 
@@ -28,7 +29,7 @@ _ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "multi", *map(str, arguments)]
+    return [*MORTAL, sys.executable, "-m", "multi", *map(str, arguments)]
 
 
 def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

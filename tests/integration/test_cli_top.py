@@ -23,6 +23,7 @@ from multi.cli.main import main
 from tests.integration.cli_runner import run_forked
 from tests.integration.support import Pair, Way, event_of, multi_pair, run
 from tests.integration.test_control import ask
+from tests.processes import MORTAL
 
 SEALED = Way(Path())
 TWO = [["tcp", "ipv4", "127.0.0.1"], ["tcp", "ipv4", "127.0.0.2"]]
@@ -178,7 +179,7 @@ def test_a_second_session_with_the_same_socket_is_warned_and_goes_on(tmp_path: P
 def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:
     def look(path: Path, pair: Pair) -> None:
         screen, terminal = pty.openpty()
-        command = [sys.executable, "-m", "multi", "top", str(path)]
+        command = [*MORTAL, sys.executable, "-m", "multi", "top", str(path)]
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "180", "LINES": "40"}
         with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
             os.close(terminal)

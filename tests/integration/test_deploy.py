@@ -27,6 +27,7 @@ from multi.reasons import Cause
 from tests.integration.cli_runner import Files, command, run_forked, started, wait_for_line
 from tests.integration.support import HOST, Way, run, until
 from tests.integration.test_drain import ask, echo, session_of
+from tests.processes import MORTAL
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 SEALED = Way(Path())
@@ -55,7 +56,7 @@ async def haproxy(
     if program is None:
         pytest.skip("haproxy is not installed: deploy/haproxy.cfg was NOT tested")
     balancer = free_port()
-    words = (program, "-db", "-L", "lb1", "-f", str(configuration))
+    words = (*MORTAL, program, "-db", "-L", "lb1", "-f", str(configuration))
     environment = haproxy_environment(directory, ports, balancer)
     check = await asyncio.create_subprocess_exec(*words, "-c", env=environment, stderr=asyncio.subprocess.PIPE)
     _, said = await check.communicate()

@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 
 from tests.integration.cli_runner import Files, wait_for_line
+from tests.processes import MORTAL
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def test_the_echo_client_gets_back_from_the_echo_server_what_it_sends() -> None:
-    program = [sys.executable, "-W", "error", str(EXAMPLES / "echo_server.py"), "0"]
+    program = [*MORTAL, sys.executable, "-W", "error", str(EXAMPLES / "echo_server.py"), "0"]
     server = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert server.stdout is not None
@@ -36,7 +37,7 @@ def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
     files = Files(tmp_path)
     content = os.urandom(12_000_000)
     (files.served / "film").write_bytes(content)
-    program = [sys.executable, "-W", "error", str(EXAMPLES / "roaming_download.py")]
+    program = [*MORTAL, sys.executable, "-W", "error", str(EXAMPLES / "roaming_download.py")]
     server = subprocess.Popen(
         [*program, str(files.server_config()), str(files.served / "film")],
         stdout=subprocess.PIPE,
@@ -69,7 +70,7 @@ def test_the_download_tells_events_and_hands_over(tmp_path: Path) -> None:
 
 
 def test_a_transport_from_outside_carries_a_session() -> None:
-    program = [sys.executable, "-W", "error", str(EXAMPLES / "custom_transport.py")]
+    program = [*MORTAL, sys.executable, "-W", "error", str(EXAMPLES / "custom_transport.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     greeting, count = done.stdout.splitlines()
@@ -80,13 +81,13 @@ def test_a_transport_from_outside_carries_a_session() -> None:
 
 
 def test_streams_of_one_session_are_answered_each_for_itself() -> None:
-    program = [sys.executable, "-W", "error", str(EXAMPLES / "streams.py")]
+    program = [*MORTAL, sys.executable, "-W", "error", str(EXAMPLES / "streams.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "b'A FEW WORDS, NOW\\n' b'A LOT OF DATA, LATER\\n'\n"
 
 
 def test_the_tour_uses_every_kind_of_call() -> None:
-    program = [sys.executable, "-W", "error", str(EXAMPLES / "tour.py")]
+    program = [*MORTAL, sys.executable, "-W", "error", str(EXAMPLES / "tour.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=True)
     for line in ("b'HELLO\\n'", "b'BY PROTOCOL'", "b'HELLO AGAIN\\n'", "b'A SECRET IN A SECRET\\n'"):
         assert line in done.stdout.splitlines()
@@ -95,11 +96,11 @@ def test_the_tour_uses_every_kind_of_call() -> None:
 
 
 def test_the_first_session_of_the_tutorial_has_two_connections() -> None:
-    program = [sys.executable, str(EXAMPLES / "first_server.py"), "0"]
+    program = [*MORTAL, sys.executable, str(EXAMPLES / "first_server.py"), "0"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             port = wait_for_line(server, r"port (\d+)").group(1)
-            program = [sys.executable, str(EXAMPLES / "first_client.py"), port]
+            program = [*MORTAL, sys.executable, str(EXAMPLES / "first_client.py"), port]
             with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as client:
                 try:
                     wait_for_line(client, r"^b'LINE 0")

@@ -29,6 +29,7 @@ from multi.transports.quic.udp_port import PeerAddress
 from multi.types import SessionId, StreamId
 from tests.integration.hostile import HandMade, Stranger, UdpStranger, greeting, join_segment, origin_of_session, said
 from tests.integration.support import Relay, Way, pattern, run, serving, until
+from tests.processes import MORTAL
 
 KIB, MIB = 1024, 1024 * 1024
 ELSEWHERE = "127.9.9.9"  # another /24 than the honest client's
@@ -575,7 +576,7 @@ def test_a_server_without_descriptors_says_so_once_serves_on_and_takes_who_comes
     way = Way(development_certificates, name)
     program = f"CONFIG, FEW = {way.server()!r}, 40\n{FEW_DESCRIPTORS}"
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*MORTAL, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         assert server.stdin is not None
@@ -609,7 +610,7 @@ def test_sessions_that_hold_all_descriptors_make_room_for_who_comes_from_elsewhe
     way = Way(development_certificates)
     program = f"CONFIG, FEW = {way.server()!r}, 40\n{FEW_DESCRIPTORS}"
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [*MORTAL, sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())

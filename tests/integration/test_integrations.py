@@ -19,6 +19,7 @@ import pytest
 
 import multi
 from tests.integration.support import HOST, LOOPS, run, until
+from tests.processes import MORTAL
 
 aiohttp = pytest.importorskip("aiohttp", reason="aiohttp is not installed: its connector was NOT tested")
 anyio = pytest.importorskip("anyio", reason="anyio is not installed: its stream was NOT tested")
@@ -321,7 +322,10 @@ def postgres(directory: Path) -> Iterator[Path]:
     made = [str(programs / "initdb"), "-N", "-A", "trust", "-U", "me", "-D", str(directory / "db"), "--locale=C"]
     subprocess.run(made, user=user, check=True, capture_output=True, cwd="/", timeout=60)
     running = subprocess.Popen(
-        [programs / "postgres", "-D", directory / "db", *settings], user=user, cwd="/", stderr=subprocess.DEVNULL
+        [*MORTAL, programs / "postgres", "-D", directory / "db", *settings],
+        user=user,
+        cwd="/",
+        stderr=subprocess.DEVNULL,
     )
     try:
         yield directory / ".s.PGSQL.5432"

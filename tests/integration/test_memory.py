@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.support import Way, multi_pair, run
+from tests.processes import MORTAL
 
 MIB = 1024 * 1024
 TOTAL = 512 * MIB
@@ -64,7 +65,7 @@ asyncio.run(main())
 
 
 def program(text: str, config: dict[str, object]) -> list[str]:
-    return [sys.executable, "-c", f"CONFIG, TOTAL = {config!r}, {TOTAL}\n{PEAK}\n{text}"]
+    return [*MORTAL, sys.executable, "-c", f"CONFIG, TOTAL = {config!r}, {TOTAL}\n{PEAK}\n{text}"]
 
 
 @pytest.mark.slow

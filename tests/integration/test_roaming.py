@@ -43,6 +43,7 @@ from tests.integration.support import (
     sockets_open,
     until,
 )
+from tests.processes import MORTAL
 from tests.unit.discovery.test_monitor import netlink_sockets
 
 MIB = 1024 * 1024
@@ -1022,7 +1023,7 @@ def test_an_end_that_is_stopped_for_three_seconds_loses_nothing(development_cert
         await asyncio.gather(*(stopped(Way(development_certificates, name)) for name in ("tcp-sealed", "quic")))
 
     async def stopped(way: Way) -> None:
-        command = [sys.executable, "-c", SERVER, way.transport, str(development_certificates)]
+        command = [*MORTAL, sys.executable, "-c", SERVER, way.transport, str(development_certificates)]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         try:
             assert process.stdout is not None

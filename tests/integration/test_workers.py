@@ -35,6 +35,7 @@ from tests.integration.cli_runner import run as run_command
 from tests.integration.support import run, until
 from tests.integration.test_control import ask, samples
 from tests.integration.test_proxy_protocol import Proxy
+from tests.processes import MORTAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for Linux")
 
@@ -49,7 +50,7 @@ class Program:
 
     def __init__(self, config: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.workers_program", str(config)],
+            [*MORTAL, sys.executable, "-m", "tests.integration.workers_program", str(config)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
