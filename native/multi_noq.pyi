@@ -49,6 +49,7 @@ class Config:
         key: bytes | None = None,
         ask: bool = False,
         judge: Callable[[list[bytes]], tuple[int, str] | None] | None = None,
+        reset_token: Callable[[bytes], bytes] | None = None,
         seed: bytes | None = None,
     ) -> None:
         """`new_id` makes the ids of connections, all of one length.
@@ -58,7 +59,8 @@ class Config:
         `bbr`, `lia` or `olia`.
         More than one of `paths` offers multipath. `chain` and `key` are our certificates (DER) and the key of the
         first (PKCS #8, DER); a server with `ask` asks clients for theirs. `judge` gets those of a server, its own
-        first, and returns a TLS alert and why, or None. `seed` of 32 bytes makes runs repeatable.
+        first, and returns a TLS alert and why, or None. `reset_token` makes the stateless reset token (16 bytes) of
+        one of a server's ids. `seed` of 32 bytes makes runs repeatable.
         Raises ValueError.
         """
 

@@ -11,6 +11,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::congestion;
+use crate::ids::ResetTokens;
 use crate::tls::{Secrets, Verifier};
 
 /// Bytes of TLS handshake, in each of its phases, that may come before what is missing.
@@ -39,6 +40,7 @@ pub struct Config {
     ask: bool,
     judge: Option<Py<PyAny>>,
     pub new_id: Py<PyAny>,
+    reset_token: Option<Py<PyAny>>,
     pub seed: Option<[u8; 32]>,
 }
 
@@ -46,7 +48,7 @@ pub struct Config {
 impl Config {
     #[new]
     #[pyo3(signature = (*, alpn, new_id, streams=0, first_window=64 << 10, window=4 << 20, congestion="cubic", idle_timeout=60.0,
-        initial_rtt=0.1, paths=1, chain=vec![], key=None, ask=false, judge=None, seed=None))]
+        initial_rtt=0.1, paths=1, chain=vec![], key=None, ask=false, judge=None, reset_token=None, seed=None))]
     fn new(
         alpn: Vec<u8>,
         new_id: Py<PyAny>,
@@ -61,6 +63,7 @@ impl Config {
         key: Option<Vec<u8>>,
         ask: bool,
         judge: Option<Py<PyAny>>,
+        reset_token: Option<Py<PyAny>>,
         seed: Option<Vec<u8>>,
     ) -> PyResult<Self> {
         if congestion::factory(congestion, 1200).is_none() {
@@ -69,6 +72,7 @@ impl Config {
         let made = Self {
             alpn,
             new_id,
+            reset_token,
             streams,
             first_window: first_window.min(window),
             window,
@@ -172,8 +176,11 @@ impl Config {
     }
 
     /// Of the endpoint that serves a single connection. Datagrams of any size are taken.
-    pub fn endpoint(&self) -> noq::EndpointConfig {
+    pub fn endpoint(&self, py: Python<'_>) -> noq::EndpointConfig {
         let mut endpoint = noq::EndpointConfig::default();
+        if let Some(function) = &self.reset_token {
+            endpoint.reset_key(Arc::new(ResetTokens(function.clone_ref(py))));
+        }
         endpoint.rng_seed(self.seed);
         endpoint.supported_versions(vec![1]);
         endpoint.grease_quic_bit(false); // who reads the socket tells packets of QUIC by it

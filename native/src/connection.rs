@@ -390,7 +390,7 @@ impl Connection {
         let (ids, id) = Ids::new(py, &config.new_id)?;
         let shared = ids.clone();
         let (window, largest_window) = config.windows();
-        let mut endpoint = config.endpoint();
+        let mut endpoint = config.endpoint(py);
         endpoint.cid_generator(Arc::new(move || Box::new(shared.clone())));
         Ok(Self {
             endpoint: noq::Endpoint::new(Arc::new(endpoint), server.map(Arc::new), false),
@@ -696,13 +696,15 @@ impl Connection {
             }
             (_, ConnectionError::TransportError(error)) => (error.code.into(), Some(0), error.reason),
             (_, ConnectionError::TimedOut) => (INTERNAL_ERROR, Some(0), "Idle timeout".to_owned()),
+            (_, ConnectionError::Reset) => (NO_ERROR, Some(0), "Stateless reset".to_owned()), // `GONE` in Python
             (_, other) => (INTERNAL_ERROR, Some(0), other.to_string()),
         };
         self.told.push_back(Told::Lost { code, frame, reason });
     }
 }
 
-const INTERNAL_ERROR: u64 = 0x1; // RFC 9000 section 20.1
+const NO_ERROR: u64 = 0x0; // RFC 9000 section 20.1, as the next
+const INTERNAL_ERROR: u64 = 0x1;
 const CRYPTO_ERROR: u64 = 0x100;
 const CRYPTO_FRAME: u64 = 0x06;
 const PATH_UNSTABLE_OR_POOR: u64 = 0x3e; // RFC 10069

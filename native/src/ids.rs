@@ -1,10 +1,12 @@
-//! Connection ids: made by the application, which is told when one is no longer in use.
+//! Connection ids and their reset tokens: made by the application, which is told when an id is no longer in use.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use noq_proto::crypto::{CryptoError, HmacKey};
 use noq_proto::{ConnectionId, ConnectionIdGenerator};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 /// What became of an id.
 pub enum Id {
@@ -58,5 +60,26 @@ impl ConnectionIdGenerator for Ids {
 
     fn cid_lifetime(&self) -> Option<Duration> {
         None
+    }
+}
+
+/// Stateless reset tokens by the ids they are for.
+pub struct ResetTokens(pub Py<PyAny>);
+
+const TOKEN: usize = 16;
+
+impl HmacKey for ResetTokens {
+    fn sign(&self, data: &[u8], signature_out: &mut [u8]) {
+        let made = Python::attach(|py| self.0.call1(py, (PyBytes::new(py, data),))?.extract::<[u8; TOKEN]>(py));
+        signature_out.copy_from_slice(&made.expect("a function that makes reset tokens does not fail"));
+    }
+
+    fn signature_len(&self) -> usize {
+        TOKEN
+    }
+
+    /// Nothing else is signed, and nobody verifies a token by its id.
+    fn verify(&self, _: &[u8], _: &[u8]) -> Result<(), CryptoError> {
+        Err(CryptoError)
     }
 }

@@ -422,7 +422,7 @@ def test_a_worker_that_leaves_or_hangs_is_started_again_unless_the_server_is_dra
 
     async def all_serving(running: Program) -> int:
         """One of the processes, once all of them have served."""
-        found = set()
+        found: set[int] = set()
         while len(found) < WORKERS:
             async with multi.connect(client(files, running.port, "tcp")) as session:
                 found.add(int(await asked((session.reader, session.writer), b"who")))

@@ -62,7 +62,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-VERSION = "0.4.0"
+VERSION = "0.5.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -150,6 +150,7 @@ class Engine(PathEngine):
                 initial_rtt=INITIAL_RTT,
                 paths=1 if policy is None else policy.paths,
                 ask=bool(issuers) and not is_client,
+                reset_token=ids.reset_token if ids.reset_key else None,
                 judge=partial(_judged, issuers, server_name) if issuers and is_client else None,
                 seed=seed.to_bytes(32, "big") if seed is not None else None,
                 **own,

@@ -15,6 +15,7 @@ from multi.lab.engines.pair import End, Pair
 from multi.multipath.policy import PathPolicy
 from multi.transports.base import TlsSettings
 from multi.transports.mpquic.aioquic_engine import Engine
+from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import PathEngine
 from multi.transports.quic.settings import QuicSettings
 from tests.engines import engine_or_skip
@@ -41,6 +42,7 @@ def pair(
     policy: PathPolicy | None = DEFAULT,
     servers: PathPolicy | None = DEFAULT,
     engines: tuple[type[PathEngine], type[PathEngine]] = (Engine, Engine),
+    ids: ConnectionIds = PLAIN_IDS,
 ) -> Pair:
     """A client that begins its handshake, and the server it will find; `None`: an end without multipath."""
     made = certificates()
@@ -48,7 +50,7 @@ def pair(
     issuers = (made / "ca.pem").read_bytes()
     client, server = engines
     dialling = client.configure(QuicSettings(), TlsSettings(), issuers, "localhost", policy)
-    listening = server.configure(QuicSettings(), tls, b"", None, servers)
+    listening = server.configure(QuicSettings(), tls, b"", None, servers, ids=ids)
     return Pair(client(dialling, DATAGRAM), lambda original_id: server(listening, DATAGRAM, original_id), specs)
 
 
@@ -56,9 +58,10 @@ def connected(
     specs: Sequence[tuple[LinkSpec, LinkSpec]],
     policy: PathPolicy | None = DEFAULT,
     servers: PathPolicy | None = DEFAULT,
+    ids: ConnectionIds = PLAIN_IDS,
 ) -> Pair:
     """With all paths open, if they can be."""
-    made = pair(specs, policy, servers)
+    made = pair(specs, policy, servers, ids=ids)
     made.connect()
     if policy is not None and servers is not None:
         made.open_all()

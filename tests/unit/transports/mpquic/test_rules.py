@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
@@ -12,6 +13,10 @@ from multi.multipath.facts import PathState
 from multi.multipath.policy import AckPath, PathPolicy
 from multi.schedulers import create_scheduler
 from multi.transports.mpquic.frames import PathError
+from multi.transports.quic.connection_ids import ConnectionIds
+from multi.transports.quic.engine import GONE
+from multi.transports.quic.packets import stateless_reset
+from multi.transports.quic.udp_port import PeerAddress
 from tests.unit.transports.mpquic.ends import DEFAULT, FAR, FAST, TEN, closed, connected, engine, opened, pair
 
 MEGABYTE = 1_000_000
@@ -348,6 +353,29 @@ def test_a_nat_may_forget_one_path(path: int) -> None:
     assert made.run(lambda: made.client.ended, 3.0)
     assert set(made.facts()) == {0, 1}
     assert closed(server) == []
+
+
+class RememberedIds(ConnectionIds):
+    """Remembers the tokens that it has made."""
+
+    tokens: ClassVar[list[bytes]] = []
+
+    def reset_token(self, connection_id: bytes) -> bytes:
+        self.tokens.append(super().reset_token(connection_id))
+        return self.tokens[-1]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_stateless_reset_for_an_id_of_any_path_ends_the_connection(first: bool) -> None:
+    RememberedIds.tokens.clear()
+    made = connected([TEN, TEN], ids=RememberedIds(reset_key=b"key"))
+    client, tokens = engine(made.client), RememberedIds.tokens
+    assert len(tokens) > 2
+    for token in tokens[:1] if first else tokens[1:]:  # of the id it began with, or of those that came later
+        data = stateless_reset(1200, token)
+        client.receive(data, len(data), PeerAddress(("192.0.2.1", 1)), made.clock.now)
+    assert client.closing is not None
+    assert client.closing.reason_phrase == GONE
 
 
 def test_keys_are_updated_on_all_paths() -> None:
