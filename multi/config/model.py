@@ -524,9 +524,9 @@ class Listen(Section):
     """Port, the same for all transports: TCP and MPTCP take the TCP port, QUIC the UDP port; 0 = a free one,
     chosen by the system. Default 7788: the default of the client's `remote_port`."""
     reset_key_file: KeyFileName | None = None
-    """File with a secret of at least 32 bytes in hex, from which the server proves to clients that it no longer holds
-    their sessions: after a restart with the same key they hear so at once. Only servers that know each other's sessions
-    may share it. Default null: a new one for each start."""
+    """File with a secret of at least 32 bytes in hex, with which the server proves to clients that it no longer holds
+    their sessions: after a restart with the same key they are told at once. Only servers that know each other's
+    sessions may share it. Default null: a new one for each start."""
     transports: Annotated[
         tuple[TransportName, ...],
         Field(strict=False, min_length=1, max_length=16),
@@ -544,8 +544,8 @@ class Listen(Section):
     """Further IP addresses of this server, with a port or without, told to clients that have proved themselves: they
     try them before those its name has. With `own` at most 4. Default none: the name's addresses are all."""
     join: Literal["anywhere", "own"] = "anywhere"
-    """Where further connections of a session shall go: `own` says to the addresses told only, not to the one that the
-    first went to, which leads to other servers too. Default `anywhere`: that one leads here."""
+    """Where further connections of a session shall go: with `own` only to the addresses told, not to the one that the
+    first connection went to, because that leads to other servers too. Default `anywhere`: that one leads here."""
     route: Annotated[Text | None, AfterValidator(_route)] = None
     """Token that tells this server from others behind the same balancer, which finds it in JOIN, in ALPN and in QUIC's
     connection ids: 1 to 8 bytes in hex, or `auto` for a random one at each start. It is visible on the network.
@@ -554,14 +554,16 @@ class Listen(Section):
     """Other servers behind the same balancer, address by route: a connection that came here instead is told where to
     go. Default none: it is told that its session is unknown here."""
     proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)] = ()
-    """IP addresses or networks of proxies and load balancers that clients come through: when those restart, all their
-    connections end as if clients had died, so `multi_config.abandon_timeout` does not count there. Default none."""
+    """IP addresses or networks of proxies and load balancers that clients come through. When one restarts, all its
+    connections end as if the clients had died, so `multi_config.abandon_timeout` does not apply to them. Default
+    none."""
     proxy_protocol: Annotated[
         tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)
     ] = ()
-    """Those of the `proxies`, which need not be named there too, that begin each TCP and MPTCP connection with a header
-    of the PROXY protocol, version 2, before TLS: who they speak for is taken for the client, so limits per source are
-    those of clients. Without the header they are refused; nobody else's is believed. Default none."""
+    """Proxies that begin each TCP and MPTCP connection with a header of the PROXY protocol, version 2, before TLS; they
+    need not be named in `proxies` too. The address in the header is taken for the client's, so limits per source hold
+    for each client. Connections of theirs without the header are refused, and nobody else's header is believed. Default
+    none."""
 
     @property
     def ports(self) -> tuple[int, ...]:
@@ -629,8 +631,8 @@ class Limits(Section):
     """Seconds each step of a connection's handshake may take: TLS or QUIC, the first segment, the proof. Default 5:
     three retransmissions on a slow mobile network."""
     segment_timeout: Annotated[float, Range(0.1, 3600.0), Side.SERVER] = 30.0
-    """Seconds in which a connection that has begun a segment must end it or bring 1 KiB more of it for each.
-    Default 30: longer than a network that is worth having stalls."""
+    """Seconds within which a connection that has begun a segment must finish it, or bring at least 1 KiB more of it in
+    each such time. Default 30: a network that stalls for longer is not worth having."""
     max_connections_per_session: Annotated[int, Range(1, 256), Side.SERVER] = 8
     """Connections of one session. Default 8: three networks, two transports, and room for a handover."""
     max_pending_joins: Annotated[int, Range(2, 256), Side.SERVER] = 16
@@ -683,7 +685,7 @@ class ConfigModel(Section):
     what clients ask for. Default: see its fields."""
     steering: SteeringSpec | None = None
     """How data is divided among the connections, in the words of 3GPP's ATSSS: a mode, or an object with `mode` and
-    thresholds. It stands in the place of `multi_config.scheduler`, which is not given then. Default null: that
+    thresholds. It replaces `multi_config.scheduler`; only one of the two may be given. Default null: the scheduler
     decides."""
     ssl_config: SslConfig | None = None
     """TLS on TCP and MPTCP, certificates for QUIC. Default null: TCP and MPTCP are sealed by the session
@@ -702,7 +704,7 @@ class ConfigModel(Section):
     leave through another one; they go with the last session. Linux; needs CAP_NET_ADMIN, otherwise there is a
     warning. Default false: the network of the machine is not changed."""
     control: Control | None = None
-    """Sockets of this machine to see into a server, or into the session of a client, and to steer it. Default null:
+    """Local sockets for looking into a server, or into the session of a client, and for giving it orders. Default null:
     none."""
     trace: Trace | None = None
     """What sessions do, written to files while they do it: for `multi trace`, and for tools that read qlog. Default

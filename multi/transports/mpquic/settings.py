@@ -19,8 +19,8 @@ class MpquicSettings(TransportSection):
     smaller value of both ends counts). Default 60: as for QUIC."""
     engine: Literal["auto", "noq", "aioquic"] = "auto"
     """QUIC implementation; both ends may use different ones. `noq` is the native engine, several times as fast, which
-    `make native` builds; `aioquic`, 1.7, is always there. Default `auto`: `noq` where it is built, else `aioquic`, but
-    the one that has them for `bbr` and for copies of acknowledgements; `multi check` says which."""
+    `make native` builds; `aioquic`, 1.7, is always there. Default `auto`: `noq` if it is built, otherwise `aioquic`;
+    for `bbr` and for `ack_path: all` the one that has it. `multi check` says which."""
     paths: Annotated[int, Range(1, 8)] = 4
     """Paths at the same time; the smaller value of both ends counts. Default 4: more networks than a device has."""
     scheduler: str = "adaptive"
@@ -31,17 +31,17 @@ class MpquicSettings(TransportSection):
     than one connection; `bbr` (version 3) needs the engine `noq`. Default `cubic`: networks of a device rarely share
     one, and it fills each."""
     ack_path: Literal["best", "same", "all"] = "best"
-    """Where acknowledgements travel: on the path that delivers them first, on the path of what they acknowledge, or on
-    every path (engine `aioquic`). With `noq`, `best` is as `same`: each path carries its own. Default `best`: the
+    """Where acknowledgements travel: `best` on the path that delivers them first, `same` on the path of what they
+    acknowledge, `all` on every path (engine `aioquic`). With `noq`, `best` works like `same`. Default `best`: the
     sender hears of everything as early as it can."""
     queue_most_ms: Annotated[int, Range(0, 1000)] = 15
-    """Milliseconds that may stand in the queue of a path; 0 = no bound but congestion control. Where more stands,
-    no more is in flight than the path carries in its smallest round trip and three quarters of this, and a quarter
-    more each time while less than half of it stands. Default 15: what queues cannot be taken back when the network
-    dies, and what is urgent waits behind it."""
+    """Longest queue on a path, in milliseconds; 0 = only congestion control bounds it. While a queue is longer, no more
+    is in flight than the path carries in its smallest round trip and three quarters of this time; while it is shorter
+    than half of this, that bound grows by a quarter at a time. Default 15: what is queued cannot be taken back when the
+    network dies, and urgent data waits behind it."""
     trial_ms: Annotated[int, Range(0, 10_000)] = 200
-    """Milliseconds for which a path over a network that came back is a backup; up to 600 after losses that follow
-    closely. Default 200: a network that has just appeared often goes again."""
+    """Milliseconds for which a path over a network that has come back is a backup; up to 600 if losses follow each
+    other closely. Default 200: a network that has just appeared often goes again."""
     private_modes: tuple[Literal["uniflows", "one_number_space", "trust_announced_paths"], ...] = ()
     """What RFC 10069 does not have, for experiments with the engine `aioquic`: servers that send where clients ask them
     to, one packet number space for all paths, data for a path before its address has answered. In force where both ends
