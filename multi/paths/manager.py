@@ -27,6 +27,7 @@ from multi.events import (
 from multi.paths.history import ConnectionHistory
 from multi.paths.racing import Connect, Race
 from multi.paths.slots import DIAL_APART, Attempt, Slot, slot_key, slots_of
+from multi.paths.told import ToldAddresses
 from multi.reasons import Cause, Reason
 from multi.types import PRECEDENCE, Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
 
@@ -38,9 +39,7 @@ HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
 NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
-TOLD_APART = 1.0  # seconds between dials of an address that a server has told: it shall not aim its clients at others
 TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
-TOLD_KEPT = 64  # addresses at which a server has proved itself
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
 NETWORK_GONE = "the network went away"
@@ -146,10 +145,7 @@ class PathManager:
         """The server takes connections at the addresses that it tells, and where HELLO went there are others."""
         self.away = False
         """With no connection left, somebody has said that there is no server at an address that it has told."""
-        self._told_until: dict[str, float] = {}
-        """Until when addresses that the server has told are not dialled again."""
-        self._proved: dict[Address, None] = {}
-        """Where it has proved itself, the oldest first."""
+        self._told = ToldAddresses()
         self._expecting = expecting
         self._handover: _Handover | None = None
         self.failures: list[tuple[str, Reason]] = []
@@ -481,7 +477,7 @@ class PathManager:
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
                 candidate = self._next_of(slot, now)
-                slot.held_until = self._free_at(candidate)
+                slot.held_until = self._told.free_at(candidate)
                 if slot.held_until > now:
                     continue
                 slot.retry_at = None
@@ -544,14 +540,6 @@ class PathManager:
         waited = now - slot.unanswered_since if slot.unanswered_since is not None else 0.0
         return told[slot.failures] if slot.failures < len(told) and waited < TOLD_WITHIN else candidate
 
-    def _leads_astray(self, candidate: Candidate) -> bool:
-        """Perhaps: nobody has proved to be the server there."""
-        return candidate.told and (candidate.remote_address, candidate.remote_port) not in self._proved
-
-    def _free_at(self, candidate: Candidate) -> float:
-        """From when on it may be dialled."""
-        return self._told_until.get(candidate.remote_address, -inf) if self._leads_astray(candidate) else -inf
-
     def _dial(
         self, slot: Slot, candidate: Candidate, now: float, *, raced: bool = False, redirected: bool = False
     ) -> None:
@@ -564,10 +552,8 @@ class PathManager:
         if role is not Role.BACKUP and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
         slot.attempts[connection] = Attempt(candidate, now, role, raced, redirected)
-        if self._leads_astray(candidate):
-            self._told_until = {address: until for address, until in self._told_until.items() if until > now}
-            self._told_until[candidate.remote_address] = now + TOLD_APART
-        proved = candidate.told and not self._leads_astray(candidate)
+        self._told.dialled(candidate, now)
+        proved = candidate.told and not self._told.doubtful(candidate)
         self.pending.append(Dial(connection, replace(candidate, role=role, proved=proved)))
 
     def _others_carry(self, slot: Slot) -> bool:
@@ -606,9 +592,7 @@ class PathManager:
 
     def _server_is_at(self, candidate: Candidate) -> None:
         """It has proved so: where that was to be seen, others that lead there need not wait."""
-        self._proved[candidate.remote_address, candidate.remote_port] = None
-        if len(self._proved) > TOLD_KEPT:
-            del self._proved[next(iter(self._proved))]
+        self._told.proved(candidate)
         if candidate.told:
             for slot in self.slots:
                 slot.held_until = -inf
@@ -633,7 +617,7 @@ class PathManager:
         if attempt.redirect is not None and slot.wants_dial and not slot.attempts:
             address, port = attempt.redirect
             instead = replace(candidate, remote_address=address, remote_port=port, told=True)
-            if self._free_at(instead) <= now:
+            if self._told.free_at(instead) <= now:
                 self._dial(slot, instead, now, redirected=True)
                 return
         if reason.cause is not Cause.NETWORK_GONE:

@@ -10,9 +10,10 @@ import pytest
 
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.history import ConnectionHistory
-from multi.paths.manager import HUNG_UP_MAX, TOLD_APART, TOLD_WITHIN, Mode, PathManager
+from multi.paths.manager import HUNG_UP_MAX, TOLD_WITHIN, Mode, PathManager
 from multi.paths.racing import Connect
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
+from multi.paths.told import TOLD_APART
 from multi.reasons import Cause, Reason
 from multi.types import Candidate, ConnectionId, ConnectionState, Family, Role
 

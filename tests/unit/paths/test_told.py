@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from multi.paths.told import may_be_told
+from multi.paths.told import PROVED_KEPT, TOLD_APART, ToldAddresses, may_be_told
+from multi.types import Candidate, Family
 
 PUBLIC, PRIVATE, LOOPBACK = "93.184.215.14", "192.168.1.20", "127.0.0.1"
 
@@ -63,3 +64,24 @@ def test_nobody_is_sent_to_a_private_address_from_elsewhere(told: str, opened_to
 )
 def test_nobody_is_sent_to_link_local_addresses_and_to_what_is_no_server(told: str, opened_to: str) -> None:
     assert not may_be_told(told, opened_to)
+
+
+def told_at(port: int, address: str = "203.0.113.9") -> Candidate:
+    return Candidate("tcp", Family.IPV4, "server.example", address, port, told=True)
+
+
+def test_a_machine_is_dialled_once_a_second_whatever_ports_it_is_told_with_until_the_server_is_there() -> None:
+    addresses, first, second = ToldAddresses(), told_at(443), told_at(444)
+    assert addresses.free_at(first) < 5.0
+    addresses.dialled(first, 5.0)
+    assert addresses.free_at(first) == addresses.free_at(second) == 5.0 + TOLD_APART
+    addresses.proved(second)
+    assert (addresses.doubtful(first), addresses.doubtful(second)) == (True, False)
+    assert addresses.free_at(second) < 5.0 < addresses.free_at(first)
+
+
+def test_a_server_that_tells_ever_new_addresses_fills_no_memory() -> None:
+    addresses = ToldAddresses()
+    for port in range(PROVED_KEPT + 1):
+        addresses.proved(told_at(port + 1))
+    assert [port for port in range(1, PROVED_KEPT + 2) if addresses.doubtful(told_at(port))] == [1]
