@@ -19,7 +19,8 @@ from multi.asyncio.stats import SessionStats
 from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.asyncio.transport import P, SessionTransport
 from multi.config import load_entry, load_steering
-from multi.config.model import ROLES, SteeringSpec
+from multi.config.model import SteeringSpec
+from multi.config.values import ROLES
 from multi.errors import LocalProtocolError, MultiError, NoUsableConnection, TransportError
 from multi.events import AttemptFailed, Event, EventsDropped
 from multi.paths.manager import SESSION_ENDED

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 
 from multi.config.errors import Finding, KeyPath, shown
-from multi.config.model import KINDS, MAX_TOLD, ConfigModel, Entry, Listen
+from multi.config.model import MAX_TOLD, ConfigModel, Entry, Listen
+from multi.config.values import KINDS
 from multi.errors import ConfigError, closest
 from multi.schedulers import create_scheduler
 from multi.transports.base import transport_type

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeAlias, cast
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from pydantic import Field, ValidationError, create_model
 
@@ -24,9 +24,12 @@ from multi.errors import ConfigError
 from multi.schedulers import scheduler_names
 from multi.transports import TransportSection, transport_names
 from multi.transports.base import transport_type
+from multi.transports.settings import Section
 
 MAX_FILE_SIZE = 1 << 20  # bytes; the largest sensible configuration has a few KiB, a device or log file has no end
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+S = TypeVar("S", bound=Section)
 
 logger = logging.getLogger("multi.config")
 
@@ -101,18 +104,19 @@ def config_of(
 
 def load_entry(entry: object) -> Entry:
     """One entry of `connection_priority` from a triple, an object or an `Entry`. Raises ConfigError."""
-    try:
-        return Entry.model_validate(entry)
-    except ValidationError as error:
-        raise explain(error, entry, Entry) from None
+    return _section(Entry, entry)
 
 
 def load_steering(steering: object) -> SteeringSpec:
     """Steering from a mode or an object. Raises ConfigError."""
+    return _section(SteeringSpec, steering)
+
+
+def _section(model: type[S], written: object) -> S:
     try:
-        return SteeringSpec.model_validate(steering)
+        return model.model_validate(written)
     except ValidationError as error:
-        raise explain(error, steering, SteeringSpec) from None
+        raise explain(error, written, model) from None
 
 
 def _with_possible_transports(data: dict[str, Any]) -> dict[str, Any]:

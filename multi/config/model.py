@@ -4,15 +4,13 @@ One model serves both ends: with `connection_priority` it configures a client, w
 here and nowhere else, except those of a transport, which stand in `multi/transports/<name>/settings.py`. The texts
 below the keys are what the JSON Schema and `docs/configuration.md` say of them.
 
-Each type refuses what can never be right and says what is allowed; `multi.config.errors` makes the message of it.
-Whether an interface, host or file exists is found out later, by those who use it: a configuration can be checked on
-another machine than the one it is for.
+Each type (`multi.config.values`) refuses what can never be right. Whether an interface, host or file exists is found
+out later, by those who use it: a configuration can be checked on another machine than the one it is for.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 from collections.abc import Callable
@@ -21,202 +19,51 @@ from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
-    PlainSerializer,
     PrivateAttr,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
-from multi.config.errors import TRIPLE, not_one_of, secret, shown
-from multi.schedulers import scheduler_names
+from multi.config.errors import TRIPLE, shown
+from multi.config.values import (
+    AnnouncedHost,
+    Bytes,
+    Count,
+    FileName,
+    Host,
+    InterfaceChoices,
+    InterfaceNames,
+    KeyFileName,
+    KeyName,
+    Label,
+    Networks,
+    Pin,
+    Port,
+    RoleName,
+    Route,
+    SchedulerName,
+    Seconds,
+    Text,
+    TransportName,
+    VariableName,
+    WorkerCount,
+    literal_address,
+)
 from multi.schedulers.steering import PREFIX
 from multi.transports import TransportSection, TransportSettings, transport_names
 from multi.transports.base import TlsSettings, transport_type
-from multi.transports.settings import DAY, Range, Section
-from multi.types import ROUTE_LENGTH, SESSION_ID_LENGTH, Address, Role, SessionId, Side
+from multi.transports.settings import Range, Section
+from multi.types import SESSION_ID_LENGTH, Address, Role, SessionId, Side
 
 MIB = 1 << 20
-KINDS = ("eth", "wifi", "cellular")
-"""Kinds of interface an entry may ask for; `any` is all of them."""
-OTHER_KIND_NAMES = {"ethernet": "eth", "wi-fi": "wifi", "lte": "cellular", "4g": "cellular", "5g": "cellular"}
-"""What people type for a kind."""
 MIN_RATE = 0.001  # Mbit/s; a cap below 1 kbit/s is a mistake in the unit, and would round to "no cap"
 BYTES_PER_MEGABIT = 125_000
 MAX_PARAMETERS = 16  # of a scheduler; the handshake carries no more
 MAX_PARAMETER_NAME = 64  # characters; they travel in the handshake
-MAX_WORKERS = 256  # the last byte of a route is theirs
 MAX_TOLD = 4  # addresses of a server; the wire format takes no more
-
 AUTO_ROUTE_LENGTH = 7  # bytes; the last of ROUTE_LENGTH is for what one server is divided into
-
-_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-_KEY_ENTRY = re.compile(r":[0-9a-fA-F]{16}|^\s*[0-9a-fA-F]{32,}\s*$")  # `id:key` as in a file of keys, or a key alone
-_ROUTE = re.compile(r"(?!(00)+$)([0-9a-fA-F]{2}){1,8}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
-_PIN = re.compile(r"sha256/[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]=")  # one spelling each: they are compared as text
-_DOTTED_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 _HEX_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}")
-
-# --- values ---
-# A function that refuses a value raises ValueError with what is allowed instead.
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """A literal IP address (a zone such as `%eth0` is allowed), None when `text` is none."""
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
-
-
-def _printable(value: str) -> str:
-    if not value.isprintable():
-        raise ValueError("text without control characters")
-    return value
-
-
-def _at_most_bytes(limit: int) -> AfterValidator:
-    """Text that goes into the handshake, where it has so many bytes at most."""
-
-    def check(value: str) -> str:
-        if len(value.encode()) > limit:
-            raise ValueError(f"at most {limit} bytes in UTF-8")
-        return value
-
-    return AfterValidator(check)
-
-
-def _host(value: str) -> str:
-    if _address(value) is None and (re.search(r"[\s/:\[]", value) or _DOTTED_NUMBERS.fullmatch(value)):
-        raise ValueError("a host name or a valid IP address, without brackets and port; no URL")
-    return value
-
-
-def _interface(value: str) -> str:
-    address = _address(value)
-    if address is not None:
-        if address.is_unspecified or address.is_multicast:
-            raise ValueError('an address of this machine, or "any"')
-    elif re.search("[:/]", value) or _DOTTED_NUMBERS.fullmatch(value):
-        raise ValueError("an interface name, a kind, or a valid IP address without prefix length")
-    return value
-
-
-def _kind(value: str) -> str:
-    return OTHER_KIND_NAMES.get(value.casefold(), value)
-
-
-def _announced(value: str) -> str:
-    address = _address(value)
-    if address is None or address.is_unspecified or address.is_multicast or address.is_link_local:
-        raise ValueError("an IP address that clients elsewhere can reach")
-    return value
-
-
-def _route(value: str) -> str:
-    if value != "auto" and not _ROUTE.fullmatch(value):
-        raise ValueError(f'"auto", or 2 to {2 * ROUTE_LENGTH} hexadecimal digits, two for each byte, not all 0')
-    return value.lower()
-
-
-def _network(value: str) -> str:
-    try:
-        return str(ipaddress.ip_network(value, strict=False))
-    except ValueError:
-        raise ValueError("an IP address or a network such as 192.0.2.0/24") from None
-
-
-def _transport(value: object) -> object:
-    if value not in transport_names():
-        raise not_one_of(transport_names())
-    return value
-
-
-def _scheduler(value: str) -> str:
-    names = scheduler_names(aliases=True)
-    if value not in names and not _CLASS_PATH.fullmatch(value):
-        raise not_one_of(names, further=' or "package.module:Class"')
-    return value
-
-
-def _role(value: object) -> Role:
-    if isinstance(value, str) and value in ROLES:
-        return ROLES[value]
-    if isinstance(value, Role):
-        return value
-    raise not_one_of(ROLES)
-
-
-def _workers(value: object) -> object:
-    if value is None or value == "auto" or (type(value) is int and 0 < value <= MAX_WORKERS):
-        return value
-    raise ValueError(f'a whole number from 1 to {MAX_WORKERS} or "auto"')
-
-
-def _pin(value: str) -> str:
-    """RFC 7469 section 2.1.1."""
-    if not _PIN.fullmatch(value):
-        raise ValueError('"sha256/" and the Base64 of 32 bytes, as `multi cert` shows them')
-    return value
-
-
-def _no_key(value: object) -> object:
-    """Whatever was put here by mistake may be the key itself: no message repeats it."""
-    if not isinstance(value, str) or _KEY_ENTRY.search(value):
-        raise secret("a name of at most 4096 characters")
-    return value
-
-
-def _variable(value: str) -> str:
-    if not _VARIABLE.fullmatch(value):
-        raise secret("the name of an environment variable, of letters, digits and _")
-    return value
-
-
-def _as_tuple(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
-
-
-ROLES = {
-    "active": Role.ACTIVE,
-    "primary": Role.ACTIVE,
-    "secondary": Role.SECONDARY,
-    "backup": Role.BACKUP,
-    "never": Role.NEVER,
-}
-
-Port = Annotated[int, Range(1, 65_535)]
-Seconds = Annotated[float, Range(0.1, DAY)]
-Count = Annotated[int, Range(1, 1_000_000)]
-Bytes = Annotated[int, Range(65_536, 1 << 30)]  # windows start at 64 KiB: no bound may be smaller
-Text = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_printable)]
-FileName = Annotated[str, Field(min_length=1, max_length=4096), AfterValidator(_printable)]
-Host = Annotated[Text, AfterValidator(_host)]
-InterfaceName = Annotated[Text, Field(examples=["wlan0"]), AfterValidator(_interface)]
-InterfaceNames = Annotated[tuple[InterfaceName, ...], Field(strict=False, max_length=64)]
-InterfaceChoice = Annotated[
-    Text, Field(examples=[*KINDS, "any", "wlan0", "192.0.2.1"]), AfterValidator(_interface), AfterValidator(_kind)
-]
-TransportName = Annotated[Text, BeforeValidator(_transport)]
-SchedulerName = Annotated[Text, _at_most_bytes(255), AfterValidator(_scheduler)]
-Pin = Annotated[Text, AfterValidator(_pin)]
-KeyFileName = Annotated[FileName, BeforeValidator(_no_key)]
-VariableName = Annotated[str, BeforeValidator(_no_key), AfterValidator(_variable)]
-KeyName = Annotated[Text, _at_most_bytes(64)]  # `multi.protocol.handshake.MAX_PSK_ID`
-RoleName = Annotated[
-    Role,
-    BeforeValidator(_role),
-    PlainSerializer(lambda role: role.name.lower(), return_type=str),
-    WithJsonSchema({"type": "string", "enum": list(ROLES)}),
-]
-WorkerCount = Annotated[
-    int | Literal["auto"],
-    BeforeValidator(_workers),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_WORKERS}, {"const": "auto"}]}),
-]
 
 # --- sections ---
 # Defaults are constructed, not validated: importing this would take a tenth longer with a validator for each section.
@@ -261,7 +108,7 @@ class Budget(Section):
     then: BudgetEnd = BudgetEnd.model_construct(role="backup")
     """What becomes of it when all is used up, until the next period: it is a `backup`, `never` used, or slowed down to
     `{"max_rate_mbps": 1}`. Default `backup`: better than no network."""
-    name: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = ""
+    name: Label = ""
     """What it is counted under; budgets of one name share what they have used. Default empty: the entry's `group`, or
     its interfaces as they are written."""
 
@@ -279,11 +126,7 @@ class Entry(Section):
     about."""
     ip: Literal["ipv4", "ipv6", "any"]
     """IP version. `any` tries both, IPv6 first (RFC 8305). Required, as in the paper's triple."""
-    interface: Annotated[
-        tuple[InterfaceChoice, ...],
-        Field(strict=False, min_length=1, max_length=16),
-        BeforeValidator(_as_tuple),
-    ]
+    interface: InterfaceChoices
     """Where the connection may go out: a kind (`eth`, `wifi`, `cellular`, `any`), an interface name, a local
     IP address, or a list of them; `ethernet`, `lte`, `4g` and `5g` are kinds by another name. tcp and quic open
     one connection per interface, mptcp and mpquic one over all of them. Required: choosing networks is the
@@ -301,7 +144,7 @@ class Entry(Section):
     cost: Annotated[float, Range(0.0, 1_000_000.0)] = 0.0
     """Price of a byte relative to the other entries, for schedulers that look at it (cost). No unit. Default
     0: free."""
-    group: Annotated[str, Field(max_length=64), AfterValidator(_printable)] = ""
+    group: Label = ""
     """Entries with the same group are alternatives: the first that works is kept. Default empty: the entry
     stands alone and is always opened."""
     budget: Budget | None = None
@@ -497,7 +340,7 @@ class Auth(Section):
 class ServerAddress(Section):
     """Where clients reach a server: an IP address, `ADDRESS:PORT`, or an object."""
 
-    host: Annotated[Text, AfterValidator(_announced)]
+    host: AnnouncedHost
     """IP address. Required: a port alone leads nowhere."""
     port: Port | None = None
     """Port. Default null: that of `listen.port`, and in `announce` that of `listen.own` where it has one."""
@@ -510,7 +353,7 @@ class ServerAddress(Section):
         if not isinstance(value, str):
             raise ValueError("an IP address, ADDRESS:PORT, or an object with host and port")
         host, colon, port = value.rpartition(":")
-        if _address(value) is not None or not (colon and port.isascii() and port.isdigit()):
+        if literal_address(value) is not None or not (colon and port.isascii() and port.isdigit()):
             return {"host": value}
         return {"host": host.removeprefix("[").removesuffix("]"), "port": int(port)}
 
@@ -546,20 +389,18 @@ class Listen(Section):
     join: Literal["anywhere", "own"] = "anywhere"
     """Where further connections of a session shall go: with `own` only to the addresses told, not to the one that the
     first connection went to, because that leads to other servers too. Default `anywhere`: that one leads here."""
-    route: Annotated[Text | None, AfterValidator(_route)] = None
+    route: Route | None = None
     """Token that tells this server from others behind the same balancer, which finds it in JOIN, in ALPN and in QUIC's
     connection ids: 1 to 8 bytes in hex, or `auto` for a random one at each start. It is visible on the network.
     Default null: none."""
-    peers: dict[Annotated[Text, AfterValidator(_route)], ServerAddress] = Field({}, max_length=1024)
+    peers: dict[Route, ServerAddress] = Field({}, max_length=1024)
     """Other servers behind the same balancer, address by route: a connection that came here instead is told where to
     go. Default none: it is told that its session is unknown here."""
-    proxies: Annotated[tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)] = ()
+    proxies: Networks = ()
     """IP addresses or networks of proxies and load balancers that clients come through. When one restarts, all its
     connections end as if the clients had died, so `multi_config.abandon_timeout` does not apply to them. Default
     none."""
-    proxy_protocol: Annotated[
-        tuple[Annotated[str, AfterValidator(_network)], ...], Field(strict=False, max_length=256)
-    ] = ()
+    proxy_protocol: Networks = ()
     """Proxies that begin each TCP and MPTCP connection with a header of the PROXY protocol, version 2, before TLS; they
     need not be named in `proxies` too. The address in the header is taken for the client's, so limits per source hold
     for each client. Connections of theirs without the header are refused, and nobody else's header is believed. Default

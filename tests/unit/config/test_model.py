@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import Field
+from pydantic import Field, TypeAdapter
+from pydantic.fields import FieldInfo
 
-from multi.config import Config, json_schema, load_config
+from multi.config import Config, json_schema, load_config, model
 from multi.errors import ConfigError
 from multi.schedulers import create_scheduler, register_scheduler, scheduler_names
 from multi.schedulers.base import Scheduler
 from multi.transports import TransportSection, base, transport_names
 from multi.transports.mptcp.settings import MptcpSettings
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.settings import Range
+from multi.transports.settings import Range, Section
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Role
 
@@ -177,6 +178,21 @@ def pigeon(monkeypatch: pytest.MonkeyPatch) -> str:
         raise NotImplementedError
 
     return "pigeon"
+
+
+NULLABLE = [
+    pytest.param(field, id=f"{section.__name__}.{key}")
+    for section in vars(model).values()
+    if isinstance(section, type) and issubclass(section, Section)
+    for key, field in section.model_fields.items()
+    if field.default is None
+]
+
+
+@pytest.mark.parametrize("field", NULLABLE)
+def test_null_may_be_said_where_it_is_what_not_given_means(field: FieldInfo) -> None:
+    adapter: TypeAdapter[object] = TypeAdapter(field.rebuild_annotation())
+    assert adapter.validate_python(None) is None
 
 
 def test_a_registered_transport_is_accepted(pigeon: str) -> None:
