@@ -217,8 +217,9 @@ class End:
         for _ in range(MAX_ROUNDS):
             self._again = False
             for wire in self.wires.values():
-                wire.outgoing(self).queues_less = self.session.sender.ranked
-                credit = wire.outgoing(self).credit()
+                direction = wire.outgoing(self)
+                direction.queues_less = self.session.sender.ranked
+                credit = direction.credit()
                 self.oracles.granted(wire, credit)
                 self.session.set_credit(wire.id, credit, now=self.now)
             effects = self.session.effects()
@@ -239,8 +240,9 @@ class End:
 
     def _arm(self) -> None:
         unsettled = self.session.unsettled
-        deadline = self.session.next_timer()
-        self.oracles.timer_set(deadline, unsettled=unsettled)
+        near, far = self.session.near_timer(), self.session.far_timer()
+        self.oracles.timer_set(near, far, unsettled=unsettled)
+        deadline = min([at for at in (near, far) if at is not None], default=None)
         if deadline is not None and deadline != self._timer:
             assert deadline > self.now, f"{self.name}: a timer in the past"
             self.world.clock.at(deadline, lambda: self._fire(deadline))

@@ -152,15 +152,12 @@ class Oracles:
         if self._timers > TIMERS_PER_WINDOW:
             self._fail(f"{self._timers} timers within {TIMER_WINDOW} s")
 
-    def timer_set(self, deadline: float | None, *, unsettled: bool) -> None:
+    def timer_set(self, near: float | None, far: float | None, *, unsettled: bool) -> None:
         """What only bytes have moved since `far_timer` was asked is told by `near_timer` alone: drivers rely on it."""
-        session = self._end.session
         if unsettled:
-            self._far = session.far_timer()
-        elif deadline is not None:
-            told = [at for at in (self._far, session.near_timer()) if at is not None]
-            if not told or min(told) > deadline:
-                self._fail(f"due at {deadline:.6f}, told: {told}")
+            self._far = far
+        elif far is not None and (near is None or far < near) and (self._far is None or self._far > far):
+            self._fail(f"due at {far:.6f}, told: {near} and {self._far}")
 
     # --- windows, memory, acknowledgements  ---
 
