@@ -1,4 +1,8 @@
-"""What a network monitor hears when the links of a testbed change, on both event loops."""
+"""What a network monitor hears when the links of a testbed change.
+
+It asks an event loop to watch a socket and to call it later, and nothing else: a loss, a return, a flap and a monitor
+without netlink are told on both loops, everything else on one.
+"""
 
 from __future__ import annotations
 
@@ -99,13 +103,18 @@ def testbed() -> Iterator[Testbed]:
         yield running
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def new_loop(request: pytest.FixtureRequest) -> NewLoop:
-    made: NewLoop = request.param
-    return made
+on_both_loops = pytest.mark.parametrize(
+    "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 
 
-def on_client(testbed: Testbed, new_loop: NewLoop, story: Callable[[Client], Awaitable[None]], **options: Any) -> None:
+def on_client(
+    testbed: Testbed,
+    story: Callable[[Client], Awaitable[None]],
+    *,
+    new_loop: NewLoop = asyncio.new_event_loop,
+    **options: Any,
+) -> None:
     """Let a story happen, in the end of which the links are as they were."""
 
     async def tell() -> None:
@@ -142,6 +151,7 @@ def show(capsys: pytest.CaptureFixture[str], text: str) -> None:
 
 
 @pytest.mark.alone
+@on_both_loops
 def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
     testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,7 +172,7 @@ def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
             assert client.interface("eth0").unusable_reason() == ""
             await heard.quiet()
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story, new_loop=new_loop)
     show(
         capsys,
         f"carrier lost: median {1e3 * statistics.median(latencies):.1f} ms, most {1e3 * max(latencies):.1f} ms; "
@@ -173,7 +183,7 @@ def test_a_lost_carrier_is_told_at_once_and_its_return_when_settled(
 
 @pytest.mark.alone
 def test_a_carrier_lost_soon_after_it_came_is_told_before_the_kernel_does(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
+    testbed: Testbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story(client: Client) -> None:
         await asyncio.sleep(KERNEL_PAUSE)
@@ -187,9 +197,10 @@ def test_a_carrier_lost_soon_after_it_came_is_told_before_the_kernel_does(
         show(capsys, f"carrier lost soon after it came: {1e3 * (told - begun):.1f} ms")
         assert told - begun < 4 * LATENCY
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
+@on_both_loops
 def test_a_carrier_that_flaps_is_told_as_lost(testbed: Testbed, new_loop: NewLoop) -> None:
     async def story(client: Client) -> None:
         client.one.carrier(False)  # both before the event loop gets its turn
@@ -198,12 +209,12 @@ def test_a_carrier_that_flaps_is_told_as_lost(testbed: Testbed, new_loop: NewLoo
         await asyncio.sleep(SETTLED)
         assert client.heard.losses.count(Loss("eth0", "", "carrier lost")) == 1
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story, new_loop=new_loop)
 
 
 @pytest.mark.alone
 def test_a_removed_address_is_told_at_once_and_nothing_else_of_its_interface(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
+    testbed: Testbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story(client: Client) -> None:
         heard, address = client.heard, client.two.client_address()
@@ -220,11 +231,11 @@ def test_a_removed_address_is_told_at_once_and_nothing_else_of_its_interface(
         assert len(heard.calls) == 1
         assert heard.losses == []
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
 def test_an_interface_that_vanishes_is_told_and_so_is_its_return(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
+    testbed: Testbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story(client: Client) -> None:
         heard = client.heard
@@ -239,10 +250,10 @@ def test_an_interface_that_vanishes_is_told_and_so_is_its_return(
         assert heard.losses == []
         await asyncio.sleep(2.5)  # IPv6 addresses are tentative at first
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
-def test_an_interface_that_is_taken_down_is_told(testbed: Testbed, new_loop: NewLoop) -> None:
+def test_an_interface_that_is_taken_down_is_told(testbed: Testbed) -> None:
     async def story(client: Client) -> None:
         index = client.interface("lo").index
         client.kernel.set_up(index, False)
@@ -253,11 +264,11 @@ def test_an_interface_that_is_taken_down_is_told(testbed: Testbed, new_loop: New
         await client.heard.until(lambda: bool(client.heard.calls))
         assert client.heard.losses == []
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
 def test_an_ipv6_address_is_told_again_when_it_becomes_usable(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
+    testbed: Testbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story(client: Client) -> None:
         heard, address = client.heard, client.two.client_address(6)
@@ -272,10 +283,10 @@ def test_an_ipv6_address_is_told_again_when_it_becomes_usable(
         show(capsys, f"IPv6 address: told after {told - begun:.2f} s, usable after {time.monotonic() - begun:.2f} s")
         assert heard.losses == []
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
-def test_a_duplicate_address_that_never_was_usable_is_no_loss(testbed: Testbed, new_loop: NewLoop) -> None:
+def test_a_duplicate_address_that_never_was_usable_is_no_loss(testbed: Testbed) -> None:
     async def story(client: Client) -> None:
         heard, address = client.heard, client.two.server_address(6)
         index = client.interface("wlan0").index
@@ -292,12 +303,10 @@ def test_a_duplicate_address_that_never_was_usable_is_no_loss(testbed: Testbed, 
             client.kernel.delete_address(index, address, 64)
         await heard.quiet()
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
-def test_ten_thousand_changes_of_routes_cost_few_calls(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ten_thousand_changes_of_routes_cost_few_calls(testbed: Testbed, capsys: pytest.CaptureFixture[str]) -> None:
     count = 5000  # added, then deleted
 
     async def story(client: Client) -> None:
@@ -328,13 +337,11 @@ def test_ten_thousand_changes_of_routes_cost_few_calls(
         await heard.until(lambda: bool(heard.calls))
         client.kernel.delete_route(index, "100.64.0.0/16", table=OTHER_TABLE)
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
 @pytest.mark.alone
-def test_a_loss_in_a_storm_of_routes_is_told_at_once(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loss_in_a_storm_of_routes_is_told_at_once(testbed: Testbed, capsys: pytest.CaptureFixture[str]) -> None:
     async def story(client: Client) -> None:
         index = client.interface("wlan0").index
         ended = False
@@ -359,11 +366,11 @@ def test_a_loss_in_a_storm_of_routes_is_told_at_once(
         show(capsys, f"carrier lost in a storm: {', '.join(f'{1e3 * latency:.1f}' for latency in latencies)} ms")
         assert min(latencies) < 3 * LATENCY
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
 @pytest.mark.parametrize("what", ["carrier", "carrier and back", "address", "address and back", "interface and back"])
-def test_a_loss_among_messages_that_were_lost_is_told(testbed: Testbed, new_loop: NewLoop, what: str) -> None:
+def test_a_loss_among_messages_that_were_lost_is_told(testbed: Testbed, what: str) -> None:
     async def story(client: Client) -> None:
         heard, index, address = client.heard, client.interface("wlan0").index, client.one.client_address()
         expected = {
@@ -388,11 +395,11 @@ def test_a_loss_among_messages_that_were_lost_is_told(testbed: Testbed, new_loop
             client.kernel.delete_route(index, f"100.64.0.{number}/32", table=OTHER_TABLE)
             client.kernel.delete_address(index, f"100.65.0.{number}", 32)
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
 def test_a_listener_that_is_overwhelmed_without_end_still_tells_of_losses(
-    testbed: Testbed, new_loop: NewLoop, capsys: pytest.CaptureFixture[str]
+    testbed: Testbed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def story(client: Client) -> None:
         index = client.interface("wlan0").index
@@ -416,9 +423,10 @@ def test_a_listener_that_is_overwhelmed_without_end_still_tells_of_losses(
             ended = True
             await storming
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
 
 
+@on_both_loops
 def test_without_netlink_the_same_is_told_later(testbed: Testbed, new_loop: NewLoop) -> None:
     async def story(client: Client) -> None:
         heard = client.heard
@@ -433,14 +441,14 @@ def test_without_netlink_the_same_is_told_later(testbed: Testbed, new_loop: NewL
         with testbed.client.entered(), NetlinkSocket() as kernel:  # this thread is elsewhere
             return snapshot(kernel)
 
-    on_client(testbed, new_loop, story, netlink=False, poll_interval=0.05, read=read)
+    on_client(testbed, story, new_loop=new_loop, netlink=False, poll_interval=0.05, read=read)
 
 
-def test_each_network_namespace_has_a_monitor_of_its_own(testbed: Testbed, new_loop: NewLoop) -> None:
+def test_each_network_namespace_has_a_monitor_of_its_own(testbed: Testbed) -> None:
     async def story(client: Client) -> None:
         with testbed.client.entered():
             there = monitor()
             assert monitor() is there
         assert monitor() is not there
 
-    on_client(testbed, new_loop, story)
+    on_client(testbed, story)
