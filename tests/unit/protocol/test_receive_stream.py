@@ -150,7 +150,7 @@ def test_overlapping_segments_do_not_keep_more_than_twice_what_is_new() -> None:
 @pytest.mark.parametrize("step", [2, 3, 700, 2047, 2048, 2049, 9000])
 @pytest.mark.parametrize("twice", [False, True])
 def test_without_room_for_islands_memory_follows_the_offsets_alone(step: int, twice: bool) -> None:
-    stream, size = new_stream(), min(1 << 20, step << 15)
+    stream, size = new_stream(), min(1 << 20, step << 13)
     piece = memoryview(bytearray(min(step // 2, 1000)))
     tracemalloc.start()
     for start in range(1, size, step):
