@@ -45,7 +45,7 @@ FULL = Timing(
 )  # fmt: skip
 SHORT = Timing(
     settle=0.7, undisturbed=1.2, spread=0.4, after=1.7, baseline_skip=0.8, baseline=1.5,
-    absence=1.0, loss=3.0, flap=8.0, nothing=8.0, opens=1, patience=10.0,
+    absence=1.0, loss=3.0, flap=8.0, nothing=5.0, opens=1, patience=10.0,
 )  # fmt: skip
 
 GAP_WINDOW = 3.0  # seconds after an event in which a gap is the event's

@@ -32,7 +32,7 @@ SIDE_BY_SIDE = (  # promises in seconds, or none about time: each on a testbed o
 )
 ONE_BY_ONE = [r.key for r in ROWS if r.quick and not any(r.key in keys for keys in SIDE_BY_SIDE)]
 
-GAP_ONLY: Timing = replace(SHORT, baseline=0.0, undisturbed=2.0)
+GAP_ONLY: Timing = replace(SHORT, baseline=0.0, settle=0.3, undisturbed=2.0, after=1.0)
 """Without a figure for 5G alone: the variants of a row are about the gap and the bytes. QUIC in user space takes longer
 to leave its slow start behind, and with it the variation of round trips that delays suspicion."""
 
