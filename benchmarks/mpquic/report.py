@@ -14,10 +14,10 @@ __all__ = ["lines_of_targets", "page", "write"]
 
 HEAD = """# Four papers on multipath QUIC, done again
 
-`make bench-mpquic` repeats experiments of four papers with real QUIC engines in virtual time: what is sent, lost and
-repeated is decided by the engines that sessions use, and links are models with a rate, a delay and a queue. A run takes
-the time that its packets cost, gives the same on any machine but for some bytes of its handshake, and is kept: what is
-there is not run again.
+`make bench-mpquic` repeats experiments of four papers with real QUIC engines in virtual time. The engines that
+sessions use decide what is sent, lost and repeated; links are models with a rate, a delay and a queue. A run takes
+the processor time that its packets cost, gives the same on any machine except for some bytes of its handshake, and is
+kept and not run again.
 
 ```
 make bench-mpquic ARGS=--quick                          # a look at all figures, under five minutes
@@ -27,9 +27,11 @@ make bench-mpquic ARGS=--report                         # report what is there; 
 make bench-mpquic ARGS=--pack                           # keep what is there in the project, and write this page of it
 ```
 
-What has been run is in `benchmarks/mpquic/results.jsonl.gz`, each run with the commit it speaks of.
-*aioquic* and *native* are the engines of `mpquic_config.engine`; congestion control is Cubic and everything else the
-default where nothing else is said. Numbers of the papers are those of their texts, "-" where a text gives none.
+What has been run is in `benchmarks/mpquic/results.jsonl.gz`, each run with its commit; the end of this page lists
+them. The engines have changed since: where `docs/architecture.md` gives a later figure, that one holds.
+
+*aioquic* and *native* are the engines of `mpquic_config.engine`; congestion control is Cubic, and everything else the
+default, unless the text says otherwise. Numbers of the papers are those of their texts, "-" where a text gives none.
 """
 
 
