@@ -312,7 +312,7 @@ class ServerAnswers:
 
 def _role(session: Session, connection: object, role: object) -> None:
     living = [info.id for info in session.connections if info.state.value not in ("closed", "lost")]
-    if connection not in living:
+    if isinstance(connection, bool) or connection not in living:  # true is 1
         raise CommandError(f"connection: found {connection!r}; living: {', '.join(map(str, living)) or 'none'}")
     session.set_role(next(each for each in living if each == connection), str(role))
 

@@ -118,6 +118,7 @@ class Resolver:
 
     def block(self, network: str) -> None:
         """Let nothing go out over a kind, an interface or a local address. Raises LocalProtocolError for others."""
+        _check_name(network)
         interfaces, usable = (self.last.interfaces, self.last.candidates) if self.last is not None else ((), [])
         known = {i.name for i in interfaces} | {i.kind.value for i in interfaces} | self._blocked
         known |= {a.address for i in interfaces for a in i.addresses}
@@ -129,6 +130,7 @@ class Resolver:
 
     def unblock(self, network: str) -> None:
         """Let it be used again. Raises LocalProtocolError where it is not blocked."""
+        _check_name(network)
         if network not in self._blocked:
             raise LocalProtocolError(f"{network!r} is not blocked; blocked: {', '.join(self.blocked) or 'none'}")
         self._blocked.remove(network)
@@ -329,6 +331,11 @@ class Resolver:
 
 def _ignore(*_: str) -> None:
     """Nobody wants to know."""
+
+
+def _check_name(network: object) -> None:
+    if not isinstance(network, str):
+        raise TypeError(f"found {network!r}; allowed: a kind, an interface or a local address")
 
 
 def _is_loopback(literal: str) -> bool:

@@ -23,6 +23,7 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Usage errors and --help raise SystemExit, as argparse does."""
+    _open_standard_files()
     parsed = vars(make_parser().parse_args(arguments))
     verbosity: int = parsed.pop("verbose")
     form: Format = parsed.pop("log_format")
@@ -53,6 +54,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text, code = _in_words(error)
         say(text, form, error if verbosity else None)
         return code
+
+
+def _open_standard_files() -> None:
+    """Stand in for those that are closed (`2>&-`), or `print` takes the other for them, and a socket their number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115 - until the process ends
 
 
 def _traced(config: str, directory: Path) -> Config:

@@ -9,6 +9,7 @@ import logging
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import socketserver
@@ -28,7 +29,16 @@ from multi.cli.logs import Format, log_to_stderr
 from multi.cli.main import main
 from multi.lab.files.client import Transfer, get_file, put_file
 from multi.lab.files.protocol import FileRefused, Problem
-from tests.integration.cli_runner import Files, command, interrupt, run, run_forked, started, wait_for_line
+from tests.integration.cli_runner import (
+    TIMEOUT,
+    Files,
+    command,
+    interrupt,
+    run,
+    run_forked,
+    started,
+    wait_for_line,
+)
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -153,6 +163,12 @@ def test_traceback_comes_with_verbose_only(files: Files, unused_port: int) -> No
     assert "Traceback" not in run_forked("get", config, "f").stderr
     assert "Traceback" in run_forked("-v", "get", config, "f").stderr
     assert "Traceback" in run_forked("get", "-v", config, "f").stderr
+
+
+def test_what_is_for_a_closed_stderr_does_not_come_on_stdout(tmp_path: Path) -> None:
+    shell = f"{shlex.join(command('ls', tmp_path / 'nothing'))} 2>&-"
+    done = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
 
 
 def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, unused_port: int) -> None:

@@ -177,6 +177,10 @@ def test_commands_change_the_session_they_name(tmp_path: Path) -> None:
 
             for wrong, text in (
                 ({"command": "role", "session": name, "connection": 99, "role": "backup"}, "living: 0, 1"),
+                (
+                    {"command": "role", "session": name, "connection": True, "role": "backup"},
+                    "found True; living: 0, 1",
+                ),
                 ({"command": "role", "session": name, "connection": 0, "role": "boss"}, "none of 'active', 'primary'"),
                 ({"command": "scheduler", "session": name, "scheduler": "fast"}, "fast"),
                 ({"command": "scheduler", "session": "zz", "scheduler": "RR"}, "no sessions begin with 'zz'"),

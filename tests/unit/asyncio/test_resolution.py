@@ -78,6 +78,10 @@ async def test_what_is_blocked_is_no_candidate_until_it_is_unblocked() -> None:
         resolver.block("eth7")
     with pytest.raises(multi.LocalProtocolError, match="'eth0' is not blocked; blocked: eth"):
         resolver.unblock("eth0")
+    no_name: Any = {"interface": "eth0"}
+    for change in (resolver.block, resolver.unblock):
+        with pytest.raises(TypeError, match="allowed: a kind, an interface or a local address"):
+            change(no_name)
 
 
 async def test_a_connection_over_several_networks_loses_the_one_that_is_blocked() -> None:
