@@ -129,6 +129,12 @@ class OverChannels:
         await until(lambda: not self.core.connections.alive() or condition(), timeout=PATIENCE)
         assert self.core.connections.alive(), "the server hung up"
 
+    @property
+    def window(self) -> int:
+        """Bytes of stream 0 that the server has allowed so far."""
+        sender = self.core.sender
+        return min(sender.window, sender.streams[STREAM_ZERO].window)
+
     def has_got(self, size: int) -> bool:
         """So many bytes of stream 0."""
         return self._got >= size
