@@ -6,27 +6,31 @@ import asyncio
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 from benchmarks import ROOT
 
 MOST_DESCRIPTORS = 65_536  # for as many sockets as one port has clients on one address
+LAST_WORDS = 2_000  # bytes of what it says on standard error that are shown when it has ended
 
 
 class Process:
     """`python -m MODULE ARGUMENT...`, ended with the block. What it says are lines of JSON."""
 
     def __init__(self, module: str, *arguments: str) -> None:
+        self._errors = TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
         )
 
@@ -36,6 +40,7 @@ class Process:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.communicate()
+        self._errors.close()
 
     def kill(self) -> None:
         """End it at once, as a crash does."""
@@ -43,11 +48,17 @@ class Process:
         self._process.wait()
 
     def line(self) -> Any:
-        """What it says next. Raises RuntimeError when it has ended."""
+        """What it says next. Raises RuntimeError, with how and its last words, when it has ended."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
-            raise RuntimeError("the process has ended")
+            code = self._process.wait()
+            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            raise RuntimeError(f"the process has ended, {how}: {self._last_words()}")
         return json.loads(line)
+
+    def _last_words(self) -> str:
+        self._errors.seek(max(0, os.fstat(self._errors.fileno()).st_size - LAST_WORDS))
+        return self._errors.read().decode(errors="replace").strip() or "it has said nothing"
 
     def begin(self, question: str) -> None:
         """Ask, and leave the answer for `line`."""
@@ -76,7 +87,13 @@ async def answer(questions: Callable[[str], object]) -> None:
 
 def resident() -> int:
     """Bytes of memory this process has now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return int(os.pread(_memory_file(), 200, 0).split()[1]) * resource.getpagesize()
+
+
+@cache
+def _memory_file() -> int:
+    """Kept open: who measures how many connections fit has no descriptor left for it in the end."""
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def raise_descriptors() -> int:
