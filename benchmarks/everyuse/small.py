@@ -13,11 +13,10 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import multi
-from benchmarks.everyuse.virtual import Figure
+from benchmarks.everyuse.virtual import Figure, both_unsteady, steady_and_unsteady
 from benchmarks.links.stage import Stage
 from multi.lab.testbed import Direction, LinkSpec
 
@@ -74,10 +73,6 @@ async def _once(stage: Stage, interfaces: Sequence[str], mode: str, seconds: flo
     return (await receiving)[round(SETTLED / APART) :], spent
 
 
-def _late(took: Sequence[float]) -> float:
-    return sorted(took)[int(0.99 * len(took))]
-
-
 async def _measure(wifi: Direction, cellular: Direction, parties: dict[str, tuple[list[str], str]], rounds: int,
                    seconds: float) -> dict[str, Taken]:  # fmt: skip
     links = [LinkSpec("wifi", "wlan0", wifi, wifi, "wifi"), LinkSpec("5g", "wwan0", cellular, cellular, "cellular")]
@@ -103,26 +98,12 @@ async def small(rounds: int, seconds: float) -> None:
 
 async def figures(rounds: int, seconds: float) -> list[Figure]:
     """One network that loses and varies, then both."""
-    alone = {"WiFi alone": (["wlan0"], "adaptive"), "5G alone": (["wwan0"], "adaptive")}
+    alone = {"WiFi": (["wlan0"], "adaptive"), "5G": (["wwan0"], "adaptive")}
     both = {mode: (BOTH, mode) for mode in ("latency", "redundant")}
     unsteady, steady = Direction(200, 15.9, jitter_ms=15, loss=0.05, queue_ms=50), Direction(35, 23, queue_ms=100)
     found = await _measure(unsteady, steady, alone | both, rounds, 2 * seconds)
-    wifi, cellular = found["WiFi alone"][0], found["5G alone"][0]
-    shown = [
-        Figure(f"{name}: median {1e3 * median(took):.1f} ms, p99", 1e3 * _late(took), "ms")
-        for name, (took, _) in found.items()
-    ]
-    for mode, bound in (("latency", 0.5), ("redundant", 0.3)):
-        took, spent = found[mode]
-        shown.append(Figure(f"{mode}, p99 against WiFi alone", _late(took) / _late(wifi), "", bound))
-        shown.append(Figure(f"{mode}, p99 against 5G alone", _late(took) / _late(cellular), "", 1.1))
-        shown.append(Figure(f"{mode}, median against 5G alone", median(took) / median(cellular), "", 0.5))
-        shown.append(Figure(f"{mode}, bytes sent for each byte", spent, ""))
+    shown = list(steady_and_unsteady(found))
     lossy = Direction(200, 15.9, jitter_ms=15, loss=0.03, queue_ms=50)
     far = Direction(35, 23, jitter_ms=15, loss=0.03, queue_ms=100)
     found = await _measure(lossy, far, alone | {"redundant": (BOTH, "redundant")}, rounds, 2 * seconds)
-    best = min(_late(found[name][0]) for name in alone)
-    shown.append(Figure("both lose 3 % and vary by 30 ms: the better one alone, p99", 1e3 * best, "ms"))
-    shown.append(Figure("redundant, p99 against it", _late(found["redundant"][0]) / best, "", 0.5))
-    shown.append(Figure("redundant, bytes sent for each byte", found["redundant"][1], ""))
-    return shown
+    return shown + list(both_unsteady(found))

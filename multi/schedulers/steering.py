@@ -27,6 +27,7 @@ DWELL = 1.0  # seconds it has to keep it before it is let back
 TRIAL = 10.0  # seconds after which it is let back unproved: a path that carries nothing measures nothing
 LONGEST_TRIAL = 320.0  # seconds; doubled each time it is taken out again soon after
 SMALL = 4096  # bytes of a message that is worth sending twice
+REPEATED = 0.200  # seconds after which a kernel repeats what nothing came after (Linux: TCP_RTO_MIN)
 LOSSY = 0.01  # share of lost packets from which on the usual message may be one of them
 MAX_MARKS = 64  # connections remembered; ids are never reused, so old ones must go
 
@@ -34,8 +35,8 @@ MAX_MARKS = 64  # connections remembered; ids are never reused, so old ones must
 class Latency:
     """The lowest round trip; a lone small message also over the next lowest while the best may be later than that.
 
-    (ATSSS: smallest delay.) What is lost on a path that carries little else is repeated a round trip later at the
-    earliest, and holds up what follows it.
+    (ATSSS: smallest delay.) What is lost on a path that carries little else is repeated when something comes after it,
+    or REPEATED later, and holds up what follows it.
     """
 
     def __init__(self) -> None:
@@ -47,15 +48,15 @@ class Latency:
             return chosen
         first = chosen[0]
         for second in nearest(c for c in connections if c is not first):
-            if _late(first) > latency(second):
+            if _late(first) > latency(second) / 2:
                 return first, second
         return chosen
 
 
 def _late(connection: ConnectionView) -> float:
-    """The round trip that a few packets in a hundred take, after RFC 6298; one more where packets are lost."""
-    late = connection.rtt + 4 * connection.rtt_variation
-    return 2 * late if connection.loss > LOSSY else late
+    """Seconds that a few packets in a hundred take one way: all that round trips vary may be on this one (RFC 6298)."""
+    late = connection.rtt / 2 + 4 * connection.rtt_variation
+    return late + REPEATED if connection.loss > LOSSY else late
 
 
 class Priority:
