@@ -256,8 +256,8 @@ def late(took: Sequence[float]) -> float:
 def steady_and_unsteady(found: Found, wifi_is: str = "") -> Iterator[Figure]:
     """Figures of "WiFi" and "5G" alone, of which one loses and varies, and of `latency` and `redundant` over both.
 
-    Beside them stands what whichever of the two is earlier would bring; a session whose networks fill each other's gaps can
-    be better than that.
+    Beside them stands what whichever of the two is earlier would bring; a session whose networks fill each other's gaps
+    can be better than that.
     """
     (wifi, _), (cellular, _) = found["WiFi"], found["5G"]
     first = [min(both) for both in zip(wifi, cellular, strict=False)]

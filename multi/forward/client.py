@@ -20,7 +20,7 @@ from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.events import GoingAway
 from multi.forward.dial import open_target
-from multi.forward.opening import MAX_CONNECTIONS, answer_of, forward, open_stream, room_for
+from multi.forward.opening import MAX_CONNECTIONS, MAX_OPENING, Turns, answer_of, forward, open_stream, room_for
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -144,6 +144,7 @@ class ForwardClient:
 
     def __init__(self, config: Config, remotes: Sequence[Forward] = (), *, log: Callable[[str], None]) -> None:
         self.counters = Counters()
+        self.opening = Turns(MAX_OPENING)
         self._config = config
         self._remotes = remotes
         self._log = log
@@ -204,7 +205,8 @@ class ForwardClient:
 
     async def forward(self, near: Pair, target: Address, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
-        await forward(near, await self.session(), Connect(target), treatment, self.counters)
+        async with self.opening.turn(near) as opened:
+            await forward(near, await self.session(), Connect(target), treatment, self.counters, opened)
 
     async def datagrams(self) -> tuple[Session, FlowTable]:
         """The session and its datagrams. Raises SessionLost, LocalProtocolError where the server takes none."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
-from multi.forward.opening import answer_of, open_stream
+from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
@@ -20,7 +20,6 @@ from multi.forward.udp import Flows, UdpPort
 
 logger = logging.getLogger("multi.forward")
 
-BACKLOG = 512  # connections a port may have waiting to be accepted
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 
@@ -68,8 +67,9 @@ async def _serve_wish(
         return
     stream = None
     try:
-        stream = await open_stream(await client.session(), Connect(wish.target), treatment)
-        bound = await answer_of(stream)
+        async with client.opening.turn(Pair(reader, writer)):
+            stream = await open_stream(await client.session(), Connect(wish.target), treatment)
+            bound = await answer_of(stream)
     except ENDS as error:
         client.counters.failed += 1
         logger.info("%s: %s", wish.target, error)
@@ -155,7 +155,7 @@ async def _end(writer: asyncio.StreamWriter) -> None:
 async def _listen(address: Address, accepted: Accept) -> asyncio.Server:
     host = None if address.host == EVERYWHERE else address.host
     try:
-        return await asyncio.start_server(accepted, host, address.port, limit=BUFFERED, backlog=BACKLOG)
+        return await listen(accepted, host, address.port)
     except OSError as error:
         raise _cannot_listen(address, error) from None
 

@@ -1,17 +1,28 @@
-"""One connection that came in at this end, as a stream to the other end. Both ends do this: for -L, and for -R."""
+"""One connection that came in at this end, as a stream to the other end. Both ends do this: for -L, and for -R.
+
+It decides how many come in with one turn of the event loop, and how many are being opened at once: however many want
+to be forwarded, those that are forwarded already wait for a few of them and not for all.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from multi.asyncio.session import Session
 from multi.asyncio.streams import SessionReader
 from multi.discovery.resources import allowed_descriptors
 from multi.forward.protocol import Code, ForwardRefused, Head, encode_head, read_answer
-from multi.forward.relay import Counters, Pair, relay
+from multi.forward.relay import BUFFERED, Counters, Pair, relay
 from multi.forward.specs import USUAL, Treatment
 
 ANSWER_TIMEOUT = 30.0  # seconds for a stream and its answer; longer than a far end gives a dial
+ACCEPTED_AT_ONCE = 16  # connections in one turn of the event loop: asyncio takes as many as may wait in the kernel
+BACKLOG = 4096  # connections a port may have waiting to be accepted, as far as the system allows
+MAX_OPENING = 64  # connections of one session that are being opened at once; others wait for their turn
 MAX_CONNECTIONS = 8192  # that came in at one end at the same time; a flood is refused before it takes the memory
 
 
@@ -22,6 +33,50 @@ def room_for(taken: int) -> bool:
     connects hangs, and no connection of a session is opened.
     """
     return taken < allowed_descriptors() * 3 // 4
+
+
+async def listen(
+    accepted: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None], host: str | None, port: int
+) -> asyncio.Server:
+    """A server for connections that are to be forwarded. Raises OSError."""
+    server = await asyncio.start_server(accepted, host, port, limit=BUFFERED, backlog=ACCEPTED_AT_ONCE)
+    for sock in server.sockets:
+        with socket.socket(fileno=os.dup(sock.fileno())) as same:
+            same.listen(BACKLOG)
+    return server
+
+
+class Turns:
+    """The connections of one session that are being opened: so many at once, in the order in which they were asked for.
+
+    All else that a session carries is served in between: opening one costs far more than a few bytes on their way.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    @asynccontextmanager
+    async def turn(self, asked: Pair) -> AsyncIterator[Callable[[], None]]:
+        """Be one of them until the end, or until what this gives is called.
+
+        Raises what `asked` was reset with: nobody has waited for its connection until now.
+        """
+        assert isinstance(asked.reader, asyncio.StreamReader)
+        await self._free.acquire()
+        held = True
+
+        def over() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._free.release()
+
+        try:
+            if (gone := asked.reader.exception()) is not None:
+                raise gone
+            yield over
+        finally:
+            over()
 
 
 async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL) -> Pair:
@@ -52,12 +107,27 @@ async def answer_of(stream: Pair) -> str:
         raise ForwardRefused(Code.TIMED_OUT, f"no answer from the other end within {ANSWER_TIMEOUT:g} s") from None
 
 
-async def forward(near: Pair, session: Session, head: Head, treatment: Treatment, counters: Counters) -> None:
-    """Forward a connection until it has ended in both directions; what ends it early resets both and is raised."""
+async def forward(
+    near: Pair,
+    session: Session,
+    head: Head,
+    treatment: Treatment,
+    counters: Counters,
+    opened: Callable[[], None] = lambda: None,
+) -> None:
+    """Forward a connection until it has ended in both directions; what ends it early resets both and is raised.
+
+    `opened` is called when the other end has answered.
+    """
     try:
         stream = await open_stream(session, head, treatment)
     except BaseException:
         counters.failed += 1
         near.reset()
         raise
-    await relay(near, stream, counters, answer_of(stream))
+
+    async def answered() -> None:
+        await answer_of(stream)
+        opened()
+
+    await relay(near, stream, counters, answered())

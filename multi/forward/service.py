@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cryptography import x509
@@ -21,7 +21,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.config import Config
 from multi.errors import LocalProtocolError, printable
 from multi.forward.dial import dial_udp, open_target, refusal_of
-from multi.forward.opening import MAX_CONNECTIONS, forward, room_for
+from multi.forward.opening import ACCEPTED_AT_ONCE, MAX_CONNECTIONS, MAX_OPENING, Turns, forward, listen, room_for
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -44,10 +44,8 @@ logger = logging.getLogger("multi.forward")
 
 HELLO_TIMEOUT = 30.0  # seconds from opening the session to its first line; a client says it at once
 HEAD_TIMEOUT = 10.0  # seconds from opening a stream to its head; a client sends both together
-MAX_OPENING = 64  # connections of one session that are being opened at once; others wait for their turn
 MAX_STREAMS = 4096  # connections forwarded in a session, where the configuration says nothing of streams
 MAX_LISTENERS = 16  # ports that one session listens on
-BACKLOG = 128  # connections a port may have waiting to be accepted
 
 
 def with_room_for_streams(config: Config) -> Config:
@@ -145,7 +143,9 @@ class _Client:
         self._tasks: set[asyncio.Task[None]] = set()
         self._relaying: set[asyncio.Task[Any]] = set()
         """Those of them that carry a connection."""
-        self._opening = asyncio.Semaphore(MAX_OPENING)
+        self._opening = Turns(MAX_OPENING)
+        self._coming = Turns(MAX_OPENING)
+        """Of ports listened on for the client."""
         self._listeners = 0
         self._flows: FlowTable | None = None
 
@@ -176,8 +176,12 @@ class _Client:
             await asyncio.gather(over, return_exceptions=True)
 
     async def _accept(self) -> None:
+        begun = 0
         async for reader, writer in self._session.streams():
             self._start(self._stream(reader, writer))
+            begun += 1
+            if not begun % ACCEPTED_AT_ONCE:
+                await asyncio.sleep(0)  # a client may open thousands together
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -213,17 +217,8 @@ class _Client:
             stream.reset()
             raise
 
-    @asynccontextmanager
-    async def _turn(self, stream: Pair) -> AsyncIterator[None]:
-        """Be one of those that are being opened. Raises StreamReset where nobody has waited for that until now."""
-        assert isinstance(stream.reader, SessionReader)
-        async with self._opening:
-            if (gone := stream.reader.exception()) is not None:
-                raise gone
-            yield
-
     async def _connect(self, head: Connect, stream: Pair) -> None:
-        async with self._turn(stream):
+        async with self._opening.turn(stream):
             near, address = await open_target(head.target, self._permissions, lookup=self._service.lookup)
         logger.info("forwarding for %s: connected to %s", self._who, head.target, extra=self._about)
         stream.writer.write(encode_answer(Code.OK, str(address)))
@@ -255,9 +250,7 @@ class _Client:
                 self._start(self._accepted(near, bound, priority))
 
         try:
-            server = await asyncio.start_server(
-                accepted, address.host, address.port, limit=BUFFERED, backlog=BACKLOG, reuse_address=True
-            )
+            server = await listen(accepted, address.host, address.port)
         except OSError as error:
             raise refusal_of(error, f"cannot listen on {address}") from None
         bound = Address(*server.sockets[0].getsockname()[:2])
@@ -275,7 +268,8 @@ class _Client:
         head = Accepted(listener, peer)
         try:
             with self._service.place():
-                await forward(near, self._session, head, Treatment(priority), self._service.counters)
+                async with self._coming.turn(near) as opened:
+                    await forward(near, self._session, head, Treatment(priority), self._service.counters, opened)
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error, extra=self._about)
 
@@ -299,7 +293,7 @@ class _Client:
         port = UdpPort(back)
         table.add(stream, out)  # before anything is awaited: others ask at the same time
         try:
-            async with self._turn(stream):
+            async with self._opening.turn(stream):
                 sock = await dial_udp(head.target, self._permissions, lookup=self._service.lookup)
             bound = str(Address(*sock.getpeername()[:2]))
             await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)

@@ -9,8 +9,9 @@ import gc
 import os
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -1018,6 +1019,86 @@ def test_a_target_that_resets_at_once_resets_the_connection(way: str, monkeypatc
         gc.collect()
         await asyncio.sleep(0)
         assert not unseen
+
+    run(scenario())
+
+
+async def turns_of_the_loop(counted: list[int]) -> None:
+    while True:
+        counted[0] += 1
+        await asyncio.sleep(0)
+
+
+def test_those_who_come_together_are_taken_a_few_with_each_turn_of_the_loop() -> None:
+    async def scenario() -> None:
+        turn, taken = [0], list[int]()
+
+        def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            taken.append(turn[0])
+            writer.transport.abort()
+
+        server = await opening.listen(accepted, HOST, 0)
+        counting = asyncio.create_task(turns_of_the_loop(turn))
+        await asyncio.sleep(0)
+        with ExitStack() as stack:
+            for _ in range(100):  # all of them, before anything else is done in this turn
+                stack.enter_context(socket.create_connection(server.sockets[0].getsockname()))
+            await until(lambda: len(taken) == 100)
+        counting.cancel()
+        server.close()
+        assert max(Counter(taken).values()) <= opening.ACCEPTED_AT_ONCE
+        assert max(taken) < 200, "and no more turns than that takes"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["port", "proxy"])
+def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_served(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(near_end, "MAX_OPENING", 4)
+
+    async def scenario() -> None:
+        answers = asyncio.Event()
+
+        async def slow(to: Address, *about: Any, **lookup: Any) -> socket.socket:
+            await answers.wait()
+            return await dial(to, *about, **lookup)
+
+        async with world() as w:
+            echo_port = Address("echo.test", w.echo)
+            port = await (w.forward(echo_port) if kind == "port" else w.proxy())
+            request = b"" if kind == "port" else b"CONNECT echo.test:%d HTTP/1.1\r\n\r\n" % w.echo
+
+            async def connected() -> Streams:
+                reader, writer = await asyncio.open_connection(HOST, port)
+                writer.write(request)
+                return reader, writer
+
+            async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                writer.write(b"?")
+                assert await reader.readexactly(1) == b"?"
+
+            before = await connected()
+            if request:
+                await before[0].readuntil(b"\r\n\r\n")
+            await echoes(*before)
+            monkeypatch.setattr("multi.forward.dial.dial", slow)
+            others = [await connected() for _ in range(12)]
+            session = await w.client.session()
+            await until(lambda: session.stats().streams == 2 + 4)
+            Pair(*others.pop()).reset()
+            await echoes(*before)
+            assert session.stats().streams == 2 + 4
+            answers.set()
+            for reader, writer in others:
+                if request:
+                    await reader.readuntil(b"\r\n\r\n")
+                await echoes(reader, writer)
+            for _, writer in [before, *others]:
+                await closed(writer)
+            await until(lambda: session.stats().streams == 1)
+            assert w.service.counters.opened == 12, "the one that has gone meanwhile was not connected"
 
     run(scenario())
 
