@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -327,13 +328,20 @@ def test_stopping_server_says_so_and_leaves_in_order(files: Files) -> None:
         assert output.endswith("stopped\n")
 
 
-def test_server_stopped_in_a_transfer_ends_it_soon(files: Files) -> None:
-    (files.served / "big").write_bytes(content(32 * MEGABYTE))
+@contextmanager
+def transfer(files: Files, size: int) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """A server and a client that fetches a file from it, in the middle of that."""
+    (files.served / "big").write_bytes(content(size))
     with (
         files.serving() as (server, port),
         started("get", files.client_config(port, max_rate_mbps=SLOW), "big", cwd=files.here) as client,
     ):
         wait_for_line(client, PROGRESS)
+        yield server, client
+
+
+def test_server_stopped_in_a_transfer_ends_it_soon(files: Files) -> None:
+    with transfer(files, 32 * MEGABYTE) as (server, client):
         server.send_signal(signal.SIGINT)
         output, _ = server.communicate(timeout=10)
         _, errors = client.communicate(timeout=10)
@@ -345,12 +353,7 @@ def test_server_stopped_in_a_transfer_ends_it_soon(files: Files) -> None:
 
 
 def test_a_drained_server_lets_a_transfer_finish(files: Files) -> None:
-    (files.served / "big").write_bytes(content(6 * MEGABYTE))
-    with (
-        files.serving() as (server, port),
-        started("get", files.client_config(port, max_rate_mbps=SLOW), "big", cwd=files.here) as client,
-    ):
-        wait_for_line(client, PROGRESS)
+    with transfer(files, 6 * MEGABYTE) as (server, client):
         server.send_signal(signal.SIGTERM)
         wait_for_line(server, "^draining: 1 session to end within 25 s$")
         _, errors = client.communicate(timeout=10)
@@ -361,12 +364,7 @@ def test_a_drained_server_lets_a_transfer_finish(files: Files) -> None:
 
 
 def test_a_second_signal_ends_what_is_left(files: Files) -> None:
-    (files.served / "big").write_bytes(content(32 * MEGABYTE))
-    with (
-        files.serving() as (server, port),
-        started("get", files.client_config(port, max_rate_mbps=SLOW), "big", cwd=files.here) as client,
-    ):
-        wait_for_line(client, PROGRESS)
+    with transfer(files, 32 * MEGABYTE) as (server, client):
         for _ in range(2):
             server.send_signal(signal.SIGTERM)
             wait_for_line(server, "^(draining|get big .* stopped): ")

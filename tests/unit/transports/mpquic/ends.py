@@ -89,6 +89,15 @@ def connected_engines(client: str, server: str, *specs: tuple[LinkSpec, LinkSpec
     return made
 
 
+def asked(made: Pair) -> End:
+    """The server, once a byte has come that lets it write on stream 0."""
+    server = made.server
+    assert server is not None
+    made.client.write(b"?")
+    made.run(lambda: server.received > 0)
+    return server
+
+
 def opened(end: End) -> list[int]:
     """Paths that this end has heard to be open."""
     return [event.path for event in end.paths if type(event).__name__ == "PathOpened"]

@@ -12,7 +12,7 @@ from multi.lab.engines.links import link_of
 from multi.lab.engines.pair import Pair
 from multi.multipath.policy import PathPolicy
 from multi.transports.mpquic.frames import Frame, PathFrame, new_connection_id_body
-from tests.unit.transports.mpquic.ends import TEN, closed, connected, connected_engines, engine, opened, pair
+from tests.unit.transports.mpquic.ends import TEN, asked, closed, connected, connected_engines, engine, opened, pair
 
 PATHS = PathPolicy(paths=2)
 
@@ -171,10 +171,7 @@ def test_challenges_that_are_never_answered_cost_a_path_its_life_and_nothing_els
 
 def test_an_address_that_has_not_answered_gets_three_times_what_came_from_it() -> None:
     made = connected([TEN, TEN], PATHS, PATHS)
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(2_000_000), end=True)
     made.run(lambda: made.client.received > 200_000)
     made.move(1)  # somebody forwards packets of the path from an address of his own and hears no answers
@@ -187,10 +184,7 @@ def test_an_address_that_has_not_answered_gets_three_times_what_came_from_it() -
 
 def test_a_storm_of_rebindings_is_lived_through() -> None:
     made = connected([TEN, TEN], PATHS, PATHS)
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(1_000_000), end=True)
     for _ in range(40):
         made.run(lambda: made.client.ended, 0.02)
@@ -228,11 +222,8 @@ def test_random_loss_on_both_paths_loses_nothing() -> None:
     lossy = link_of(10, 0.044, loss=0.02)
     made = connected([(lossy, lossy), (lossy, lossy)], PATHS, PATHS)
     made.client.keep_data = True
-    server = made.server
-    assert server is not None
     payload = bytes(range(251)) * 2000
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(payload, end=True)
     assert made.run(lambda: made.client.ended, 20.0)
     assert bytes(made.client.data) == payload
@@ -243,11 +234,8 @@ def test_datagrams_that_overtake_each_other_on_both_paths_lose_nothing(name: str
     shaken = link_of(10, 0.044, jitter=0.010)
     made = connected_engines(name, name, (shaken, shaken), (shaken, shaken))
     made.client.keep_data = True
-    server = made.server
-    assert server is not None
     payload = bytes(range(251)) * 2000
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(payload, end=True)
     assert made.run(lambda: made.client.ended)
     assert bytes(made.client.data) == payload

@@ -17,7 +17,7 @@ from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.engine import GONE
 from multi.transports.quic.packets import stateless_reset
 from multi.transports.quic.udp_port import PeerAddress
-from tests.unit.transports.mpquic.ends import DEFAULT, FAR, FAST, TEN, closed, connected, engine, opened, pair
+from tests.unit.transports.mpquic.ends import DEFAULT, FAR, FAST, TEN, asked, closed, connected, engine, opened, pair
 
 MEGABYTE = 1_000_000
 QUARTER = MEGABYTE // 4
@@ -35,10 +35,7 @@ def test_bytes_arrive_whole_and_in_order_over_unequal_paths() -> None:
     made = connected([FAST, FAR])
     made.client.keep_data = True
     payload = bytes(range(251)) * 3000
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(payload, end=True)
     assert made.run(lambda: made.client.ended)
     assert bytes(made.client.data) == payload
@@ -138,10 +135,7 @@ def test_a_path_nobody_answers_on_is_given_up_and_another_id_is_used_then() -> N
 
 def test_what_is_in_flight_on_a_silent_path_is_sent_on_the_other_at_its_probe_timeout() -> None:
     made = connected([SLOW, SLOW])
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(3 * QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER)
     made.ups[0].silent = made.downs[0].silent = True
@@ -159,10 +153,7 @@ def test_silence_of_the_near_path_is_hardly_noticed_by_who_reads(at: float) -> N
     """Its acknowledgements would go on the path that is dead: the other one fell silent for the server, too."""
     near, far = (link_of(10, 0.004),) * 2, (link_of(10, 0.046),) * 2
     made = connected([near, far])
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(2 * MEGABYTE), end=True)
     made.run(lambda: False, at)
     made.ups[0].silent = made.downs[0].silent = True
@@ -173,10 +164,7 @@ def test_silence_of_the_near_path_is_hardly_noticed_by_who_reads(at: float) -> N
 
 def test_a_suspect_path_is_probed_and_carries_data_again_when_it_answers() -> None:
     made = connected([SLOW, SLOW])
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(6 * QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER // 2)
     made.ups[0].silent = made.downs[0].silent = True
@@ -194,10 +182,7 @@ def test_acknowledgements_leave_a_path_that_is_dead_in_their_direction(ack_path:
     """A pure receiver has no probe timeout of its own but for the PINGs that go with acknowledgements."""
     policy = PathPolicy(ack_path=ack_path)
     made = connected([SLOW, SLOW], policy, policy)
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(4 * QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER // 2)
     made.ups[0].silent = True
@@ -260,10 +245,7 @@ def test_a_network_that_is_known_to_be_lost_is_acted_upon_at_once() -> None:
 
 def test_the_only_path_is_repeated_on_as_ever() -> None:
     made = connected([SLOW])
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER // 2)
     made.downs[0].silent = True
@@ -305,10 +287,7 @@ def test_a_later_status_wins_over_an_earlier_one_that_comes_late() -> None:
 @pytest.mark.parametrize("path", [0, 1])
 def test_an_abandoned_path_is_answered_and_makes_room_for_another(path: int) -> None:
     made = connected([SLOW, SLOW], PathPolicy(paths=2), PathPolicy(paths=2))
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(2 * QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER // 2)
     engine(made.client).abandon_path(path, PathError.APPLICATION_ABANDON_PATH, made.clock.now)
@@ -343,10 +322,7 @@ def test_the_last_path_is_not_abandoned() -> None:
 @pytest.mark.parametrize("path", [0, 1])
 def test_a_nat_may_forget_one_path(path: int) -> None:
     made = connected([SLOW, SLOW])
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(2 * QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER // 2)
     made.move(path)
@@ -380,10 +356,7 @@ def test_a_stateless_reset_for_an_id_of_any_path_ends_the_connection(first: bool
 
 def test_keys_are_updated_on_all_paths() -> None:
     made = connected([SLOW, (link_of(10, 0.1),) * 2])
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(2 * QUARTER), end=True)
     made.run(lambda: made.client.received > QUARTER // 2)
     engine(server)._connection.request_key_update()
@@ -427,10 +400,7 @@ def test_other_schedulers_choose_paths_too(name: str) -> None:
 def queue_of(policy: PathPolicy) -> float:
     """Seconds of queueing on a path with a deep buffer, the median of what its sender sees."""
     made = connected([(link_of(7.5, 0.037, queue=8),) * 2, TEN], policy, policy)
-    server = made.server
-    assert server is not None
-    made.client.write(b"?")
-    made.run(lambda: server.received > 0)
+    server = asked(made)
     server.write(bytes(3 * MEGABYTE), end=True)
     seen = []
     while not made.client.ended:
