@@ -79,7 +79,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             may_go=resolver.may_go,
             now=now,
         )
-        core.open(paths, max(0.001, timeout - (now - started)), now=now)
+        core.open(paths, timeout, now=now, since=started)
         driver.pump()
 
     networks = Networks(driver, config, start)
@@ -102,7 +102,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
             if driver.closed_error is not None:
                 raise driver.failure()
             if not driver.attempted_all.done() and core.paths is not None:
-                core.paths.give_up(loop.time() - started)
+                core.paths.give_up(timeout)
     except SessionRefused:
         await driver.settle()
         raise

@@ -29,6 +29,7 @@ from multi.errors import MultiError, SessionLost, SessionRefused, TransportError
 from multi.events import (
     AddressesAnnounced,
     AllAttempted,
+    AttemptFailed,
     BudgetChanged,
     CancelDial,
     CloseConnection,
@@ -42,6 +43,7 @@ from multi.events import (
     SendBytes,
     SessionClosed,
     SessionConfirmed,
+    SessionDetached,
     SessionOpened,
     StreamOpened,
     StreamReadable,
@@ -245,6 +247,8 @@ class SessionDriver:
         """Of `limits.max_send_buffer`, for each stream as of the last pump."""
         self._warnings: deque[Warned | BudgetChanged] = deque(maxlen=ENDED_KEPT)
         self._announced: AddressesAnnounced | None = None
+        self._unreached = ""
+        """With no connection left, why the last attempt has failed."""
         self._broken = False
         self._progress = (0, 0)
         self._ranked = False
@@ -710,6 +714,8 @@ class SessionDriver:
     def _error_of(self, reason: Reason) -> MultiError:
         """What ended the session, in the application's terms."""
         if self.core.confirmed:
+            if reason.cause is Cause.RESUME_TIMEOUT and self._unreached:
+                reason = reason.reworded(f"{reason}; the last attempt: {self._unreached}")
             return SessionLost(reason)
         tried = self.core.paths.failures if self.core.paths is not None else []
         refused = next((refusal for _, refusal in tried if refusal.cause in REFUSALS), None)
@@ -801,6 +807,10 @@ class SessionDriver:
                 _say(self.confirmed, True)
             elif isinstance(event, AddressesAnnounced):
                 self._announced = event
+            elif isinstance(event, AttemptFailed):
+                self._unreached = str(event.reason)
+            elif isinstance(event, SessionDetached):
+                self._unreached = ""
         if len(self._listeners):  # walking an empty set of weak references takes longer than all the rest
             for listener in list(self._listeners):
                 listener.put(event)

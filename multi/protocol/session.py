@@ -385,13 +385,13 @@ class SessionCore(SessionBase):
 
     # === inputs: which connections exist (client)  ===
 
-    def open(self, paths: PathManager, open_timeout: float, *, now: float) -> None:
-        """Client: have `paths` open the session within `open_timeout` seconds."""
+    def open(self, paths: PathManager, open_timeout: float, *, now: float, since: float | None = None) -> None:
+        """Client: have `paths` open the session within `open_timeout` seconds, from now or counted `since` a moment."""
         self.now = now
         self.unsettled = True
         self.paths = paths
         self._open_timeout = open_timeout
-        self._open_deadline = now + open_timeout
+        self._open_deadline = (now if since is None else since) + open_timeout
         paths.handle_timer(now)
 
     def path_manager(self, *, now: float) -> PathManager:

@@ -18,6 +18,7 @@ from multi.asyncio.session import Session
 from multi.errors import printable
 from multi.events import (
     AttemptFailed,
+    BudgetChanged,
     ConnectionChanged,
     Event,
     EventsDropped,
@@ -169,6 +170,8 @@ class Progress:
         failures: set[str] = set()
         async for event in session.events():
             text = in_words(event)
+            if isinstance(event, Warned | BudgetChanged):
+                continue  # the log has said so
             if isinstance(event, AttemptFailed):
                 if text in failures:
                     continue  # what is dialled again and again fails in the same way again and again
