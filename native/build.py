@@ -1,9 +1,10 @@
 """Build the module `multi_noq` and put it beside the packages of the Python that runs this. Called by `make native`.
 
     python native/build.py [FOLDER]     the folder to put it into, instead of that of the packages
+    python native/build.py --check      only say what is missing, if anything is
 
 Everything in between is below `native/target`, which git ignores: the sources of all crates, checked by cargo against
-`Cargo.lock`, the changes of `hooks.py` in one of them, and what the compiler makes.
+`crates.lock`, the changes of `hooks.py` in one of them, and what the compiler makes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sysconfig
 from pathlib import Path
 
 import hooks
+import lock
 
 HERE = Path(__file__).parent
 TARGET = HERE / "target"
@@ -33,6 +35,7 @@ FROM_SOURCES = (
 
 def main(folder: Path) -> None:
     check_tools()
+    lock.restore(HERE)
     fetch()
     cargo("build", "--release", "--locked", "--offline", "--target-dir", str(TARGET), *FROM_SOURCES)
     suffix = "dylib" if sys.platform == "darwin" else "so"
@@ -58,7 +61,7 @@ def check_tools() -> None:
 
 def fetch() -> None:
     """All sources, the changes made, once for each state of what decides about them."""
-    deciding = ["Cargo.lock", "hooks.py", *sorted(hooks.NEW_FILES.values())]
+    deciding = ["crates.lock", "hooks.py", *sorted(hooks.NEW_FILES.values())]
     state = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in deciding)).hexdigest()
     if STAMP.exists() and STAMP.read_text() == state:
         return
@@ -80,4 +83,7 @@ def cargo(command: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("platlib")))
+    if "--check" in sys.argv:
+        check_tools()
+    else:
+        main(Path(sys.argv[1] if len(sys.argv) > 1 else sysconfig.get_path("platlib")))

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def noq() -> Path:
         raise Unavailable(f"cargo 1.88 or newer is needed, found {said.strip()!r}")
     if shutil.which("cc") is None:
         raise Unavailable("no C compiler")
+    _run("no Cargo.lock", sys.executable, str(ROOT / "native" / "lock.py"), "restore", str(FOLDER))
     _run("cargo fails", "cargo", "build", "--release", "--locked", "--quiet", "--manifest-path", f"{FOLDER}/Cargo.toml")
     return BINARY
 
