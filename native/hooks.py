@@ -76,6 +76,16 @@ CHANGES = (
         "            hooks: Default::default(),\n",
     ),
     before("src/connection/streams/mod.rs", "\nmod recv;\n", "\nmod hooks;\n"),
+    after(
+        "src/connection/streams/state.rs",
+        "    pub(super) pending: PendingStreamsQueue,\n",
+        "    /// Those that are not sent for now\n    pub(super) hidden: Vec<super::PendingStream>,\n",
+    ),
+    after(
+        "src/connection/streams/state.rs",
+        "            pending: PendingStreamsQueue::new(),\n",
+        "            hidden: Vec::new(),\n",
+    ),
     before("src/lib.rs", "    Chunk, Chunks, ClosePathError,", "    AckPath, PathFacts,\n"),
     # Facts.
     before(
@@ -218,9 +228,10 @@ CHANGES = (
         "        let path = self.path_data_mut(path_id);\n\n"
         "        path.app_limited = last_packet_number.is_none() && !send_blocked;\n",
         "        let carries = self.is_carrier(path_id);\n"
+        "        let unused = self.most_in_flight(path_id) < self.path_data(path_id).congestion.window() / 2;\n"
         "        let path = self.path_data_mut(path_id);\n\n"
         "        if carries {\n"
-        "            path.app_limited = last_packet_number.is_none() && !send_blocked;\n        }\n",
+        "            path.app_limited = unused || (last_packet_number.is_none() && !send_blocked);\n        }\n",
     ),
     # The path of acknowledgements.
     before(

@@ -93,6 +93,8 @@ class Connection:
     def set_path_order(self, order: Sequence[int]) -> None: ...
     def set_carriers(self, carriers: Sequence[int] | None) -> None:
         """Which paths carry data of streams; None: all."""
+    def hide_streams(self, streams: Sequence[int]) -> None:
+        """Nothing of these is sent until this is called again."""
     def set_enough_in_flight(self, path: int, size: int) -> None:
         """Bytes in flight on a path that are enough; 0: as many as congestion control allows."""
     def set_ack_path(self, name: str) -> None: ...
@@ -111,5 +113,7 @@ class Connection:
         """Bytes of messages that wait to be sent."""
     def outstanding(self) -> tuple[int, int, int]:
         """Bytes of all streams: not acknowledged, of these not sent, of these those that the peer takes no more of."""
+    def unsent_in_turn(self) -> list[tuple[int, int, int]]:
+        """Streams with something to send, as they are served: id, bytes, and those that the peer takes no more of."""
     def all_acknowledged(self) -> bool: ...
     def paths(self) -> list[Path]: ...

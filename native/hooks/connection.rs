@@ -152,6 +152,16 @@ impl Connection {
         self.streams.unacknowledged_and_unsent()
     }
 
+    /// Streams with something to send in their turns, and how many bytes.
+    pub fn unsent_in_turn(&self) -> Vec<(StreamId, u64)> {
+        self.streams.unsent_in_turn()
+    }
+
+    /// Send nothing of these streams until this is called again.
+    pub fn hide_streams(&mut self, streams: &[StreamId]) {
+        self.streams.hide(streams);
+    }
+
     /// The path after this one in the order of sending, the first of all after `None`.
     pub(super) fn path_after(&self, path: Option<PathId>) -> Option<PathId> {
         let order = &self.hooks.order;

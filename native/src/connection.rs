@@ -246,6 +246,14 @@ impl Connection {
         Ok(())
     }
 
+    /// Nothing of these streams is sent until this is called again.
+    fn hide_streams(&mut self, streams: Vec<u64>) -> PyResult<()> {
+        let streams = streams.into_iter().map(|id| Ok(VarInt::from_u64(id).map_err(|_| bad("no stream has this id"))?.into()));
+        let streams = streams.collect::<PyResult<Vec<StreamId>>>()?;
+        self.connection()?.hide_streams(&streams);
+        Ok(())
+    }
+
     /// Bytes in flight on a path that are enough, 0 for what congestion control allows.
     fn set_enough_in_flight(&mut self, path: u32, size: u64) -> PyResult<()> {
         self.connection()?.set_enough_in_flight(path.into(), if size == 0 { u64::MAX } else { size });
@@ -345,6 +353,14 @@ impl Connection {
         (unacknowledged + self.waiting, unsent + self.waiting, self.waiting)
     }
 
+    /// Streams with something to send that the peer takes, in their turns: id, bytes, and those it takes no more of.
+    fn unsent_in_turn(&self) -> Vec<(u64, u64, u64)> {
+        let Some((_, inner)) = &self.inner else { return Vec::new() };
+        let shut_out = |id: &u64| self.outgoing.get(id).map_or(0, |outgoing| outgoing.waiting.iter().map(Bytes::len).sum());
+        let streams = inner.unsent_in_turn().into_iter().filter(|(_, unsent)| *unsent > 0);
+        streams.map(|(id, unsent)| (id.into(), unsent, shut_out(&id.into()) as u64)).collect()
+    }
+
     /// Everything written has arrived, the ends of streams included.
     fn all_acknowledged(&self) -> bool {
         self.outstanding().0 == 0 && self.outgoing.values().all(|outgoing| outgoing.finished || !outgoing.end)
@@ -362,11 +378,11 @@ impl Connection {
             }
             let backup = inner.path_status(id) == Ok(PathStatus::Backup)
                 || inner.remote_path_status(id) == Some(PathStatus::Backup);
-            let (rtt, variation, smallest) = match facts.rtt {
-                Some(rtt) => (rtt.get(), facts.rtt_variation, rtt.min()),
+            let times = match facts.rtt {
+                Some(rtt) => [rtt.get(), facts.rtt_variation, rtt.min()],
                 None => Default::default(),
             };
-            let times = [rtt, variation, smallest].map(|time| time.as_secs_f64());
+            let times = times.map(|time| time.as_secs_f64());
             let row = (
                 (number(id), facts.validated, facts.suspect, backup, facts.slow_start),
                 (times[0], times[1], times[2]),

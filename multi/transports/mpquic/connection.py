@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from aioquic.quic.connection import END_STATES
 from aioquic.quic.packet import QuicFrameType, QuicPacketType, push_ack_frame
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.recovery import QuicPacketSpace
+from aioquic.quic.stream import QuicStream
 from aioquic.tls import Epoch
 
 from multi.multipath import acks
 from multi.multipath.facts import PathFacts, PathState
-from multi.multipath.scheduling import RETRY, choose, usable, view_of
+from multi.multipath.scheduling import RETRY, PathView, choose, usable, view_of
 from multi.transports.mpquic.frames import Frame, PathError, PathFrame, Waiting
 from multi.transports.mpquic.path import Path
 from multi.transports.mpquic.paths import ConnectionPaths
@@ -26,6 +27,17 @@ PROBE_MOST = 1.0  # seconds between probes of a path that does not answer: when 
 AT_ONCE = 0.0  # seconds; aioquic asks its pacer about acknowledgements that are due now, not about those that are late
 ACK_CAPACITY = 64  # bytes of a PATH_ACK at least
 _STATUS = (PathFrame.PATH_STATUS_BACKUP, PathFrame.PATH_STATUS_AVAILABLE)
+
+
+class _Waiting(NamedTuple):
+    """What has something to send."""
+
+    stream: QuicStream | None
+    """None: the datagrams."""
+    backlog: int
+    """Bytes."""
+    room: int
+    """How many of them the peer takes now."""
 
 
 class MultipathConnection(ConnectionPaths):
@@ -93,10 +105,7 @@ class MultipathConnection(ConnectionPaths):
         """What waits in streams, on the paths that the scheduler chooses."""
         self._retry_at = None
         made: list[tuple[bytes, Any, int]] = []
-        while True:
-            backlog, room = self._backlog()
-            if not room:
-                break
+        while waiting := self._waiting():
             able = usable([path.facts() for path in self._open()])
             if not able:  # only probes leave, and carry what fits into them
                 for path in self._open():
@@ -104,16 +113,42 @@ class MultipathConnection(ConnectionPaths):
                         made += self._send(path, now, self._max_datagram_size, data=True)
                 break
             views = [view_of(facts, self._paths[facts.id].rate.known, self._credit(facts.id, now)) for facts in able]
-            size = min(room, QUANTUM * self._max_datagram_size)
-            chosen = choose(self._scheduler, views, size, backlog, room, now)
-            if not chosen:
-                self._retry_at = now + RETRY if any(view.credit for view in views) else None
-                break
-            sent = self._send(self._paths[chosen[0]], now, size + self._max_datagram_size, data=True)
+            sent = self._in_turn(waiting, views, now)
             if not sent:
                 break
             made += sent
         return made
+
+    def _in_turn(self, waiting: list[_Waiting], views: Sequence[PathView], now: float) -> list[tuple[bytes, Any, int]]:
+        """Packets of the first that has a path now. Each is asked about by itself: what is little may be better off
+        waiting for a near path, while what is much leaves on a far one."""
+        quantum = QUANTUM if len(waiting) == 1 else 1
+        for each in waiting:
+            size = min(each.room, quantum * self._max_datagram_size)
+            chosen = choose(self._scheduler, views, size, each.backlog, each.room, now)
+            if not chosen:
+                self._retry_at = now + RETRY if any(view.credit for view in views) else None
+                continue
+            with nullcontext() if len(waiting) == 1 else self._first(each, waiting):
+                sent = self._send(self._paths[chosen[0]], now, size + self._max_datagram_size, data=True)
+            if sent:
+                return sent
+        return []
+
+    @contextmanager
+    def _first(self, chosen: _Waiting, waiting: list[_Waiting]) -> Iterator[None]:
+        """Let `chosen` leave, and fill its last packet with what has more to send; the others are not asked."""
+        hidden = [each.stream for each in waiting if each is not chosen and each.backlog <= chosen.backlog]
+        queue, datagrams = self._streams_queue, self._datagrams_pending
+        self._streams_queue = [stream for stream in queue if stream is not chosen.stream and stream not in hidden]
+        if chosen.stream is not None:
+            self._streams_queue.insert(0, chosen.stream)
+            self._datagrams_pending = deque()
+        try:
+            yield
+        finally:
+            self._streams_queue = [stream for stream in queue if stream in hidden] + self._streams_queue
+            self._datagrams_pending = datagrams
 
     def _note_unused(self, now: float) -> None:
         """Paths that would take more now: what they deliver is no measure of what they carry."""
@@ -122,19 +157,22 @@ class MultipathConnection(ConnectionPaths):
                 path = self._paths[facts.id]
                 path.rate.sent(facts.acked, facts.bytes_in_flight, self._most(path))
 
-    def _backlog(self) -> tuple[int, int]:
-        """Bytes that streams and datagrams have to send, and how many of them the peer takes now."""
-        backlog = room = sum(map(len, self._datagrams_pending))
+    def _waiting(self) -> list[_Waiting]:
+        """All that have something to send that the peer takes now, in their turns; datagrams go first."""
+        found = []
+        if self._datagrams_pending:
+            size = sum(map(len, self._datagrams_pending))
+            found.append(_Waiting(None, size, size))
         new = self._remote_max_data - self._remote_max_data_used
-        for stream in self._streams.values():
+        for stream in self._streams_queue:
             sender = stream.sender
             waiting = sum(part.stop - part.start for part in sender._pending)
             first = min(waiting, max(0, sender._buffer_stop - sender.highest_offset))  # was never sent
             allowed = min(first, new, max(0, stream.max_stream_data_remote - sender.highest_offset))
-            new -= allowed
-            backlog += waiting + sender._pending_eof
-            room += waiting - first + allowed + (sender._pending_eof and allowed == first)
-        return backlog, room
+            room = waiting - first + allowed + (sender._pending_eof and allowed == first)
+            if room:
+                found.append(_Waiting(stream, waiting + sender._pending_eof, room))
+        return found
 
     def _credit(self, path_id: int, now: float) -> int:
         path = self._paths[path_id]

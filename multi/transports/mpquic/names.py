@@ -90,4 +90,13 @@ def missing() -> list[str]:
     return known
 
 
-RECOVERY = ("_cc", "_get_loss_space", "_on_packets_lost", "_pacer", "_pto_count", "_rtt_initialized", "_rtt_min")
+RECOVERY = (
+    "_cc",
+    "_get_loss_space",
+    "_on_packets_lost",
+    "_pacer",
+    "_pto_count",
+    "_rtt_initial",
+    "_rtt_initialized",
+    "_rtt_min",
+)

@@ -34,6 +34,9 @@ from multi.transports.quic.connection_ids import TOKEN_LENGTH
 from multi.transports.quic.engine import PathClosed, PathOpened, PathStatusChanged
 
 VALIDATION_TIME = 6.0  # seconds; a path of two seconds' round trip answers the third challenge
+UNKNOWN_RTT = (
+    0.5  # seconds; challenges are repeated after twice as long (RFC 9002 section 6.2.2): sooner, they fill a slow way
+)
 LINGER_TIMEOUTS = 3  # probe timeouts for which late packets of an abandoned path are taken
 AHEAD = 4  # bytes for each that has been taken: what is late on one path must not stop the others
 IDS_OF_PATH = 2  # that a path has at a time: the one in use and a spare
@@ -205,6 +208,7 @@ class ConnectionPaths(BoundedConnection):
         for path_id in range(self._highest_path_id + 1, min(self._max_path_id, self._peer_max_path_id) + 1):
             self._highest_path_id = path_id
             loss = self._new_recovery(peer_completed_address_validation=True)
+            loss._rtt_initial = max(loss._rtt_initial, UNKNOWN_RTT)
             loss.handshake_confirmed = True
             loss.max_ack_delay = self._paths[0].loss.max_ack_delay if 0 in self._paths else 0.025
             space = QuicPacketSpace(is_application_data=True)
@@ -418,6 +422,7 @@ class ConnectionPaths(BoundedConnection):
         if network_path.is_validated:
             path.state = PathState.ACTIVE
             path.first_rtt = now - path.challenged_at if path.challenged_at is not None else 0.0
+            path.loss._rtt_initial = path.first_rtt or path.loss._rtt_initial  # as RFC 9002 section 6.2.2 suggests
             self._path_events.append(PathOpened(path.id, network_path.addr))
 
     def _payload_received(self, context: Any, *arguments: Any, **more: Any) -> tuple[bool, bool]:

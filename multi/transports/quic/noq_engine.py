@@ -62,7 +62,7 @@ from multi.transports.sockets import transport_error
 from multi.transports.tls import ALPN
 from multi.types import Buffer
 
-VERSION = "0.5.0"
+VERSION = "0.6.0"
 """Of `multi_noq`. Another is one that was built before, and not since."""
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 
@@ -412,37 +412,44 @@ class _Sharing:
         return path._replace(rtt=first, rtt_variation=first / 2, min_rtt=first)
 
     def _shared(self, views: list[PathView], now: float) -> tuple[list[Burst], set[int]]:
-        """What is sent, and the paths that took nothing although their windows would have: their pacers wait."""
-        backlog, room = self._backlog()
+        """What is sent, and the paths that took nothing although their windows would have: their pacers wait.
+
+        Each stream is asked about by itself: what is little may be better off waiting for a near path, while what is
+        much leaves on a far one.
+        """
         made: list[Burst] = []
         paced: set[int] = set()
-        while len(views) > 1 and room > 0 and any(view.credit > 0 for view in views):
-            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), backlog, room, now)
-            if not chosen:
-                self.retry_at = now + RETRY
+        while len(views) > 1 and any(view.credit > 0 for view in views):
+            chosen = self._next(views, now)
+            if chosen is None:
                 break
-            self._connection.set_carriers(chosen[:1])
             sent = 0
             while not sent and (burst := self._made(now, 1)):  # what is no data of streams goes before, on any path
-                sent = sum(len(one.data) for one in burst if one.path == chosen[0])
+                sent = sum(len(one.data) for one in burst if one.path == chosen)
                 made += burst
             if not sent:
-                paced.add(chosen[0])
-            views = [_after(view, sent) if view.id == chosen[0] else view for view in views]
-            backlog, room = self._backlog()
+                paced.add(chosen)
+            views = [_after(view, sent) if view.id == chosen else view for view in views]
+        self._connection.hide_streams([])
         # Whatever is no data of streams may leave anywhere. What has nothing more to say is not held up by a window.
-        carriers = [view.id for view in views] or None
-        self._connection.set_carriers([] if len(views) > 1 and room > 0 else carriers)
+        waits = bool(self._connection.unsent_in_turn())
+        self._connection.set_carriers([] if len(views) > 1 and waits else [view.id for view in views] or None)
         made += self._made(now)
-        if len(views) == 1 and room > 0 and not made:
+        if len(views) == 1 and waits and not made:
             paced.add(views[0].id)
         return made, paced
 
-    def _backlog(self) -> tuple[int, int]:
-        """Bytes of streams that wait, and how many of them the peer takes now. A burst is larger than what it takes of
-        them: what was left by reckoning would go on any path."""
-        _, backlog, shut_out = self._connection.outstanding()
-        return backlog, backlog - shut_out
+    def _next(self, views: list[PathView], now: float) -> int | None:
+        """The path of what leaves next: the first stream that has one now, and no other, is let out there."""
+        waiting = self._connection.unsent_in_turn()
+        for stream, room, shut_out in waiting:
+            chosen = choose(self._scheduler, views, min(room, MOST_AT_ONCE), room + shut_out, room, now)
+            if chosen:
+                self._connection.hide_streams([other for other, _, _ in waiting if other != stream])
+                self._connection.set_carriers(chosen[:1])
+                return chosen[0]
+            self.retry_at = now + RETRY
+        return None
 
     def _made(self, now: float, most: int = 0) -> list[Burst]:
         return [Burst(*made) for made in cast(Sequence[Any], self._connection.bursts(now, most))]

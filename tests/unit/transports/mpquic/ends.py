@@ -71,7 +71,7 @@ def connected(
 
 def connected_engines(client: str, server: str, *specs: tuple[LinkSpec, LinkSpec]) -> Pair:
     """The same with engines by their names; skips the test where `noq` is not built."""
-    kinds: dict[str, Any] = {"aioquic": Engine, "noq": engine_or_skip("noq")}
+    kinds: dict[str, Any] = {name: Engine if name == "aioquic" else engine_or_skip(name) for name in (client, server)}
     files = certificates()
     tls = TlsSettings(cert=files / "server-cert.pem", key=files / "server-key.pem")
     issuers = (files / "ca.pem").read_bytes()

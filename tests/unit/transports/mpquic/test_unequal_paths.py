@@ -1,4 +1,4 @@
-"""Two paths are not worse than the better one alone, whichever comes first: downloads of 1 MB in virtual time."""
+"""Two paths are not worse than the better one alone, whichever comes first, and what is little takes the nearer one."""
 
 from __future__ import annotations
 
@@ -31,3 +31,27 @@ def test_two_unequal_paths_are_as_fast_as_the_better_one(engine: str, first: Lin
     specs = [(link_of(*link),) * 2 for link in (first, second)]
     alone = min(connected_engines(engine, engine, spec).download(MEGABYTE) for spec in specs)
     assert connected_engines(engine, engine, *specs).download(MEGABYTE) <= alone / LEAST
+
+
+@pytest.mark.parametrize("engine", ["aioquic", "noq"])
+def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engine: str) -> None:
+    """Viernickel et al., Figure 12: a kilobyte on a stream of its own during a download."""
+    made = connected_engines(engine, engine, *((link_of(10, round_trip),) * 2 for round_trip in (0.062, 0.022)))
+    server = made.server
+    assert server is not None
+    delays: list[float] = []
+    came: list[int] = []
+    made.client.on_event = lambda event: came.append(len(event.data)) if getattr(event, "stream_id", 0) == 4 else None
+    for stream in (0, 4):
+        made.client.write(b"?", stream=stream)
+    assert made.run(lambda: server.received == 2)
+    server.write(bytes(2 * MEGABYTE), stream=0)
+    made.run(lambda: False, 0.6)
+    for _ in range(5):
+        begin, expected = made.clock.now, sum(came) + 1000
+        server.write(bytes(1000), stream=4)
+        assert made.run(lambda: sum(came) == expected)  # noqa: B023 - run at once
+        delays.append(made.clock.now - begin)
+        made.run(lambda: False, 0.05)
+    assert max(delays) < 0.011 + 0.015 + 0.003  # there, what may queue, and two datagrams on the line
+    assert made.client.received > 0.6 * 18 * 125_000  # both paths together
