@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -20,7 +20,7 @@ from multi.config import Config
 from multi.errors import LocalProtocolError, MultiError, RemoteProtocolError, SessionLost
 from multi.events import GoingAway
 from multi.forward.dial import open_target
-from multi.forward.opening import MAX_CONNECTIONS, MAX_OPENING, Turns, answer_of, forward, open_stream, room_for
+from multi.forward.opening import MAX_CONNECTIONS, MAX_OPENING, Turn, Turns, answer_of, forward, open_stream, room_for
 from multi.forward.protocol import (
     HELLO,
     Accepted,
@@ -48,6 +48,7 @@ IDLE_LOOK = 0.1  # seconds between two looks at whether a session that is given 
 REDIAL_DELAY = 0.2  # seconds until a lost session is dialled again, doubled with each failure
 LONGEST_REDIAL_DELAY = 5.0  # seconds; a server that is back should be noticed while somebody waits
 CLOSE_TIMEOUT = 3.0  # seconds for an orderly end, when all is done
+OUT_OF_REACH = Reason(Cause.TRANSPORT, "the server is out of reach")
 NOT_FORWARDING = "the server does not forward (is it `multi serve` with --forward-to?)"
 
 
@@ -144,7 +145,7 @@ class ForwardClient:
 
     def __init__(self, config: Config, remotes: Sequence[Forward] = (), *, log: Callable[[str], None]) -> None:
         self.counters = Counters()
-        self.opening = Turns(MAX_OPENING)
+        self._opening = Turns(MAX_OPENING)
         self._config = config
         self._remotes = remotes
         self._log = log
@@ -190,23 +191,33 @@ class ForwardClient:
             near.reset()
             raise
 
-    async def session(self) -> Session:
-        """The session for a new connection, as soon as there is one. Raises SessionLost when that takes too long."""
-        return (await self._current()).session
-
     async def _current(self) -> _Served:
+        """The session for a new connection, as soon as there is one. Raises SessionLost when that takes too long."""
         try:
             async with asyncio.timeout(SESSION_TIMEOUT):
                 while self._served is None:
                     await self._opened.wait()
         except TimeoutError:
-            raise SessionLost(Reason(Cause.TRANSPORT, "the server is out of reach")) from None
+            raise SessionLost(OUT_OF_REACH) from None
         return self._served
 
     async def forward(self, near: Pair, target: Address, treatment: Treatment) -> None:
         """Forward a connection to `target` at the far end, until it has ended."""
-        async with self.opening.turn(near) as opened:
-            await forward(near, await self.session(), Connect(target), treatment, self.counters, opened)
+        async with self.turn(near) as (session, turn):
+            await forward(near, session, Connect(target), treatment, self.counters, turn)
+
+    @asynccontextmanager
+    async def turn(self, near: Pair) -> AsyncIterator[tuple[Session, Turn]]:
+        """The session for a connection that has come in, when it is its turn to be opened.
+
+        Raises SessionLost where there is none for too long, or none any more. Nobody has a turn meanwhile: each would
+        wait for a server that is out of reach only after the other.
+        """
+        await self._current()
+        async with self._opening.turn(near) as turn:
+            if self._served is None:
+                raise SessionLost(OUT_OF_REACH)
+            yield self._served.session, turn
 
     async def datagrams(self) -> tuple[Session, FlowTable]:
         """The session and its datagrams. Raises SessionLost, LocalProtocolError where the server takes none."""

@@ -15,6 +15,7 @@ from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
+from multi.forward.rules import FILE_LIMIT
 from multi.forward.specs import EVERYWHERE, Forward, Listener, Treatment
 from multi.forward.udp import Flows, UdpPort
 
@@ -67,8 +68,8 @@ async def _serve_wish(
         return
     stream = None
     try:
-        async with client.opening.turn(Pair(reader, writer)):
-            stream = await open_stream(await client.session(), Connect(wish.target), treatment)
+        async with client.turn(Pair(reader, writer)) as (session, turn):
+            stream = await open_stream(session, Connect(wish.target), treatment, turn)
             bound = await answer_of(stream)
     except ENDS as error:
         client.counters.failed += 1
@@ -170,8 +171,16 @@ def is_loopback(host: str) -> bool:
 
 def read_credentials(path: Path) -> Credentials:
     """A file of `user:password` lines, with empty ones and comments (`#`). Raises ConfigError, OSError."""
+    with path.open("rb") as file:
+        content = file.read(FILE_LIMIT + 1)
+    if len(content) > FILE_LIMIT:
+        raise ConfigError(f"more than {FILE_LIMIT} bytes", str(path))
+    try:
+        lines = content.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"not UTF-8 ({error.reason} at byte {error.start})", str(path)) from None
     found = {}
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
         user, colon, password = line.partition(":")

@@ -46,6 +46,21 @@ async def listen(
     return server
 
 
+class Turn:
+    """The right to open one connection, held until it is `over`."""
+
+    def __init__(self, release: Callable[[], None], patience_ends: float) -> None:
+        self._release: Callable[[], None] | None = release
+        self.patience_ends = patience_ends
+        """When it has waited long enough for a stream, its turn included: all who wait have to hear in time of none."""
+
+    def over(self) -> None:
+        """The next one has its turn."""
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+
 class Turns:
     """The connections of one session that are being opened: so many at once, in the order in which they were asked for.
 
@@ -56,37 +71,32 @@ class Turns:
         self._free = asyncio.Semaphore(most)
 
     @asynccontextmanager
-    async def turn(self, asked: Pair) -> AsyncIterator[Callable[[], None]]:
-        """Be one of them until the end, or until what this gives is called.
+    async def turn(self, asked: Pair) -> AsyncIterator[Turn]:
+        """Be one of them, until the turn is over or the context is left.
 
         Raises what `asked` was reset with: nobody has waited for its connection until now.
         """
         assert isinstance(asked.reader, asyncio.StreamReader)
+        patience_ends = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
         await self._free.acquire()
-        held = True
-
-        def over() -> None:
-            nonlocal held
-            if held:
-                held = False
-                self._free.release()
-
+        turn = Turn(self._free.release, patience_ends)
         try:
             if (gone := asked.reader.exception()) is not None:
                 raise gone
-            yield over
+            yield turn
         finally:
-            over()
+            turn.over()
 
 
-async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL) -> Pair:
+async def open_stream(session: Session, head: Head, treatment: Treatment = USUAL, turn: Turn | None = None) -> Pair:
     """Ask the other end for what `head` says; bytes may be sent before the answer, which is the first thing to read.
 
     Raises ForwardRefused when the other end allows no more streams for too long, SessionLost.
     """
     first = encode_head(head)
+    until = asyncio.get_running_loop().time() + ANSWER_TIMEOUT if turn is None else turn.patience_ends
     try:
-        async with asyncio.timeout(ANSWER_TIMEOUT):
+        async with asyncio.timeout_at(until):
             reader, writer = await session.open_stream(treatment.priority, steering=treatment.steering)
     except TimeoutError:
         raise ForwardRefused(Code.BUSY, "the session has as many streams as the other end allows") from None
@@ -113,14 +123,14 @@ async def forward(
     head: Head,
     treatment: Treatment,
     counters: Counters,
-    opened: Callable[[], None] = lambda: None,
+    turn: Turn | None = None,
 ) -> None:
     """Forward a connection until it has ended in both directions; what ends it early resets both and is raised.
 
-    `opened` is called when the other end has answered.
+    Its `turn` is over when the other end has answered.
     """
     try:
-        stream = await open_stream(session, head, treatment)
+        stream = await open_stream(session, head, treatment, turn)
     except BaseException:
         counters.failed += 1
         near.reset()
@@ -128,6 +138,7 @@ async def forward(
 
     async def answered() -> None:
         await answer_of(stream)
-        opened()
+        if turn is not None:
+            turn.over()
 
     await relay(near, stream, counters, answered())

@@ -268,8 +268,8 @@ class _Client:
         head = Accepted(listener, peer)
         try:
             with self._service.place():
-                async with self._coming.turn(near) as opened:
-                    await forward(near, self._session, head, Treatment(priority), self._service.counters, opened)
+                async with self._coming.turn(near) as turn:
+                    await forward(near, self._session, head, Treatment(priority), self._service.counters, turn)
         except ENDS as error:
             logger.info("connection to %s for %s ended: %s", listener, self._who, error, extra=self._about)
 

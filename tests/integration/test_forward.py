@@ -65,6 +65,12 @@ class World:
     log: list[str] = field(default_factory=list)
 
     @property
+    def session(self) -> multi.Session:
+        served = self.client._served
+        assert served is not None
+        return served.session
+
+    @property
     def targets(self) -> dict[Address, Forward]:
         """What the ports of the server lead to."""
         served = self.client._served
@@ -350,7 +356,7 @@ def test_those_who_ask_together_get_no_more_ports_and_flows_than_one_after_the_o
 
     async def scenario() -> None:
         async with world() as w:
-            session = await w.client.session()
+            session = w.session
             for head in (Listen(Address(HOST, 0), 3), Flow(Address(HOST, w.echo))):
                 streams = [await open_stream(session, head) for _ in range(5)]
                 answers = await asyncio.gather(*map(answer_of, streams), return_exceptions=True)
@@ -521,6 +527,11 @@ def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
         users.write_text(wrong)
         with pytest.raises(ConfigError):
             read_credentials(users)
+    users.write_bytes(b"me:\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        read_credentials(users)
+    with pytest.raises(ConfigError, match="more than"):
+        read_credentials(Path("/dev/zero"))
 
     async def scenario() -> None:
         async with world() as w:
@@ -1085,7 +1096,7 @@ def test_of_those_who_come_together_only_some_are_opened_at_once_and_all_are_ser
             await echoes(*before)
             monkeypatch.setattr("multi.forward.dial.dial", slow)
             others = [await connected() for _ in range(12)]
-            session = await w.client.session()
+            session = w.session
             await until(lambda: session.stats().streams == 2 + 4)
             Pair(*others.pop()).reset()
             await echoes(*before)
@@ -1123,7 +1134,7 @@ def test_what_nobody_waits_for_any_more_is_not_opened_before_others(monkeypatch:
         monkeypatch.setattr(far_end, "read_head", seen)
         monkeypatch.setattr("multi.forward.dial.dial", slow)
         async with world() as w:
-            session, echo_port = await w.client.session(), Address("echo.test", w.echo)
+            session, echo_port = w.session, Address("echo.test", w.echo)
             first = await open_stream(session, Connect(echo_port), USUAL)
             given_up = [await open_stream(session, Connect(Address(HOST, 9)), USUAL) for _ in range(20)]
             last = await open_stream(session, Connect(echo_port), USUAL)
