@@ -80,6 +80,7 @@ logger = logging.getLogger("multi.session")
 
 SAMPLE_SHARE = 0.0005  # seconds between samples for each session that takes them: hundreds look less often
 ROUNDS_PER_PUMP = 32  # then other sessions of this loop get their turn
+ANSWER_TURNS = 3  # of the event loop in which who was woken may answer: a task that starts another needs as many
 QUICK = 2048  # bytes; the segments in so few are taken within READ_TIME, so nobody looks at a clock
 UNANSWERED = frozenset(
     (
@@ -141,11 +142,10 @@ class _Link:
         driver = self._driver
         try:
             if len(data) <= QUICK and not self.behind:
-                driver.core.receive(self.id, data, lane, now=driver.loop.time())
+                self.behind = driver.core.receive(self.id, data, lane, now=driver.loop.time())
             else:
-                until = monotonic() + READ_TIME
-                driver.core.receive(self.id, data, lane, now=driver.loop.time(), enough=lambda: monotonic() >= until)
-            self.behind = driver.core.behind(self.id)
+                until, now = monotonic() + READ_TIME, driver.loop.time()
+                self.behind = driver.core.receive(self.id, data, lane, now=now, enough=lambda: monotonic() >= until)
         except Exception as error:
             driver.fail(error)
             return
@@ -166,8 +166,10 @@ class _Link:
         driver = self._driver
         if driver.core.sender.waiting:
             self.writable()
-        elif driver.writers or not driver.core.quiet:
+        elif driver.writers:
             driver.pump()
+        else:
+            driver.take_in()
 
     def writable(self) -> None:
         driver = self._driver
@@ -240,6 +242,10 @@ class SessionDriver:
         """Bytes of streams in both directions as of the last look."""
         self.soon: asyncio.Handle | None = None
         """The pump that is due in the event loop."""
+        self._later: asyncio.Handle | None = None
+        """Counts the turns of the event loop until the pump that waits for the application."""
+        self._turns = 0
+        """How many are left."""
         self._pumping = False
         self.over = False
         """The session has ended; `closed` is done."""
@@ -289,6 +295,9 @@ class SessionDriver:
         if self.soon is not None:
             self.soon.cancel()
             self.soon = None
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         if self._broken:
             return
         self._pumping = True
@@ -342,16 +351,50 @@ class SessionDriver:
                 _wake_all(writers, stream)
         if exact or self._timer is None or core.waits_for_time:
             self._look_at_deadlines(now)
+        self._be_watched(now)
+        if core.datagrams.counts.sent != self._datagrams:
+            self._datagrams = core.datagrams.counts.sent
+            self._look_at = min(self._look_at, now + SAMPLE_INTERVAL)
+
+    def _be_watched(self, now: float) -> None:
+        """Bytes move: be looked at from now on, and as soon as something is due."""
         if not self._watched and not self.over:
             self._watched = True
             self._look_at = now + LOOK
             self._watch.join(self)
-        if core.datagrams.counts.sent != self._datagrams:
-            self._datagrams = core.datagrams.counts.sent
-            self._look_at = min(self._look_at, now + SAMPLE_INTERVAL)
-        for due in (core.receiver.ack_due, sender.reinject_at):
-            if due is not None and due < self._look_at:
-                self._look_at = due
+        due = self.core.receiver.ack_due
+        if due is not None and due < self._look_at:
+            self._look_at = due
+        due = self.core.sender.reinject_at
+        if due is not None and due < self._look_at:
+            self._look_at = due
+
+    def take_in(self) -> None:
+        """Bytes have come: wake who waits for them. What there is to say leaves with the answer, if one comes soon."""
+        core = self.core
+        if self._pumping or (news := core.news()) is None:
+            if not core.quiet:
+                self.pump()
+            return
+        self._pumping = True  # what its callbacks do is for the next pump
+        try:
+            for effect in news:
+                if type(effect) is StreamReadable:
+                    if (wake := self.on_readable.get(effect.stream)) is not None:
+                        wake()
+                else:
+                    self._perform(effect)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._pumping = False
+        if core.quiet:
+            if core.receiver.ack_due is not None:
+                self._be_watched(core.now)
+        elif news and core.sender.ranked is self._ranked:
+            self._pump_later()
+        else:
+            self.pump()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -398,6 +441,19 @@ class SessionDriver:
         """Pump from the event loop: what the application does until then goes out together."""
         if self.soon is None:
             self.soon = self.loop.call_soon(self.pump)
+
+    def _pump_later(self) -> None:
+        """Pump within ANSWER_TURNS, sooner when the application does something: one packet instead of several."""
+        if self.soon is None and self._later is None:
+            self._turns = ANSWER_TURNS
+            self._later = self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turns -= 1
+        if self._turns:
+            self._later = self.loop.call_soon(self._turn)
+        else:
+            self.pump()
 
     def _look_at_deadlines(self, now: float) -> None:
         """Re-arm the one timer, only when it has to move.
@@ -538,8 +594,9 @@ class SessionDriver:
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
         self.abort_channels()
-        if self.soon is not None:
-            self.soon.cancel()
+        for handle in (self.soon, self._later):
+            if handle is not None:
+                handle.cancel()
 
     # --- channels ---
 

@@ -538,7 +538,11 @@ class Connections(dict[ConnectionId, Connection]):
         """The longest round trip of the usable connections: the pace at which windows can matter."""
         if now >= self._rtt_until:
             self._rtt_until = now + RTT_KEPT
-            self._rtt = max([c.rtt for c in self.active()], default=0.1)
+            longest = -inf
+            for connection in self.values():
+                if connection.state is ConnectionState.ACTIVE and connection.rtt > longest:
+                    longest = connection.rtt
+            self._rtt = longest if longest >= 0.0 else 0.1
         return self._rtt
 
     def alive(self) -> list[Connection]:

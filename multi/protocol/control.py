@@ -43,7 +43,8 @@ class Outbox:
         self._connections = connections
         self._next = 0
         self._sent = 0  # all below this have left once
-        self._acked = 0
+        self.acked = 0
+        """All below this have been acknowledged."""
         self.queue: list[int] = []
         """Numbers of what is to be sent, again or for the first time."""
         self._controls: dict[int, _Control] = {}
@@ -66,7 +67,7 @@ class Outbox:
     @property
     def waiting(self) -> bool:
         """Something may be sent now."""
-        return bool(self.queue) and self.queue[0] < self._acked + MAX_AHEAD
+        return bool(self.queue) and self.queue[0] < self.acked + MAX_AHEAD
 
     def add(self, type_: SegmentType, payload: bytes, stream: StreamId = StreamId(0)) -> int:
         number = self._next
@@ -94,11 +95,11 @@ class Outbox:
         highest = ranges[-1][1] if ranges else cumulative
         if highest > self._sent:
             raise RemoteProtocolError("acknowledgement of control segments that were never sent")
-        if cumulative <= self._acked and not ranges:
+        if cumulative <= self.acked and not ranges:
             return []
-        numbers = list(range(self._acked, cumulative))
+        numbers = list(range(self.acked, cumulative))
         for start, end in ranges:
-            numbers += range(max(start, self._acked), end)
+            numbers += range(max(start, self.acked), end)
         newly = []
         for number in numbers:
             control = self._controls.pop(number, None)
@@ -109,7 +110,7 @@ class Outbox:
                 self.queue.remove(number)
             elif control.connection in self._connections:
                 self._connections[control.connection].carried_control.discard(number)
-        self._acked = max(self._acked, cumulative)
+        self.acked = max(self.acked, cumulative)
         return newly
 
     def lose(self, connection: Connection) -> None:
@@ -127,23 +128,24 @@ class Inbox:
 
     def __init__(self) -> None:
         self.cumulative = 0
-        self._above: set[int] = set()
+        self.above: set[int] = set()
+        """Those that have arrived beyond a gap."""
 
     def take(self, number: int) -> bool:
         """Record a control segment; return False for a repeat."""
-        if number < self.cumulative or number in self._above:
+        if number < self.cumulative or number in self.above:
             return False
         if number >= self.cumulative + 2 * MAX_AHEAD:
             raise RemoteProtocolError(f"control segment {number} while waiting for {self.cumulative}")
-        self._above.add(number)
-        while self.cumulative in self._above:
-            self._above.remove(self.cumulative)
+        self.above.add(number)
+        while self.cumulative in self.above:
+            self.above.remove(self.cumulative)
             self.cumulative += 1
         return True
 
     def ranges(self) -> tuple[Range, ...]:
         ranges: list[Range] = []
-        for number in sorted(self._above):
+        for number in sorted(self.above):
             if ranges and ranges[-1][1] == number:
                 ranges[-1] = (ranges[-1][0], number + 1)
             elif len(ranges) == MAX_RANGES:

@@ -72,7 +72,8 @@ class Datagrams:
         """Whether the peer has announced that it takes datagrams; None while it is not known."""
         self.counts = DatagramCounts()
         self._next = 0
-        self._queue: deque[_Waiting] = deque()
+        self.waiting: deque[_Waiting] = deque()
+        """Those that are to be sent, in the order in which they were given."""
         self._queued = 0
         """Bytes in it, with what keeping them costs."""
         self._arrived: deque[bytes] = deque()
@@ -80,10 +81,6 @@ class Datagrams:
         self._highest = -1
         self._seen = 0
         """Which of the SEEN numbers up to the highest have come: a bit for each, the lowest bit for the highest."""
-
-    @property
-    def waiting(self) -> bool:
-        return bool(self._queue)
 
     @property
     def memory(self) -> int:
@@ -113,7 +110,7 @@ class Datagrams:
         if len(data) > self.max_size:
             self.counts.too_large += 1
             raise DatagramTooLarge(len(data), self.max_size)
-        self._queue.append(_Waiting(self._next, data, now, now + ttl, copies))
+        self.waiting.append(_Waiting(self._next, data, now, now + ttl, copies))
         self._next += 1
         self._queued += len(data) + OVERHEAD
         while self._queued > SEND_LIMIT:
@@ -121,12 +118,12 @@ class Datagrams:
             self.counts.crowded_out += 1
 
     def _drop(self, index: int) -> None:
-        self._queued -= len(self._queue[index].data) + OVERHEAD
-        del self._queue[index]
+        self._queued -= len(self.waiting[index].data) + OVERHEAD
+        del self.waiting[index]
 
     def next_timer(self) -> float | None:
         """When one is given up, or sent over another connection than the best."""
-        due = [at for w in self._queue for at in (w.expires_at, _patient_until(w)) if at > self._session.now]
+        due = [at for w in self.waiting for at in (w.expires_at, _patient_until(w)) if at > self._session.now]
         return min(due, default=None)
 
     def fill(self, usable: Sequence[Connection], now: float, *, share: bool) -> None:
@@ -134,8 +131,8 @@ class Datagrams:
         ready = [c for c in usable if c.authenticated] if self.peer_takes else []
         reserved = {c.id: c.credit // 2 if share else 0 for c in ready}
         index = 0
-        while index < len(self._queue):
-            item = self._queue[index]
+        while index < len(self.waiting):
+            item = self.waiting[index]
             if now >= item.expires_at:
                 self._drop(index)
                 self.counts.expired += 1
@@ -244,7 +241,7 @@ class Datagrams:
 
     def session_ended(self) -> None:
         """What waits to be sent is given up; what has come can be read."""
-        self._queue.clear()
+        self.waiting.clear()
         self._queued = 0
         self._session.emit(DatagramsReadable())
 

@@ -81,7 +81,7 @@ class Incoming:
         self._enough = enough
         if lane == MESSAGES:
             self._messages(connection, data, now)
-        elif connection.behind:
+        elif connection.held and connection.receives:
             if data:
                 connection.held.append((lane, bytes(data)))
             self._release_held(connection, now)
@@ -132,6 +132,7 @@ class Incoming:
 
     def _feed(self, connection: Connection, data: memoryview, lane: int, now: float) -> None:
         decoder, session_id, enough = connection.decoders[lane], self._session.session_id, self._enough
+        total = len(data)
         decoder.streaming = connection.receives and connection.openers is None
         for segment in decoder.feed(data):
             if not connection.alive:
@@ -151,9 +152,8 @@ class Incoming:
                 self._session.needs_flush = self._session.unsettled = True
                 self._segment(connection, segment, lane, now)
             # Before the handshake is far enough little comes, and what may wait is held elsewhere.
-            if connection.receives and (connection.held or enough()):
-                if taken < len(data):
-                    connection.held.append((lane, bytes(data[taken:])))
+            if taken < total and connection.receives and (connection.held or enough()):
+                connection.held.append((lane, bytes(data[taken:])))
                 return
 
     def _data(self, connection: Connection, segment: Segment, now: float) -> None:
@@ -232,18 +232,20 @@ class Incoming:
 
     def _ack(self, segment: Segment, now: float) -> None:
         """What it frees may end a connection or the session; what may be sent now, the session sees by itself."""
+        session, sender = self._session, self._session.sender
         ack = decode_ack(segment.payload)
-        if self._session.settling:
-            self._session.needs_flush = True
-        if ack.session_window > self._session.sender.window:
-            self._session.sender.widen(ack.session_window)
-        for type_, stream in self._session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
-            self._streams.control_acknowledged(type_, stream)
+        if session.settling:
+            session.needs_flush = True
+        if ack.session_window > sender.window:
+            sender.widen(ack.session_window)
+        if ack.control_cumulative != session.outbox.acked or ack.control_ranges:
+            for type_, stream in session.outbox.acknowledge(ack.control_cumulative, ack.control_ranges):
+                self._streams.control_acknowledged(type_, stream)
         for entry in ack.streams:
-            if self._session.sender.acknowledge(entry, now):
+            if sender.acknowledge(entry, now) and entry.stream:
                 self._streams.maybe_over(entry.stream)
-        if len(self._session.connections) > 1 and self._session.sender.unacked:
-            self._session.needs_flush = True  # what one connection carries may be copied to another
+        if sender.active and len(session.connections) > 1:
+            session.needs_flush = True  # what one connection carries may be copied to another
 
     def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
         if keepalive.pong:

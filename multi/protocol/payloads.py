@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import isfinite
+from typing import NamedTuple
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
 from multi.schedulers.base import MAX_NAME
@@ -81,10 +82,10 @@ class Fields:
 _ACK = struct.Struct("!QQBB")
 _STREAM_ACK = struct.Struct("!IQQB")
 _RANGE = struct.Struct("!QQ")
+_PLAIN_ACK = struct.Struct("!QQBBIQQB")  # both, for one stream and without ranges
 
 
-@dataclass(frozen=True, slots=True)
-class StreamAck:
+class StreamAck(NamedTuple):
     """What one stream has received: everything below `cumulative`, and `ranges` above it; `window` may be sent."""
 
     stream: StreamId
@@ -94,8 +95,7 @@ class StreamAck:
     ranges: tuple[Range, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Ack:
+class Ack(NamedTuple):
     """The receiver's state. State, not an event: a later one replaces an earlier one."""
 
     session_window: int
@@ -119,10 +119,24 @@ def encode_ack(ack: Ack) -> bytes:
     return b"".join(parts)
 
 
+def encode_plain_ack(session_window: int, control: int, stream: StreamId, cumulative: int, window: int) -> bytes:
+    """As `encode_ack` of one stream without any ranges: what small messages are acknowledged with."""
+    return _PLAIN_ACK.pack(session_window, control, 0, 1, stream, cumulative, window, 0)
+
+
 def decode_ack(payload: bytes | memoryview) -> Ack:
     data = bytes(payload)
     if len(data) > MAX_ACK_PAYLOAD:
         raise RemoteProtocolError(f"acknowledgement of {len(data)} bytes")
+    if len(data) == _PLAIN_ACK.size:  # the common case, written out
+        session_window, control, control_count, streams, stream, cumulative, window, count = _PLAIN_ACK.unpack(data)
+        if (
+            streams == 1
+            and not control_count
+            and not count
+            and max(session_window, control, cumulative, window) <= MAX_OFFSET
+        ):
+            return Ack(session_window, control, (), (StreamAck(stream, cumulative, window),))
     try:
         session_window, control, control_count, stream_count = _ACK.unpack_from(data)
         position = _ACK.size

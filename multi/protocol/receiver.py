@@ -5,12 +5,20 @@ It decides what an ACK says, when one is due and which connections carry it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection, Connections
 from multi.protocol.control import Inbox
-from multi.protocol.payloads import MAX_ACK_PAYLOAD, MAX_OFFSET, Ack, StreamAck, encode_ack, stream_ack_size
+from multi.protocol.payloads import (
+    MAX_ACK_PAYLOAD,
+    MAX_OFFSET,
+    Ack,
+    StreamAck,
+    encode_ack,
+    encode_plain_ack,
+    stream_ack_size,
+)
 from multi.protocol.receive_stream import ReceiveStream, Window
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import EARLY_DATA_LIMIT, SessionSettings
@@ -24,6 +32,7 @@ ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the
 FIRST_SHARE = EARLY_DATA_LIMIT  # bytes of window every stream has, whatever the others hold
 LEAST_NEWS = 4096  # bytes; less room is not announced, however little the peer has left
 ISLAND_SHARE = 1024  # bytes of the session's window for each range kept above a gap; it takes 256 besides its bytes
+ACK = int(SegmentType.ACK)
 _ACK_OVERHEAD = 18 + 16 * 32  # fixed part and the most control ranges
 
 
@@ -224,18 +233,14 @@ class Receiver:
             if stream.window.consumed(stream.consumed, now, rtt) and stream.final is None:
                 self._dirty[stream.id] = None
                 self.ack_now = True
-            self.consumed += len(data)
             if stream.window.shrinks_to:
-                self.window.shrink(stream.window.follow(stream.consumed), self.consumed)
-            self._gave_back()
+                self.window.shrink(stream.window.follow(stream.consumed), self.consumed + len(data))
+            self.give_back(len(data))
         return data
 
     def give_back(self, size: int) -> None:
         """`size` bytes of session window were consumed or discarded."""
         self.consumed += size
-        self._gave_back()
-
-    def _gave_back(self) -> None:
         if self.window.held > self.window.size:
             self.window.follow(self.consumed)
         if self.window.news(self.consumed, self.charged):
@@ -266,12 +271,6 @@ class Receiver:
             self._dirty[stream] = None
         self.ack_now = True
 
-    def say_again(self, streams: Iterable[StreamId]) -> None:
-        """The next ACK speaks of these streams, whether or not something is new."""
-        for stream in streams:
-            if stream in self.streams:
-                self._dirty[stream] = None
-
     def is_due(self, now: float) -> bool:
         return self.ack_now or (self.ack_due is not None and now >= self.ack_due)
 
@@ -295,15 +294,22 @@ class Receiver:
             connection.ack_wanted = False
         if due and (best := self._best(ready)) not in targets:
             targets.append(best)
+        if targets:
+            self.acknowledge_on(targets, now)
+
+    def acknowledge_on(self, targets: Sequence[Connection], now: float) -> None:
+        """Say on each of `targets` all that is new, and what came on it besides."""
         for connection in targets:
             connection.ack_keepalive_due = 0.0
             # What it brought may have been acknowledged on a path that died meanwhile: say it here once more.
-            self.say_again(connection.streams_to_ack)
+            for stream in connection.streams_to_ack:
+                if stream in self.streams:
+                    self._dirty[stream] = None
             connection.streams_to_ack.clear()
-        while targets:
+        while True:
             payload = self.ack_payload(now)
             for connection in targets:
-                connection.send(SegmentType.ACK, payload, now)
+                connection.send(ACK, payload, now)
             if not self.ack_now:
                 return
 
@@ -318,6 +324,14 @@ class Receiver:
 
     def ack_payload(self, now: float) -> bytes:
         """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""
+        self.ack_due, self._acked_at, self._unacked, self._changes = None, now, 0, 0
+        if len(self._dirty) == 1 and not self._islands and not self.control.above:
+            (only,) = self._dirty
+            if (found := self.streams.get(only)) is not None:  # the common case, written out
+                self._dirty.clear()
+                self.ack_now = False
+                allowed, window = self.window.advertise(self.consumed), found.window.advertise(found.consumed)
+                return encode_plain_ack(allowed, self.control.cumulative, only, found.next_offset, window)
         room = MAX_ACK_PAYLOAD - _ACK_OVERHEAD
         streams: list[StreamAck] = []
         while self._dirty and len(streams) < 255:
@@ -336,9 +350,6 @@ class Receiver:
             streams.append(entry)
             del self._dirty[stream_id]
         self.ack_now = bool(self._dirty)
-        self.ack_due = None
-        self._acked_at = now
-        self._unacked = self._changes = 0
         return encode_ack(
             Ack(
                 self.window.advertise(self.consumed),

@@ -37,13 +37,14 @@ def expand(secret: bytes, label: bytes) -> bytes:
 class _RecordKeys:
     """Key and nonce sequence of one lane and direction."""
 
-    __slots__ = ("_aead", "_cipher", "_counter", "_iv", "_records_per_key", "_secret")
+    __slots__ = ("_aead", "_cipher", "_iv", "_record", "_records_per_key", "_secret")
 
     def __init__(self, secret: bytes, cipher: Cipher, lane: int, records_per_key: int = RECORDS_PER_KEY) -> None:
         self._cipher = cipher
         self._records_per_key = records_per_key
         self._secret = expand(secret, b"lane" + bytes([lane]))
-        self._counter = 0
+        self._record = 0
+        """Number of the next record under this key; it makes its nonce."""
         self._derive()
 
     def _derive(self) -> None:
@@ -51,14 +52,11 @@ class _RecordKeys:
         self._aead = AESGCM(key[:16]) if self._cipher is Cipher.AES_128_GCM else ChaCha20Poly1305(key)
         self._iv = int.from_bytes(expand(self._secret, b"iv")[:NONCE_LENGTH], "big")
 
-    def next_nonce(self) -> bytes:
-        if self._counter == self._records_per_key:
-            self._secret = expand(self._secret, b"update")
-            self._counter = 0
-            self._derive()
-        counter = self._counter
-        self._counter = counter + 1
-        return (self._iv ^ counter).to_bytes(NONCE_LENGTH, "big")
+    def _update(self) -> int:
+        """Go on with the next key; return the number of its first record."""
+        self._secret = expand(self._secret, b"update")
+        self._derive()
+        return 0
 
 
 class Sealer(_RecordKeys):
@@ -69,8 +67,9 @@ class Sealer(_RecordKeys):
     def seal(self, header: bytes, payload: Sequence[bytes | bytearray | memoryview]) -> bytes:
         """Return ciphertext and tag. `header` must already count TAG_LENGTH in its segment length."""
         clear = payload[0] if len(payload) == 1 else b"".join(payload)
-        nonce = self.next_nonce()  # first: it may change the key
-        return self._aead.encrypt(nonce, clear, header)
+        record = self._record if self._record < self._records_per_key else self._update()
+        self._record = record + 1
+        return self._aead.encrypt((self._iv ^ record).to_bytes(NONCE_LENGTH, "big"), clear, header)
 
 
 class Opener(_RecordKeys):
@@ -82,8 +81,9 @@ class Opener(_RecordKeys):
         """Return the clear payload; raises RemoteProtocolError when anything was altered."""
         if len(payload) < TAG_LENGTH:
             raise RemoteProtocolError("a sealed segment without its tag")
-        nonce = self.next_nonce()
+        record = self._record if self._record < self._records_per_key else self._update()
+        self._record = record + 1
         try:
-            return self._aead.decrypt(nonce, payload, header)
+            return self._aead.decrypt((self._iv ^ record).to_bytes(NONCE_LENGTH, "big"), payload, header)
         except InvalidTag:
             raise RemoteProtocolError("a sealed segment was altered") from None

@@ -164,7 +164,9 @@ class Sender:
     def widen(self, window: int) -> None:
         """The peer allows `window` bytes in all: as much as before from what it has read on, or more."""
         self.window = window
-        size = window - self.used + sum(s.next_offset - s.acked for s in self.active.values())
+        size = window - self.used
+        for stream in self.active.values():
+            size += stream.next_offset - stream.acked
         if size > GROWTH * self._window_size:
             self._window_size, self._window_grown_at = size, self.used
 
@@ -175,7 +177,8 @@ class Sender:
             return False
         newly = stream.acknowledge(ack.cumulative, ack.ranges)
         for item in newly:
-            stream.rescued(item)
+            if item.lost:
+                stream.rescued(item)
             self._release(item, now)
         if newly:
             self.moved_at = now

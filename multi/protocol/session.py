@@ -16,6 +16,7 @@ from multi.events import (
     CancelDial,
     CloseConnection,
     ConnectionChanged,
+    DatagramsReadable,
     Effect,
     Event,
     GoingAway,
@@ -30,6 +31,7 @@ from multi.events import (
     SessionOpened,
     SessionResumed,
     SignalChanged,
+    StreamOpened,
     StreamReadable,
     StreamWritable,
 )
@@ -78,6 +80,7 @@ from multi.types import (
     TransportSample,
 )
 
+NEWS = frozenset((StreamReadable, StreamWritable, StreamOpened, DatagramsReadable))
 MAX_ROUNDS = 100  # effects may cause effects; more rounds than this would be a loop in our own logic
 MAX_CONTROL_BACKLOG = 2 * 1024 * 1024  # bytes that answers and control held back may take; minutes of honest ones
 LINGER_ROUND_TRIPS = 3  # without a word from the peer; one is what its answer takes at least
@@ -199,16 +202,16 @@ class SessionCore(SessionBase):
         *,
         now: float,
         enough: Callable[[], bool] = never,
-    ) -> None:
-        """Bytes of one lane have come, in order.
+    ) -> bool:
+        """Bytes of one lane have come, in order; return whether some of them wait for the next call.
 
-        Asked after each segment, `enough` says whether the others have to wait. While the session is `behind` with them
-        it goes on with each call, also with one that brings nothing.
+        Asked after each segment, `enough` says whether the others have to wait. The session goes on with them with each
+        call, also with one that brings nothing.
         """
         self.now = now
         found = self.connections.get(connection)
         if found is None or not found.alive:
-            return
+            return False
         found.bytes_received += len(data)
         try:
             self._incoming.receive(found, data, lane, now, enough)
@@ -219,11 +222,7 @@ class SessionCore(SessionBase):
                 if not found.authenticated and not found.answered and self.side is Side.CLIENT:
                     reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
                 self.disconnect(found, reason, abort=True)
-
-    def behind(self, connection: ConnectionId) -> bool:
-        """Whether bytes that have come on it wait for the next `receive`."""
-        found = self.connections.get(connection)
-        return found is not None and found.alive and found.behind
+        return bool(found.held) and found.behind and found.alive
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
@@ -280,7 +279,7 @@ class SessionCore(SessionBase):
         if (found := self.receiver.streams.get(stream)) is None:
             return b""
         data = self.receiver.read(found, limit, now, self.connections.smoothed_rtt(self.now))
-        if found.at_end:
+        if found.final is not None and found.at_end:
             self.streams.maybe_over(stream)
         return data
 
@@ -581,8 +580,9 @@ class SessionCore(SessionBase):
         """Of `next_timer`, what bytes that come and go bring nearer: acknowledgements owed either way, and copies."""
         if self.state is SessionState.CLOSED:
             return None
+        owed = self.receiver.ack_due
         due: list[float | None] = [
-            self.receiver.ack_due if self.connections.for_control() else None,
+            owed if owed is not None and self.connections.for_control() else None,
             self.sender.hold_until,
             self._liveness.probe_at,
             self._auth.next_timer(),
@@ -619,9 +619,12 @@ class SessionCore(SessionBase):
         return self._ahead(due)
 
     def _ahead(self, due: Sequence[float | None]) -> float | None:
-        soonest = min((at for at in due if at is not None), default=None)
+        soonest = inf
+        for at in due:
+            if at is not None and at < soonest:
+                soonest = at
         # A timer in the past would spin; what was due has been handled with the last input.
-        return None if soonest is None else max(soonest, self.now + 1e-4)
+        return None if soonest == inf else max(soonest, self.now + 1e-4)
 
     # === outputs  ===
 
@@ -656,6 +659,20 @@ class SessionCore(SessionBase):
             collected.sort(key=lambda effect: isinstance(effect, SessionClosed))
         return collected
 
+    def news(self) -> list[Effect] | None:
+        """Take the effects where they only tell the application of what has come on streams; None = there are others.
+
+        What there is to be said about it is left for the next `effects` (`quiet`).
+        """
+        if self.state is SessionState.OPENING or (self.paths is not None and self.paths.pending):
+            return None
+        news = self.pending
+        for effect in news:
+            if type(effect) not in NEWS:
+                return None
+        self.pending = []
+        return news
+
     def _own_effects(self) -> list[Effect]:
         if self.needs_flush or self._has_more_to_say():
             if not self.needs_flush and self._flush_alone(self.now):
@@ -678,12 +695,15 @@ class SessionCore(SessionBase):
 
     def _has_more_to_say(self) -> bool:
         """Not only have bytes come and been read since the last time, with their acknowledgement not due yet."""
-        if self.outbox.queue or self.datagrams.waiting or self.receiver.is_due(self.now):
+        receiver, sender = self.receiver, self.sender
+        if self.outbox.queue or self.datagrams.waiting or receiver.ack_now:
             return True
-        for stream in self.sender.active.values():
+        if receiver.ack_due is not None and self.now >= receiver.ack_due:
+            return True
+        for stream in sender.active.values():
             if stream.next_offset != stream.end_offset or stream.lost:
                 return True
-        return self.sender.reinjection_due(self.now)
+        return sender.reinject_at is not None and sender.reinjection_due(self.now)
 
     def _flush_alone(self, now: float) -> bool:
         """As `_flush`, where bytes have been written and nothing else has happened since; False: it does not do.
@@ -693,9 +713,12 @@ class SessionCore(SessionBase):
         alone, receiver = self._alone, self.receiver
         if alone is None or self.outbox.queue or self.datagrams.waiting:
             return False
-        if receiver.is_due(now) or receiver.rides(now):
+        if receiver.ack_now or receiver.rides(now):  # what is due rides as well
             receiver.ack_now = True
-            receiver.send_acks(self.connections, now)
+            if len(self.connections) == 1:
+                receiver.acknowledge_on((alone,), now)
+            else:
+                receiver.send_acks(self.connections, now)
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG:
                     return False

@@ -12,10 +12,12 @@ from unittest.mock import Mock
 import pytest
 
 import multi
-from multi.asyncio.driver import LOOK, SessionDriver, _Link
+from multi.asyncio.driver import ANSWER_TURNS, LOOK, SessionDriver, _Link
 from multi.asyncio.settings import local_scheduler
+from multi.events import Warned
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
+from multi.protocol.state import SessionState
 from multi.reasons import Cause
 from multi.types import STREAM_ZERO, ConnectionId, SessionId, Side
 
@@ -163,3 +165,53 @@ async def test_a_session_that_has_ended_is_let_go_when_its_last_goodbyes_are_cut
     assert released == []
     driver.abort_channels()
     assert released == [True]
+
+
+def answering(driver: SessionDriver, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], _Link]:
+    """What the driver does about bytes that have come for stream 0 and call for an acknowledgement at once."""
+    done: list[str] = []
+    driver.core.state = SessionState.OPEN
+    driver.core.effects(now=driver.now())
+    driver.core.pending.append(driver.core.receiver.streams[STREAM_ZERO].news)
+    driver.core.receiver.ack_now = True
+    driver.on_readable[STREAM_ZERO] = lambda: done.append("read")
+    run = driver._run
+    monkeypatch.setattr(driver, "_run", lambda: (done.append("pumped"), run()))
+    return done, _Link(driver, ConnectionId(0), Mock())
+
+
+async def test_who_waits_for_bytes_is_woken_first_and_has_some_turns_to_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = new_driver()
+    done, link = answering(driver, monkeypatch)
+    link.batch_finished()
+    assert done == ["read"]
+    for _ in range(ANSWER_TURNS):
+        assert done == ["read"], "the acknowledgement waits for an answer"
+        await asyncio.sleep(0)
+    assert done == ["read", "pumped"]
+    driver.core.abort(now=driver.now())
+    driver.pump()
+
+
+async def test_an_answer_takes_the_acknowledgement_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = new_driver()
+    done, link = answering(driver, monkeypatch)
+    link.batch_finished()
+    driver.pump_soon()
+    await asyncio.sleep(0)
+    assert done == ["read", "pumped"]
+    for _ in range(ANSWER_TURNS):
+        await asyncio.sleep(0)
+    assert done == ["read", "pumped"], "nothing is left for later"
+    driver.core.abort(now=driver.now())
+    driver.pump()
+
+
+async def test_what_is_no_news_of_a_stream_is_seen_to_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = new_driver()
+    done, link = answering(driver, monkeypatch)
+    driver.core.notify(Warned("something else has happened as well"))
+    link.batch_finished()
+    assert done == ["pumped", "read"]
+    driver.core.abort(now=driver.now())
+    driver.pump()

@@ -302,11 +302,11 @@ def test_what_there_is_no_time_for_is_taken_later_in_order(settings: SessionSett
     line.up.clear()
     for lane in reversed(range(facts.lanes)):
         together = b"".join(data for its_lane, data in said if its_lane == lane)
-        session.receive(line.id, memoryview(together), lane, now=0.0, enough=lambda: True)
+        behind = session.receive(line.id, memoryview(together), lane, now=0.0, enough=lambda: True)
     turns = 0
-    while session.behind(line.id):
+    while behind:
         assert turns < len(said), "it takes nothing"
-        session.receive(line.id, memoryview(b""), now=0.0, enough=lambda: True)
+        behind = session.receive(line.id, memoryview(b""), now=0.0, enough=lambda: True)
         turns += 1
     line.hold_up = False
     ends.pump()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from multi.errors import RemoteProtocolError
+from multi.protocol.connection import Connection
 from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, decode_ack
 from multi.protocol.receive_stream import ReceiveStream
 from multi.protocol.receiver import ACK_BYTES, ACK_DELAY, Receiver
+from multi.protocol.segment import HEADER_LENGTH
 from multi.protocol.settings import SessionSettings
-from multi.types import StreamId
+from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId
 
 WINDOW = SessionSettings().initial_window
 RTT = 0.05
@@ -143,8 +145,18 @@ def test_after_a_connection_died_everything_is_said_again() -> None:
     end.receiver.everything_dirty()
     assert end.receiver.ack_now
     assert end.said() == before
-    end.receiver.say_again([StreamId(0), StreamId(77)])
-    assert end.said() == before
+
+
+def test_what_came_on_a_connection_is_said_there_once_more() -> None:
+    end = End()
+    end.arrive(0, 1000)
+    before = end.said()
+    carrier = Connection(ConnectionId(1), SessionId(bytes(16)), ConnectionFacts("tcp"), 0.0)
+    carrier.streams_to_ack |= {StreamId(0), StreamId(77)}
+    end.receiver.acknowledge_on([carrier], 0.0)
+    ((written,),) = carrier.output
+    assert decode_ack(bytes(written[HEADER_LENGTH:])).streams == (before,)
+    assert not carrier.streams_to_ack
 
 
 def test_a_stream_that_has_ended_is_still_acknowledged_and_so_are_its_repeats() -> None:
@@ -165,7 +177,6 @@ def test_an_acknowledgement_never_grows_beyond_its_bound_and_the_rest_follows() 
         stream = end.receiver.add(StreamId(2 * number + 2), 0.0)
         for island in range(30):
             end.arrive(2 * island + 1, 2 * island + 2, stream)
-    end.receiver.say_again([StreamId(2 * number + 2) for number in range(100)])
     for _ in range(200):
         payload = end.receiver.ack_payload(0.0)
         assert len(payload) <= MAX_ACK_PAYLOAD

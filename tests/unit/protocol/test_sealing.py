@@ -162,9 +162,20 @@ def test_no_key_and_nonce_is_ever_used_twice() -> None:
 
 def test_nonces_follow_the_counter_and_keys_its_wrap() -> None:
     sealer = Sealer(SECRET, Cipher.AES_128_GCM, 0, 5)
-    nonces = [sealer.next_nonce() for _ in range(23)]
-    assert len(set(nonces)) == 23
-    assert [int.from_bytes(n, "big") ^ int.from_bytes(nonces[0], "big") for n in nonces[:5]] == [0, 1, 2, 3, 4]
+    opener = Opener(SECRET, Cipher.AES_128_GCM, 0, 1000)
+    records = [sealer.seal(b"header", [b"the same"]) for _ in range(23)]
+    secret = expand(SECRET, b"lane\x00")
+    for number, record in enumerate(records):
+        if number and number % 5 == 0:
+            secret = expand(secret, b"update")
+        counter = int.from_bytes(expand(secret, b"iv")[:12], "big") ^ (number % 5)
+        key = AESGCM(expand(secret, b"key")[:16])
+        assert key.decrypt(counter.to_bytes(12, "big"), record, b"header") == b"the same"
+    assert [bytes(opener.open(memoryview(b"header"), memoryview(record))) for record in records[:5]] == [
+        b"the same"
+    ] * 5
+    with pytest.raises(RemoteProtocolError):
+        opener.open(memoryview(b"header"), memoryview(records[5]))
 
 
 def test_session_keys_depend_on_every_input() -> None:
