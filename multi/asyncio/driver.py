@@ -372,9 +372,10 @@ class SessionDriver:
     def take_in(self) -> None:
         """Bytes have come: wake who waits for them. What there is to say leaves with the answer, if one comes soon."""
         core = self.core
+        if not core.pending and core.quiet:
+            return
         if self._pumping or (news := core.news()) is None:
-            if not core.quiet:
-                self.pump()
+            self.pump()
             return
         self._pumping = True  # what its callbacks do is for the next pump
         try:
@@ -440,7 +441,11 @@ class SessionDriver:
     def pump_soon(self) -> None:
         """Pump from the event loop: what the application does until then goes out together."""
         if self.soon is None:
-            self.soon = self.loop.call_soon(self.pump)
+            self.soon = self.loop.call_soon(self._pump_now)
+
+    def _pump_now(self) -> None:
+        self.soon = None  # a handle that runs need not be cancelled
+        self.pump()
 
     def _pump_later(self) -> None:
         """Pump within ANSWER_TURNS, sooner when the application does something: one packet instead of several."""
@@ -449,6 +454,7 @@ class SessionDriver:
             self._later = self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        self._later = None
         self._turns -= 1
         if self._turns:
             self._later = self.loop.call_soon(self._turn)
@@ -494,7 +500,8 @@ class SessionDriver:
             return True
         self._moved = moved
         try:
-            self._see_to(now, watched, deadlines=due)
+            if core.under_way:
+                self._see_to(now, watched, deadlines=due)
             self._watched = core.under_way and not self.over
             if not self._watched and not self.over:
                 self._look_at_deadlines(now)
@@ -508,7 +515,7 @@ class SessionDriver:
         deadline = now + LOOK
         if deadlines:
             self._look_at = deadline
-            if core.under_way and (at := self._next_deadline()) is not None:
+            if (at := self._next_deadline()) is not None:
                 self._look_at = deadline = min(deadline, at)
         if deadline <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
             # What the transports know comes first, so that a late look does not make a healthy path suspect.
@@ -516,7 +523,8 @@ class SessionDriver:
             if deadline <= now:
                 core.handle_timer(now=self.loop.time())
                 self._look_at = now + LOOK
-            self.pump()
+            if self.writers or core.sender.waiting or not core.quiet:
+                self.pump()
         elif core.receiver.is_due(now) or core.sender.reinjection_due(now):
             self.pump()
 

@@ -55,6 +55,8 @@ class Session:
         self._resolver = resolver
         self._limit = limit
         self._owns_close = owns_close
+        self._wait_to_open = 0
+        """How many wait until the peer allows another stream."""
         self._turn_to_open = asyncio.Lock()
         """Held by who waits until the peer allows another stream; others wait for it in the order they have asked."""
         self.transport = SessionTransport(driver, STREAM_ZERO, self._extra_info, closes_session=owns_close)
@@ -154,24 +156,31 @@ class Session:
 
     async def _new_stream(self, priority: int, deadline: float, steering: str | Mapping[str, Any] | None) -> StreamId:
         wanted = None if steering is None else load_steering(steering)
-        async with self._turn_to_open:  # thousands may wait: one is woken for each stream that ends, and not all
-            while True:
-                self._check_open()
-                stream = self._core.open_stream(priority, deadline, now=self._driver.now())
-                if stream is not None:
-                    break
-                await self._driver.wait_writable(STREAM_ZERO)
+        stream = self._open(priority, deadline) if not self._wait_to_open else None
+        if stream is None:
+            self._wait_to_open += 1
+            try:
+                async with self._turn_to_open:  # thousands may wait: one is woken for each stream that ends, not all
+                    while (stream := self._open(priority, deadline)) is None:
+                        await self._driver.wait_writable(STREAM_ZERO)
+            finally:
+                self._wait_to_open -= 1
         if wanted is not None:
             self._steer([stream], wanted)
         self._driver.pump_soon()
         return stream
+
+    def _open(self, priority: int, deadline: float) -> StreamId | None:
+        self._check_open()
+        return self._core.open_stream(priority, deadline, now=self._driver.now())
 
     async def streams(self) -> AsyncIterator[tuple[SessionReader, SessionWriter]]:
         """Yield the streams the peer opens, until the session ends."""
         while (stream := await self._driver.next_peer_stream()) is not None:
             pair = self._pair(stream)
             self._core.accept_stream(stream, now=self._driver.now())
-            self._driver.pump_soon()
+            if self._core.outbox.queue:
+                self._driver.pump_soon()  # it is over already, and makes room for another
             yield pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:

@@ -394,11 +394,6 @@ class Connection:
         elif rate > newest:
             self._peaks = rate, self._peaks[1]
 
-    def written(self, now: float) -> None:
-        """Bytes go to the transport: it is to be asked about them, sooner or later."""
-        if self.unsampled_at is None:
-            self.unsampled_at = now
-
     def _clock_starts(self, otherwise: float) -> float:
         """From when on a transport that had nothing on its way before has to make progress."""
         return otherwise if self.unsampled_at is None else self.unsampled_at + SAMPLE_INTERVAL
@@ -417,13 +412,17 @@ class Connection:
         when its time is over (`suspect_at`): looking costs more than a small message.
         """
         since = now - self.sampled_at
-        if since < interval or not self.under_way:
+        if since < interval:
             return False
-        if not self.has_samples or self.state is not ConnectionState.ACTIVE:
-            return True
-        if self._carried_datagrams:
-            return True  # nothing else tells soon enough that they do not get through
-        return since >= SAMPLE_REFRESH or self.bytes_sent + self.bytes_received - self._sampled_bytes > LITTLE
+        if (
+            since < SAMPLE_REFRESH
+            and self.bytes_sent + self.bytes_received - self._sampled_bytes <= LITTLE
+            and self.has_samples
+            and self.state is ConnectionState.ACTIVE
+            and not self._carried_datagrams  # nothing else tells soon enough that they do not get through
+        ):
+            return False
+        return self.under_way
 
     def _take_loss(self, sample: TransportSample) -> None:
         """Losses are rare and come together: they are counted over LOSS_WINDOW bytes, and smoothed as round trips."""
@@ -515,17 +514,19 @@ class Connection:
 
     def suspect_at(self) -> float | None:
         """When it becomes SUSPECT unless something happens; None = nothing is expected from it."""
-        deadlines = []
+        outstanding = self.in_flight > 0 or bool(self.carried_control)
+        silent: float | None = None
         if self.has_samples:
             if self.unacked > 0:
-                deadlines.append(self.progress_at + self.suspect_after)
+                silent = self.progress_at + self.suspect_after
             elif self.unsampled_at is not None:
-                deadlines.append(max(self.progress_at, self.unsampled_at + SAMPLE_INTERVAL) + self.suspect_after)
-        elif self.outstanding:
-            deadlines.append(self.progress_at + self.suspect_after)
-        if self.outstanding:
-            deadlines.append(self.session_progress_at + self.overdue_after)
-        return min(deadlines, default=None)
+                silent = max(self.progress_at, self.unsampled_at + SAMPLE_INTERVAL) + self.suspect_after
+        elif outstanding:
+            silent = self.progress_at + self.suspect_after
+        if not outstanding:
+            return silent
+        overdue = self.session_progress_at + self.overdue_after
+        return overdue if silent is None or overdue < silent else silent
 
 
 class Connections(dict[ConnectionId, Connection]):
@@ -583,7 +584,7 @@ class Connections(dict[ConnectionId, Connection]):
     def for_control(self) -> list[Connection]:
         """Those that may carry acknowledgements and control now, whatever their role: the best there are."""
         return (
-            self.active()
+            [c for c in self.values() if c.state is ConnectionState.ACTIVE]
             or [c for c in self.values() if c.state is ConnectionState.DRAINING]
             or [c for c in self.values() if c.state is ConnectionState.SUSPECT]
         )

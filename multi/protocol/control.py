@@ -64,11 +64,6 @@ class Outbox:
         """A peer that acknowledges nothing has let this much pile up that can be left unsaid."""
         return len(self._controls) >= MAX_AHEAD
 
-    @property
-    def waiting(self) -> bool:
-        """Something may be sent now."""
-        return bool(self.queue) and self.queue[0] < self.acked + MAX_AHEAD
-
     def add(self, type_: SegmentType, payload: bytes, stream: StreamId = StreamId(0)) -> int:
         number = self._next
         self._next += 1
@@ -82,8 +77,9 @@ class Outbox:
 
     def send(self, connection: Connection, now: float) -> None:
         """Put everything that waits on `connection`."""
-        while self.waiting:
-            number = self.queue.pop(0)
+        queue, end = self.queue, self.acked + MAX_AHEAD
+        while queue and queue[0] < end:
+            number = queue.pop(0)
             control = self._controls[number]
             control.connection = connection.id
             self._sent = max(self._sent, number + 1)

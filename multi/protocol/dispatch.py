@@ -47,6 +47,8 @@ HELD_LIMIT = 3 * EARLY_DATA_LIMIT  # bytes held before the handshake; early data
 HELD_OVERHEAD = 32  # counted per piece held: a third of what its objects take, as early data may be in small pieces
 ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so after half its suspicion, but not sooner
 MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not fit is repaired by a repeat
+UNHURRIED = frozenset({SegmentType.OPEN, SegmentType.TICKETS})
+"""Control whose arrival nobody waits to hear of: what is said soon anyway says it too."""
 DATA, ACK = int(SegmentType.DATA), int(SegmentType.ACK)
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
@@ -219,8 +221,7 @@ class Incoming:
             self._keepalive(connection, decode_keepalive(segment.payload), now)
         elif segment.type in CONTROL_TYPES:
             self._still_needed(connection, now)
-            # Nobody waits to hear that tickets have come: what is said soon anyway says it too.
-            self._session.receiver.control_arrived(now, urgent=segment.type != SegmentType.TICKETS)
+            self._session.receiver.control_arrived(now, urgent=segment.type not in UNHURRIED)
             if self._session.receiver.control.take(segment.sequence):
                 self._control(connection, segment, now)
             else:

@@ -419,11 +419,16 @@ def decode_away(payload: bytes | memoryview) -> float:
 
 def encode_unsigned(*values: tuple[int, int]) -> bytes:
     """Encode (value, size in bytes) pairs one after the other."""
-    return b"".join(value.to_bytes(size, "big") for value, size in values)
+    return b"".join([value.to_bytes(size, "big") for value, size in values])
 
 
 def decode_unsigned(payload: bytes | memoryview, *sizes: int) -> tuple[int, ...]:
-    fields = Fields(payload)
-    values = tuple(fields.unsigned(size) for size in sizes)
-    fields.end()
-    return values
+    data, position, values = bytes(payload), 0, []
+    for size in sizes:
+        values.append(int.from_bytes(data[position : position + size], "big"))
+        position += size
+    if position > len(data):
+        raise RemoteProtocolError("truncated payload")
+    if position < len(data):
+        raise RemoteProtocolError(f"{len(data) - position} surplus bytes in a payload")
+    return tuple(values)

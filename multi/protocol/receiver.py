@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection, Connections
-from multi.protocol.control import Inbox
+from multi.protocol.control import MAX_AHEAD, Inbox
 from multi.protocol.payloads import (
     MAX_ACK_PAYLOAD,
     MAX_OFFSET,
@@ -119,6 +119,8 @@ class Receiver:
         """Ended streams on which bytes came again: they are acknowledged up to here."""
         self._unacked = 0
         self._changes = 0
+        self._control_said = 0
+        """Up to which number control was acknowledged last."""
         self._acked_at = now
         self.ack_due: float | None = None
         """When an acknowledgement must leave, None = nothing to say."""
@@ -260,7 +262,7 @@ class Receiver:
     # --- acknowledgement  ---
 
     def control_arrived(self, now: float, *, urgent: bool) -> None:
-        if urgent:
+        if urgent or self.control.cumulative >= self._control_said + MAX_AHEAD // 4:
             self.ack_now = True
         elif self.ack_due is None:
             self.ack_due = now + ACK_DELAY
@@ -325,6 +327,7 @@ class Receiver:
     def ack_payload(self, now: float) -> bytes:
         """Build the newest ACK and consider it sent. Streams that do not fit follow in the next one."""
         self.ack_due, self._acked_at, self._unacked, self._changes = None, now, 0, 0
+        self._control_said = self.control.cumulative
         if len(self._dirty) == 1 and not self._islands and not self.control.above:
             (only,) = self._dirty
             if (found := self.streams.get(only)) is not None:  # the common case, written out

@@ -236,7 +236,11 @@ class Sender:
         self.hold_until = self.reinject_at = None
         if not self._has_credit(usable):
             return
-        lost = [stream for stream in self.active.values() if stream.lost]
+        lost, deadlines = [], False
+        for stream in self.active.values():
+            deadlines = deadlines or stream.deadline > 0.0
+            if stream.lost:
+                lost.append(stream)
         if len(usable) == 1 and not lost:
             self.send_alone(usable[0], now)
             return
@@ -246,16 +250,18 @@ class Sender:
                 connection.estimate_not_sent(now)
         reinjects = several and self.reinject == "full"
         if not lost or self._rescue(lost, usable, now):
-            if several and self.reinject != "off":
+            if deadlines and several and self.reinject != "off":
                 self._meet_deadlines(usable, now)
             if reinjects and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
             if self._send_new(usable, now) and reinjects and self._looks_again(now) and self._any_late(now):
                 self._reinject(usable, now)
-        if several and self.reinject != "off" and any(stream.deadline for stream in self.active.values()):
+        if deadlines and several and self.reinject != "off":
             self.reinject_at = now + REINJECT_CHECK
-        if reinjects and self._has_credit(usable) and any(c.in_flight for c in self._connections.values()):
-            self.reinject_at = now + REINJECT_CHECK
+        if reinjects and self._has_credit(usable):
+            for connection in self._connections.values():
+                if connection.in_flight:
+                    self.reinject_at = now + REINJECT_CHECK
 
     def _looks_again(self, now: float) -> bool:
         """With thousands of streams looks for late bytes would take more time than all the rest."""
@@ -279,9 +285,14 @@ class Sender:
         """
         if not self.window_known or self._window_size > WINDOW_SMALL:
             return False
-        windows = [s.window - s.next_offset for s in self.active.values() if s.unsent]
-        left = min([self.window - self.used, *windows])
-        return any(left < c.in_flight + c.rate * c.min_rtt for c in usable)
+        left = self.window - self.used
+        for stream in self.active.values():
+            if stream.next_offset != stream.end_offset and stream.window - stream.next_offset < left:
+                left = stream.window - stream.next_offset
+        for connection in usable:  # noqa: SIM110 - asked with every flush
+            if left < connection.in_flight + connection.rate * connection.min_rtt:
+                return True
+        return False
 
     @staticmethod
     def _has_credit(connections: Sequence[Connection]) -> bool:
@@ -432,7 +443,10 @@ class Sender:
 
     def _ahead_of(self, priority: int, backlog: int) -> int:
         """Of the `backlog` of all streams, the bytes that less urgent streams than those of `priority` wait for."""
-        ahead = sum([s.unsent for s in self.active.values() if s.priority <= priority])
+        ahead = 0
+        for stream in self.active.values():
+            if stream.priority <= priority:
+                ahead += stream.end_offset - stream.next_offset
         if ahead == backlog and self.held_back:
             # What a writer still has, nobody knows; the best guess is as much as it has written so far.
             return max(backlog, self._run)

@@ -587,14 +587,16 @@ class SessionCore(SessionBase):
             self._liveness.probe_at,
             self._auth.next_timer(),
         ]
+        capped = False
         for connection in self.connections.values():
             if connection.alive:
+                capped = capped or connection.max_rate > 0.0
                 due.append(self._liveness.near(connection))
         if self.datagrams.waiting:
             due.append(self.datagrams.next_timer())
         if self.sender.active:
             due.append(self.sender.reinject_at)
-        if self.sender.active or self.datagrams.waiting:
+        if capped and (self.sender.active or self.datagrams.waiting):
             # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
             due += [c.tokens_ready_at() for c in self.connections.for_data()]
         return self._ahead(due)
@@ -784,7 +786,7 @@ class SessionCore(SessionBase):
 
     def _send_control(self, now: float) -> None:
         """Put waiting control on the connection that delivers it first."""
-        if self.outbox.waiting and (ready := self.connections.for_control()):
+        if ready := self.connections.for_control():
             self.outbox.send(soonest(ready), now)
 
     def _path_effects(self, paths: PathManager) -> list[Effect]:
@@ -813,15 +815,16 @@ class SessionCore(SessionBase):
             paths.resumed()
 
     def _collect(self, connection: Connection) -> None:
+        collected = len(self.pending)
         for lane, buffers in enumerate(connection.output):
             if buffers:
                 self.pending.append(SendBytes(connection.id, lane, buffers))
                 connection.output[lane] = []
-                connection.written(self.now)
         if connection.messages:
             self.pending.append(SendBytes(connection.id, MESSAGES, connection.messages))
             connection.messages = []
-            connection.written(self.now)
+        if len(self.pending) > collected and connection.unsampled_at is None:
+            connection.unsampled_at = self.now
 
     @property
     def under_way(self) -> bool:

@@ -6,7 +6,7 @@ It decides which stream ids are legal, when a stream is over on both sides, and 
 from __future__ import annotations
 
 from multi.errors import LocalProtocolError, RemoteProtocolError, SessionLost, StreamReset, fresh
-from multi.events import StreamOpened, StreamReadable, StreamWritable
+from multi.events import StreamOpened, StreamWritable
 from multi.protocol.base import SessionBase
 from multi.protocol.payloads import decode_unsigned, encode_unsigned
 from multi.protocol.receive_stream import ReceiveStream
@@ -20,6 +20,7 @@ LOWEST_PRIORITY = 7
 HIGHEST_DEADLINE = 3600.0  # seconds
 HIGHEST_CODE = 2**32 - 1
 DEFAULT_PRIORITY = 3
+ROOM_SHARE = 4  # a quarter of the streams a peer may have open is worth telling of, as of a window
 STOPPED_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer stopped reading this stream")
 RESET_BY_PEER = Reason(Cause.PEER_ABORTED, "the peer reset this stream")
 
@@ -38,6 +39,9 @@ class Streams:
         self._next_peer = 1 if side is Side.CLIENT else 2
         self._own_limit = 0  # until HELLO or ACCEPT says how many the peer allows
         self._peer_limit = settings.max_streams
+        """How many streams the peer may open in all, as far as it has been told."""
+        self._room = 0
+        """How many more, as far as it has not."""
         self._ended: SessionLost | None = None
         self._closing = False
         self._cut_off: SessionLost | None = None
@@ -109,6 +113,8 @@ class Streams:
             self.create(opened, DEFAULT_PRIORITY)
             self._receiver.streams[opened].accepted = False
             self._session.emit(StreamOpened(opened))
+        if self._room:
+            self._give_room()
         return self._receiver.streams[stream]
 
     def accept(self, stream: StreamId) -> None:
@@ -259,7 +265,7 @@ class Streams:
                 (final,) = decode_unsigned(payload, 8)
                 if (received := self.of_peer(stream)) is not None:
                     self._receiver.finish(received, final)
-                    self._session.emit(StreamReadable(stream))
+                    self._session.emit(received.news)
                     self.maybe_over(stream)
             case SegmentType.RESET:
                 final, code = decode_unsigned(payload, 8, 4)
@@ -282,7 +288,7 @@ class Streams:
         self._receiver.reset(received, final, code)
         if not received.discarding:
             received.error = StreamReset(RESET_BY_PEER, code)
-        self._session.emit(StreamReadable(received.id))
+        self._session.emit(received.news)
         self.maybe_over(received.id)
 
     def control_acknowledged(self, type_: SegmentType, stream: StreamId) -> None:
@@ -306,7 +312,7 @@ class Streams:
             return
         sending = self._sender.streams.get(stream)
         received = self._receiver.streams.get(stream)
-        if sending is None or received is None or not sending.done:
+        if sending is None or not sending.finish_acked or received is None or sending.unacked:
             return
         read = received.at_end or received.reset_code is not None or received.discarding
         if not (received.complete and read and received.accepted):
@@ -314,7 +320,18 @@ class Streams:
         self._sender.remove(stream)
         self._receiver.forget(received)
         if stream % 2 != self._own_parity:
-            self._peer_limit += 1
+            self._room += 1
+            self._give_room()
+
+    def _give_room(self) -> None:
+        """Let the peer open as many streams as have ended, once that is a good part of all, or more than it has left.
+
+        So one that opens many is told now and then, and one that may open no more at once.
+        """
+        left = self._peer_limit - (self._next_peer - 1) // 2
+        if self._room > left or self._room * ROOM_SHARE >= self._session.settings.max_streams:
+            self._peer_limit += self._room
+            self._room = 0
             self._outbox.add(SegmentType.MAX_STREAMS, encode_unsigned((self._peer_limit, 8)))
 
     def session_ended(self, error: SessionLost | None) -> None:

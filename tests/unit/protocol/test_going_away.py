@@ -125,7 +125,7 @@ def test_what_was_written_before_is_delivered_and_nothing_can_be_written_after()
     with pytest.raises(SessionLost):
         ends.server.session.open_stream(3, now=ends.now)
     line.hold_down = False
-    ends.advance(0.1)
+    ends.advance(0.15)
     assert causes(ends) == [Cause.GOING_AWAY, Cause.GOING_AWAY]
     session = ends.client.session
     assert session.read(STREAM_0, -1, now=ends.now) == b"a" * 50_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.errors import LocalProtocolError, SessionLost, StreamReset
@@ -9,8 +11,9 @@ from multi.events import Effect, StreamOpened
 from multi.protocol.payloads import encode_unsigned
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import SessionSettings
+from multi.protocol.streams import ROOM_SHARE
 from multi.types import STREAM_ZERO, StreamId
-from tests.unit.protocol.wiring import CLEAR, Ends, Line, Node
+from tests.unit.protocol.wiring import CLEAR, Ends, Line, Node, kinds
 
 T = SegmentType
 MAX_STREAMS = SessionSettings().max_streams
@@ -208,6 +211,49 @@ def test_a_stream_that_both_have_ended_and_read_is_forgotten_and_makes_room() ->
             assert stream not in node.session.receiver.streams
             assert node.session.streams.at_end(stream)
             assert node.session.streams.finished(stream)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 16])
+def test_room_for_further_streams_is_told_now_and_then_and_always_to_who_has_none_left(most: int) -> None:
+    ends = Ends(CLEAR, replace(CLEAR, max_streams=most))
+    line = ends.connect()
+    ends.pump()
+    streams = 4 * most
+    for _ in range(streams):
+        stream = open_stream(ends, ends.client)
+        ends.server.session.accept_stream(stream, now=0.0)
+        for node in both_sides(ends):
+            node.session.finish(stream, now=0.0)
+        ends.pump()
+        assert stream not in ends.server.session.receiver.streams
+    told = kinds(line.sent_down).count(T.MAX_STREAMS)
+    assert streams // most <= told <= max(streams // max(1, most // ROOM_SHARE), streams // most)
+    for _ in range(most):
+        open_stream(ends, ends.client)
+    assert ends.client.session.open_stream(3, now=0.0) is None
+
+
+def test_who_opens_the_last_stream_it_may_hears_of_those_that_have_ended() -> None:
+    ends, _ = joined()
+    done = open_stream(ends, ends.client)
+    ends.server.session.accept_stream(done, now=0.0)
+    for node in both_sides(ends):
+        node.session.finish(done, now=0.0)
+    ends.pump()
+    for _ in range(MAX_STREAMS):
+        assert open_stream(ends, ends.client)
+    assert ends.client.session.open_stream(3, now=0.0) is None
+
+
+def test_that_a_stream_was_opened_is_acknowledged_with_what_is_said_anyway() -> None:
+    ends, line = joined()
+    ends.advance(0.1)
+    line.sent_down.clear()
+    ends.client.session.open_stream(3, now=ends.now)
+    ends.pump()
+    assert T.ACK not in kinds(line.sent_down)
+    ends.advance(0.1)
+    assert kinds(line.sent_down).count(T.ACK) == 1
 
 
 def test_bytes_that_come_again_for_a_forgotten_stream_are_acknowledged_again() -> None:
