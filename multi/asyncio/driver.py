@@ -323,6 +323,9 @@ class SessionDriver:
                 elif type(effect) is StreamReadable:
                     if (wake := self.on_readable.get(effect.stream)) is not None:
                         wake()
+                elif type(effect) is StreamWritable:
+                    if writers:
+                        _wake_all(writers, effect.stream)
                 else:
                     exact = exact or not isinstance(effect, WITH_BYTES)
                     self._perform(effect)
@@ -383,6 +386,9 @@ class SessionDriver:
                 if type(effect) is StreamReadable:
                     if (wake := self.on_readable.get(effect.stream)) is not None:
                         wake()
+                elif type(effect) is StreamWritable:
+                    if self.writers:
+                        _wake_all(self.writers, effect.stream)
                 else:
                     self._perform(effect)
         except Exception as error:
@@ -399,10 +405,8 @@ class SessionDriver:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case SendBytes() | StreamReadable():
+            case SendBytes() | StreamReadable() | StreamWritable():
                 raise AssertionError("done by the pump itself")
-            case StreamWritable():
-                _wake_all(self.writers, effect.stream)
             case DatagramsReadable():
                 waiting, self._datagram_readers = self._datagram_readers, []
                 for waiter in waiting:
@@ -500,9 +504,10 @@ class SessionDriver:
             return True
         self._moved = moved
         try:
-            if core.under_way:
+            self._watched = core.under_way
+            if self._watched:
                 self._see_to(now, watched, deadlines=due)
-            self._watched = core.under_way and not self.over
+                self._watched = core.under_way and not self.over
             if not self._watched and not self.over:
                 self._look_at_deadlines(now)
         except Exception as error:

@@ -58,7 +58,8 @@ class SessionReader(asyncio.StreamReader):
     # --- what its transport tells it; see PullingReader ---
 
     def keep_what_has_come(self) -> None:
-        _ = self._buffer
+        if self._more():
+            _ = self._buffer
 
     def hold(self) -> None:
         self._held = True

@@ -583,8 +583,12 @@ class Connections(dict[ConnectionId, Connection]):
 
     def for_control(self) -> list[Connection]:
         """Those that may carry acknowledgements and control now, whatever their role: the best there are."""
+        active: list[Connection] = []
+        for connection in self.values():
+            if connection.state is ConnectionState.ACTIVE:
+                active.append(connection)
         return (
-            [c for c in self.values() if c.state is ConnectionState.ACTIVE]
+            active
             or [c for c in self.values() if c.state is ConnectionState.DRAINING]
             or [c for c in self.values() if c.state is ConnectionState.SUSPECT]
         )

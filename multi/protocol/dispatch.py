@@ -49,6 +49,8 @@ ACK_KEEPALIVE_MIN = 0.025  # seconds; a connection that only receives says so af
 MAX_STREAMS_TO_ACK = 32  # streams that such an ACK names again; what does not fit is repaired by a repeat
 UNHURRIED = frozenset({SegmentType.OPEN, SegmentType.TICKETS})
 """Control whose arrival nobody waits to hear of: what is said soon anyway says it too."""
+OF_STREAMS = frozenset(range(SegmentType.FIN, SegmentType.MAX_STREAMS + 1))
+"""Control that concerns streams."""
 DATA, ACK = int(SegmentType.DATA), int(SegmentType.ACK)
 SERVER_TYPES = frozenset({SegmentType.ACCEPT, SegmentType.CHALLENGE, SegmentType.ADMIT, SegmentType.REFUSE})
 
@@ -223,7 +225,10 @@ class Incoming:
             self._still_needed(connection, now)
             self._session.receiver.control_arrived(now, urgent=segment.type not in UNHURRIED)
             if self._session.receiver.control.take(segment.sequence):
-                self._control(connection, segment, now)
+                if segment.type in OF_STREAMS:
+                    self._streams.control(segment, now)
+                else:
+                    self._control(connection, segment, now)
             else:
                 connection.ack_wanted = True  # a repeat: the acknowledgement was lost on another path
         elif segment.type == SegmentType.CLOSE:
@@ -307,8 +312,6 @@ class Incoming:
                 if segment.sequence > self._away_number:
                     self._away_number = segment.sequence
                     self._session.peer_goes_away(seconds)
-            case _:
-                self._streams.control(segment, now)
 
     def _steer(self, segment: Segment, name: str, parameters: Parameters) -> None:
         self._streams.of_peer(segment.stream)

@@ -115,7 +115,8 @@ def encode_ack(ack: Ack) -> bytes:
     parts += [_RANGE.pack(*r) for r in ack.control_ranges]
     for stream in ack.streams:
         parts.append(_STREAM_ACK.pack(stream.stream, stream.cumulative, stream.window, len(stream.ranges)))
-        parts += [_RANGE.pack(*r) for r in stream.ranges]
+        if stream.ranges:
+            parts += [_RANGE.pack(*r) for r in stream.ranges]
     return b"".join(parts)
 
 
@@ -140,11 +141,16 @@ def decode_ack(payload: bytes | memoryview) -> Ack:
     try:
         session_window, control, control_count, stream_count = _ACK.unpack_from(data)
         position = _ACK.size
-        control_ranges, position = _ranges(data, position, control_count, control)
+        control_ranges: tuple[Range, ...] = ()
+        if control_count:
+            control_ranges, position = _ranges(data, position, control_count, control)
         streams = []
         for _ in range(stream_count):
             stream, cumulative, window, count = _STREAM_ACK.unpack_from(data, position)
-            ranges, position = _ranges(data, position + _STREAM_ACK.size, count, cumulative)
+            position += _STREAM_ACK.size
+            ranges: tuple[Range, ...] = ()
+            if count:
+                ranges, position = _ranges(data, position, count, cumulative)
             if window > MAX_OFFSET or cumulative > MAX_OFFSET:
                 raise RemoteProtocolError("an offset beyond 2^62")
             streams.append(StreamAck(StreamId(stream), cumulative, window, ranges))
@@ -160,8 +166,6 @@ def decode_ack(payload: bytes | memoryview) -> Ack:
 def _ranges(data: bytes, position: int, count: int, above: int) -> tuple[tuple[Range, ...], int]:
     if count > MAX_RANGES:
         raise RemoteProtocolError(f"{count} ranges in an acknowledgement")
-    if not count:
-        return (), position
     ranges = []
     for _ in range(count):
         start, end = _RANGE.unpack_from(data, position)

@@ -290,11 +290,13 @@ class Receiver:
             return
         # On the connection that delivers it first, not the one the data came on (the Multiflow idea), and on every
         # connection whose peer needs to hear something there.
-        wanted = [c for c in connections.values() if c.ack_wanted and c.sends]
-        targets = [c for c in wanted if c.authenticated]
-        for connection in wanted:
-            connection.ack_wanted = False
-        if due and (best := self._best(ready)) not in targets:
+        targets: list[Connection] = []
+        for connection in connections.values():
+            if connection.ack_wanted and connection.sends:
+                connection.ack_wanted = False
+                if connection.authenticated:
+                    targets.append(connection)
+        if due and (best := ready[0] if len(ready) == 1 else self._best(ready)) not in targets:
             targets.append(best)
         if targets:
             self.acknowledge_on(targets, now)
@@ -319,7 +321,7 @@ class Receiver:
     def _best(ready: list[Connection]) -> Connection:
         """The connection that delivers first, or one as good that owes its peer a sign anyway: one does for both."""
         best = soonest(ready)
-        if best.ack_keepalive_due or len(ready) == 1:
+        if best.ack_keepalive_due:
             return best
         latest = arrival(best, 0) + AS_GOOD
         return next((c for c in ready if c.ack_keepalive_due and arrival(c, 0) <= latest), best)
@@ -345,11 +347,12 @@ class Receiver:
                 entry = StreamAck(stream_id, end, end)
             else:
                 window = stream.window.advertise(stream.consumed)
-                fitting = stream.ranges()[: max(0, (room - 21) // 16)]
+                fitting = stream.ranges()[: max(0, (room - 21) // 16)] if stream.islands else ()
                 entry = StreamAck(stream_id, stream.next_offset, window, fitting)
-            if stream_ack_size(entry) > room:
+            size = stream_ack_size(entry)
+            if size > room:
                 break
-            room -= stream_ack_size(entry)
+            room -= size
             streams.append(entry)
             del self._dirty[stream_id]
         self.ack_now = bool(self._dirty)
@@ -357,7 +360,7 @@ class Receiver:
             Ack(
                 self.window.advertise(self.consumed),
                 self.control.cumulative,
-                self.control.ranges(),
+                self.control.ranges() if self.control.above else (),
                 tuple(streams),
             )
         )

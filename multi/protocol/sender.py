@@ -236,18 +236,20 @@ class Sender:
         self.hold_until = self.reinject_at = None
         if not self._has_credit(usable):
             return
+        several = len(usable) > 1
+        if several:
+            for connection in usable:
+                connection.estimate_not_sent(now)
+        if not self.active:
+            return
         lost, deadlines = [], False
         for stream in self.active.values():
             deadlines = deadlines or stream.deadline > 0.0
             if stream.lost:
                 lost.append(stream)
-        if len(usable) == 1 and not lost:
+        if not several and not lost:
             self.send_alone(usable[0], now)
             return
-        several = len(usable) > 1
-        if several:
-            for connection in usable:
-                connection.estimate_not_sent(now)
         reinjects = several and self.reinject == "full"
         if not lost or self._rescue(lost, usable, now):
             if deadlines and several and self.reinject != "off":

@@ -740,10 +740,11 @@ class SessionCore(SessionBase):
             draining = draining or connection.state is ConnectionState.DRAINING
         if self.outbox.queue:
             self._send_control(now)  # the peer has to know a stream before its window
-        if self.receiver.rides(now) and self.sender.waiting:
-            self.receiver.ack_now = True
-        if ack_wanted or self.receiver.is_due(now):
-            self.receiver.send_acks(self.connections, now)
+        receiver = self.receiver
+        if not receiver.ack_now and receiver.rides(now) and self.sender.waiting:
+            receiver.ack_now = True
+        if ack_wanted or receiver.is_due(now):
+            receiver.send_acks(self.connections, now)
         usable = self.connections.for_data()
         for connection in usable:
             connection.refresh_credit(now)
@@ -751,7 +752,7 @@ class SessionCore(SessionBase):
             self.datagrams.fill(usable, now, share=self.sender.waiting)
         self.sender.fill(usable, now)
         left = self.sender.has_unsent
-        if self._is_short(usable, left, now):
+        if (left or self._short_since is not None) and self._is_short(usable, left, now):
             helped = self.connections.with_secondary(usable)
             if len(helped) > len(usable):
                 for connection in helped:

@@ -70,7 +70,11 @@ def soonest(connections: Sequence[C]) -> C:
     """The connection on which a small segment given to it now arrives first: for what must not wait to be measured."""
     if len(connections) == 1:
         return connections[0]
-    return min(connections, key=lambda connection: arrival(connection, 0) if tells(connection) else inf)
+    best, earliest = connections[0], inf
+    for connection in connections:
+        if tells(connection) and (at := arrival(connection, 0)) < earliest:
+            best, earliest = connection, at
+    return best
 
 
 def latency(connection: ConnectionView) -> float:

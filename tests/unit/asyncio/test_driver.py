@@ -176,7 +176,12 @@ def answering(driver: SessionDriver, monkeypatch: pytest.MonkeyPatch) -> tuple[l
     driver.core.receiver.ack_now = True
     driver.on_readable[STREAM_ZERO] = lambda: done.append("read")
     run = driver._run
-    monkeypatch.setattr(driver, "_run", lambda: (done.append("pumped"), run()))
+
+    def pumped() -> None:
+        done.append("pumped")
+        run()
+
+    monkeypatch.setattr(driver, "_run", pumped)
     return done, _Link(driver, ConnectionId(0), Mock())
 
 
