@@ -1,4 +1,4 @@
-"""How far one payload travels through the library: Python calls, files and changes of file from `write` to `read`.
+"""How far one payload travels through the library: Python calls, files and changes of file, until all is quiet again.
 
     python -m benchmarks.basics.payload [--list] [--connections N]
 
@@ -30,21 +30,12 @@ class Calls:
 
     def __init__(self) -> None:
         self.names: list[tuple[str, str]] = []
-        self.after = 0
-        """Calls that came after the payload had been read: its acknowledgement, and what that led to."""
-
-    def begin(self) -> None:
-        self.names, self.after = [], 0
+        self.until_read = 0
+        """Calls until the payload had been read; its acknowledgement, timers and what these lead to come after."""
 
     def read(self) -> None:
         """The payload has been read."""
-        self.after = len(self.names)
-
-    def done(self) -> Calls:
-        """What was counted, with what came after the payload had been read apart."""
-        counted = Calls()
-        counted.names, counted.after = self.names[: self.after], len(self.names) - self.after
-        return counted
+        self.until_read = len(self.names)
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(LIBRARY):
@@ -65,11 +56,11 @@ class Calls:
 
 
 async def measure(connections: int) -> list[Calls]:
-    calls = Calls()
+    rounds = [Calls()]
 
     async def on_client(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
         while await reader.read(SIZE):
-            calls.read()
+            rounds[-1].read()
 
     server = await multi.start_server(on_client, {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}})
     config: dict[str, Any] = {
@@ -78,20 +69,18 @@ async def measure(connections: int) -> list[Calls]:
         "remote_port": server.port,
         "multi_config": {"wait": "all"},
     }
-    rounds = []
     async with multi.connect(config) as session:
         await session.confirmed()
         for _ in range(ROUNDS):
             await asyncio.sleep(IDLE)
-            calls.begin()
-            sys.setprofile(calls)
+            rounds.append(Calls())
+            sys.setprofile(rounds[-1])
             session.writer.write(bytes(SIZE))
             await asyncio.sleep(AFTER)
             sys.setprofile(None)
-            rounds.append(calls.done())
     server.close()
     await server.wait_closed()
-    return rounds
+    return rounds[1:]
 
 
 def main() -> int:
@@ -103,13 +92,13 @@ def main() -> int:
         rounds = asyncio.run(measure(connections))
         median = sorted(rounds, key=lambda calls: len(calls.names))[len(rounds) // 2]
         print(
-            f"{connections} connection(s): {len(median.names)} calls, {median.files} files,"
-            f" {median.changes} changes of file; then {median.after} calls (calls in {len(rounds)} rounds:"
+            f"{connections} connection(s): {len(median.names)} calls, {median.until_read} of them until it was read,"
+            f" {median.files} files, {median.changes} changes of file (calls in {len(rounds)} rounds:"
             f" {', '.join(str(len(calls.names)) for calls in rounds)})"
         )
         if options.list:
-            for file, name in median.names:
-                print(f"  {file:40} {name}")
+            for number, (file, name) in enumerate(median.names):
+                print(f"  {'then ' if number >= median.until_read else '':5}{file:40} {name}")
             for (file, name), count in Counter(median.names).most_common(20):
                 print(f"{count:4} {file} {name}")
     return 0
