@@ -164,7 +164,7 @@ class _Link:
 
     def batch_finished(self) -> None:
         driver = self._driver
-        if driver.core.sender.waiting:
+        if driver.core.left:
             self.writable()
         elif driver.writers:
             driver.pump()
@@ -337,7 +337,7 @@ class SessionDriver:
             for link in links:
                 link.channel.flush()
                 core.set_credit(link.id, link.channel.credit(), now=now)
-            if not (sender.waiting or core.datagrams.waiting):
+            if not (core.left or core.datagrams.waiting):
                 break
         else:
             self.pump_soon()
@@ -528,7 +528,7 @@ class SessionDriver:
             if deadline <= now:
                 core.handle_timer(now=self.loop.time())
                 self._look_at = now + LOOK
-            if self.writers or core.sender.waiting or not core.quiet:
+            if self.writers or core.left or not core.quiet:
                 self.pump()
         elif core.receiver.is_due(now) or core.sender.reinjection_due(now):
             self.pump()

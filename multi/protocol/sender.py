@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 from math import inf
 
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
@@ -358,9 +358,9 @@ class Sender:
         """Send unsent bytes on the only connection there is: no scheduler need be asked."""
         if now > self._run_at + RUN_GAP:
             self._run = 0
-        for stream in self._turns():
+        for stream in repeat(*self.active.values()) if len(self.active) == 1 else self._turns():
             room = self.window - self.used
-            if room <= 0 or connection.credit <= 0:
+            if room <= 0 or connection.credit <= 0 or stream.next_offset == stream.end_offset:
                 return
             size = stream.worth_sending(min(stream.window - stream.next_offset, room))
             if size <= 0:

@@ -137,6 +137,8 @@ class SessionCore(SessionBase):
         self._liveness = Liveness(self)
         self.datagrams = Datagrams(self, self._liveness)
         self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
+        self.left = False
+        """As of the last flush bytes wait for a connection, new ones or such that are to be rescued."""
         self._alone: Connection | None = None
         """Carries everything, as of the last flush, and nothing is about to end."""
         self._short_since: float | None = None
@@ -585,7 +587,7 @@ class SessionCore(SessionBase):
             owed if owed is not None and self.connections.for_control() else None,
             self.sender.hold_until,
             self._liveness.probe_at,
-            self._auth.next_timer(),
+            None if self.confirmed else self._auth.next_timer(),
         ]
         capped = False
         for connection in self.connections.values():
@@ -715,7 +717,7 @@ class SessionCore(SessionBase):
         alone, receiver = self._alone, self.receiver
         if alone is None or self.outbox.queue or self.datagrams.waiting:
             return False
-        if receiver.ack_now or receiver.rides(now):  # what is due rides as well
+        if receiver.ack_now or (receiver.ack_due is not None and receiver.rides(now)):  # what is due rides as well
             receiver.ack_now = True
             if len(self.connections) == 1:
                 receiver.acknowledge_on((alone,), now)
@@ -730,7 +732,8 @@ class SessionCore(SessionBase):
         if alone.credit > 0:
             self.sender.send_alone(alone, now)
         self._collect(alone)
-        return not self.sender.waiting
+        self.left = self.sender.waiting
+        return not self.left
 
     def _flush(self, now: float) -> None:
         """Write what is due: acknowledgements, control, rescues, new bytes, copies. Parts with nothing to do rest."""
@@ -770,6 +773,7 @@ class SessionCore(SessionBase):
         ending = self.closing or self.leaving
         if ending:
             self._finish_close()
+        self.left = self.sender.waiting
         settled = not (draining or left or ending or self.streams.ending) and self._liveness.probe_at is None
         self._alone = usable[0] if settled and len(usable) == 1 and usable[0].state is ConnectionState.ACTIVE else None
 
