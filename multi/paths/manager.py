@@ -26,7 +26,7 @@ from multi.events import (
 )
 from multi.paths.history import ConnectionHistory
 from multi.paths.racing import Connect, Race
-from multi.paths.slots import DIAL_APART, Attempt, Slot, slot_key, slots_of
+from multi.paths.slots import BESIDE_FIRST, DIAL_APART, Attempt, Slot, slot_key, slots_of
 from multi.paths.told import ToldAddresses
 from multi.reasons import Cause, Reason
 from multi.types import PRECEDENCE, Address, Candidate, ConnectionId, ConnectionState, Family, Role, preferences_of
@@ -39,6 +39,8 @@ HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
 NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
+LATE = 0.1  # seconds; a process that comes so late to its timers comes as late to what it is told
+LATE_AT_MOST = 5.0  # seconds since a dial for which that is an excuse
 TOLD_WITHIN = 5.0  # seconds a server has to tell its addresses, and to answer there: only then it is sought elsewhere
 HUNG_UP_MAX = 3  # times in a row a peer may hang up without a word while the session opens: a crowded server sheds some
 
@@ -134,6 +136,8 @@ class PathManager:
         self._dismiss_at: float | None = None
         self._announced_all = False
         self._detached = False
+        self._detached_at = inf
+        """When it was so last."""
         self._established = False
         self.begun = False
         """Data may have been sent, so the session keeps its ID; before, one with another ID is the better answer to a
@@ -217,6 +221,7 @@ class PathManager:
     def detached(self, now: float) -> None:
         """No connection is left."""
         self._detached, self.away = True, False
+        self._detached_at = now
         self._unpark(now)
         for slot in self.slots:
             if slot.connection is None and not slot.attempts:
@@ -476,6 +481,11 @@ class PathManager:
                     self._abandon(slot, connection, reason, now)
             again_at = self._dial_again_at(slot)
             if again_at is not None and now >= again_at:
+                late = now - again_at
+                if slot.attempts and late > LATE and self._detached_at <= slot.dialled_at > now - LATE_AT_MOST:
+                    # We have not looked for so long: what seems to be unanswered may have been answered meanwhile.
+                    slot.held_until = now + min(late, BESIDE_FIRST)
+                    continue
                 candidate = self._next_of(slot, now)
                 slot.held_until = self._told.free_at(candidate)
                 if slot.held_until > now:

@@ -553,3 +553,23 @@ def test_that_there_is_no_server_where_it_was_told_counts_when_nothing_is_left()
     assert world.paths.away
     world.paths.detached(world.now)
     assert not world.paths.away
+
+
+def test_who_looks_late_waits_for_what_has_come_meanwhile_before_it_dials_beside() -> None:
+    """A busy process would double its work, and that of its server."""
+    world = World(candidate(0))
+    world.state(0, ACTIVE)
+    world.run(2.0)
+    world.state(0, LOST)
+    world.paths.detached(world.now)
+    world.run(0.25)
+    assert len(world.dials) == 2  # the second is under way
+    for _ in range(4):
+        world.now += 0.9
+        world.turn()  # its timer was due at 0.5 s
+        assert len(world.dials) == 2
+    world.run(0.7)
+    assert len(world.dials) == 3  # in time, and nobody has answered
+    world.now += 60.0
+    world.run(0.2)  # after a night
+    assert len(world.dials) == 4
