@@ -7,6 +7,7 @@ when all have been opened, stays until it is asked for `figures`, and answers wi
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import time
@@ -112,6 +113,7 @@ async def main(plan: Plan) -> None:
         async with asyncio.timeout(PATIENCE):
             while not all(c.met.second or c.met.error for c in clients):  # noqa: ASYNC110 - each has events enough
                 await asyncio.sleep(0.05)
+    gc.freeze()  # they stand for devices of their own: no collection of one stops the others
     say({"open": [client.id for client in clients if client.met.opened]})
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)  # the play is over
     for client in clients:
