@@ -52,7 +52,7 @@ from multi.events import (
 )
 from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
 from multi.protocol.send_stream import SendStream
-from multi.protocol.session import SessionCore
+from multi.protocol.session import ABORTED, SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import (
     READ_TIME,
@@ -799,6 +799,12 @@ class SessionDriver:
         """(candidate, reason) of everything that did not lead to a connection while the session opened."""
         tried = self.core.paths.failures if self.core.paths is not None else []
         return [*self.attempts, *((what, self._explained(reason)) for what, reason in tried)]
+
+    def abort(self, reason: Reason = ABORTED) -> None:
+        """End the session at once: what is not delivered may never be."""
+        self.aborted = self.aborted or not self.over
+        self.core.abort(reason, now=self.loop.time())
+        self.pump()
 
     def failure(self) -> MultiError:
         """What has ended the session, to be raised."""

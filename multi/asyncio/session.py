@@ -436,10 +436,7 @@ class Session:
 
     def abort(self, reason: str = "aborted") -> None:
         """End at once: what is not delivered may never be."""
-        self._driver.aborted = self._driver.aborted or not self._driver.closed.done()
-        why = reason if isinstance(reason, Reason) else Reason(Cause.ABORTED, reason or ABORTED)
-        self._core.abort(why, now=self._driver.now())
-        self._driver.pump()
+        self._driver.abort(reason if isinstance(reason, Reason) else Reason(Cause.ABORTED, reason or ABORTED))
 
     async def wait_closed(self) -> None:
         """Return when the session has ended in order or after `abort`; raise what ended it otherwise."""

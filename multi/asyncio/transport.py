@@ -250,7 +250,7 @@ class SessionTransport(asyncio.Transport):
 
     def _failure(self) -> Exception | None:
         """Why what was written may not have arrived, once the stream or the session has ended."""
-        if self.aborted:
+        if self.aborted or (self._closes_session and self.driver.aborted):
             return None
         if self.driver.closed_error is not None and (self._closes_session or not self._streams.finished(self.stream)):
             return self.driver.closed_error
@@ -272,13 +272,13 @@ class SessionTransport(asyncio.Transport):
         if (reader := self.reader) is not None:
             reader.keep_what_has_come()
         self.aborted = self.closing = self._ended = True
-        now = self.driver.loop.time()
         if self._closes_session:
-            self._core.abort(now=now)
+            self.driver.abort()
         else:
+            now = self.driver.loop.time()
             self._core.reset(self.stream, 0, now=now)
             self._core.stop_sending(self.stream, 0, now=now)
-        self.driver.pump()
+            self.driver.pump()
         if self._pushing:
             self.driver.loop.call_soon(self._lost, error)
 
@@ -552,6 +552,8 @@ async def start_tls(
     except BaseException:
         transport.close()
         raise
+    finally:
+        del ready  # it holds what it raises, and that this frame
     encrypted = tls._app_transport
     assert encrypted is not None
     return encrypted

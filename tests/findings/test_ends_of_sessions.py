@@ -241,3 +241,21 @@ async def sessions_left(dropped: bool) -> tuple[int, int]:
 @pytest.mark.parametrize("dropped", [False, True])
 def test_a_session_that_nobody_holds_any_more_ends(dropped: bool) -> None:
     assert run(sessions_left(dropped)) == (0, 3 if dropped else 0)
+
+
+@pytest.mark.parametrize("by", ["session", "transport"])
+def test_who_has_ended_a_session_at_once_is_not_told_that_it_failed(by: str) -> None:
+    async def scenario() -> None:
+        async with serving(WAY) as (server, _):
+            _, writer = await multi.open_connection(WAY.client(server.port))
+            session: multi.Session = writer.get_extra_info("session")
+            _, stream = await session.open_stream()
+            stream.write(b"never acknowledged")
+            (session if by == "session" else writer.transport).abort()
+            assert session.aborted
+            await writer.wait_closed()
+            await session.wait_closed()
+            with pytest.raises(multi.SessionLost):  # its own writer has ended nothing
+                await stream.wait_closed()
+
+    run(scenario())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -224,6 +225,14 @@ async def with_protocols(place: Place) -> None:
     await second.lost
 
 
+async def with_tls_inside_that_nobody_answers(place: Place) -> None:
+    session = await place.opened()
+    with suppress(OSError):
+        await session.writer.start_tls(ssl.create_default_context(), server_hostname=HOST, ssl_handshake_timeout=0.1)
+    session.abort()
+    await session.wait_closed()
+
+
 async def with_listeners(place: Place) -> None:
     session = await place.opened()
     events = session.events()
@@ -249,6 +258,7 @@ ENDS = [
     with_a_handler_that_raises,
     with_streams_open,
     with_protocols,
+    with_tls_inside_that_nobody_answers,
     with_listeners,
 ]
 
