@@ -156,7 +156,7 @@ ATTACKS: dict[str, Attack] = {
     "TLS, answers": Attack(way="TLS", answers=16, sessions=FEW),
     "QUIC, bare": Attack(way="QUIC"),
     "QUIC, unread": Attack(unread, "QUIC"),
-    "QUIC, islands": Attack(islands, "QUIC", sessions=VERY_FEW),
+    "QUIC, islands": Attack(islands, "QUIC", sessions=FEW),
     "QUIC, streams": Attack(streams, "QUIC"),
     "QUIC, gaps in packets": Attack(way="QUIC", gaps=True, sessions=FEW),
     "QUIC, eight connections": Attack(unread, "QUIC", connections=8, sessions=FEW),

@@ -139,7 +139,7 @@ class ControlSockets:
     """The control socket and the port for metrics of one server."""
 
     def __init__(self, answers: Answers) -> None:
-        self._answers = answers
+        self._answers: Answers | None = answers
         self._servers: list[asyncio.Server] = []
         self._clients: set[asyncio.StreamWriter] = set()
         self._file: tuple[Path, int] | None = None
@@ -158,14 +158,16 @@ class ControlSockets:
 
         `name` tells a chosen one from others of this process: the server's port. Raises TransportError.
         """
+        answers = self._answers
+        assert answers is not None
         if path is not None:
             self.path = _automatic(name) if path.name == AUTOMATIC and path.parent == Path() else path
             sock = _bind(self.path)
             self._file = (self.path, self.path.stat().st_ino)
-            serve = partial(self._serve, self._answers.everything)
+            serve = partial(self._serve, answers.everything)
             self._servers.append(await asyncio.start_unix_server(serve, sock=sock, limit=REQUEST_LIMIT))
         if metrics is not None:
-            serve = partial(self._serve, self._answers.metrics)
+            serve = partial(self._serve, answers.metrics)
             try:
                 server = await asyncio.start_server(serve, LOOPBACK, metrics, limit=REQUEST_LIMIT)
             except OSError as error:
@@ -181,6 +183,7 @@ class ControlSockets:
         for server in self._servers:
             server.close()
         self._servers.clear()
+        self._answers = None  # which may hold these sockets
         for writer in self._clients:
             writer.transport.abort()
         if self._file is not None:

@@ -111,7 +111,7 @@ class OverChannels:
         return 0.0
 
     async def connect(self) -> None:
-        """Open one more connection and prove itself on it."""
+        """Open one more connection and prove itself on it. Raises TransportError when it is lost before."""
         host = "127.0.0.1"
         candidate = Candidate(self._name, Family.IPV4, host, host, self._port, local_address=self._source)
         channel = await transport(self._name).dial(candidate, TransportSettings(tls=self._tls))
@@ -122,7 +122,10 @@ class OverChannels:
         self.core.connection_opened(connection, channel.info, now=0.0)
         channel.start(_Hearing(self, connection))
         self.flush()
-        await self.until(lambda: self.core.connections[connection].authenticated)
+        opened = self.core.connections[connection]
+        await until(lambda: opened.authenticated or not opened.alive, timeout=PATIENCE)
+        if not opened.authenticated:
+            raise TransportError(f"the server hung up: {opened.reason}")
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something that what comes makes true."""

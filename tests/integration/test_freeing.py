@@ -233,6 +233,25 @@ async def with_tls_inside_that_nobody_answers(place: Place) -> None:
     await session.wait_closed()
 
 
+async def with_those_who_look(place: Place) -> None:
+    here = place.way.certificates
+    session = await place.opened(control={"socket": str(here / "c.sock"), "metrics_port": 0}, trace={"dir": str(here)})
+    await session.close()
+
+
+async def with_connections_that_change(place: Place) -> None:
+    session = await place.opened(connection_priority=[["tcp", "ipv4", HOST], ["tcp", "ipv4", "127.0.0.2"]])
+    await until(lambda: sum(c.state.value == "active" for c in session.connections) == 2)
+    await session.handover("127.0.0.2")
+    (added,) = await session.add_connection(["tcp", "ipv4", "127.0.0.3"])
+    await session.remove_connection(added)
+    for wrong in (session.handover("127.0.0.9"), session.add_connection(["quic", "ipv4", HOST])):
+        with suppress(multi.MultiError):
+            await wrong
+    del wrong
+    await session.close()
+
+
 async def with_listeners(place: Place) -> None:
     session = await place.opened()
     events = session.events()
@@ -260,6 +279,8 @@ ENDS = [
     with_protocols,
     with_tls_inside_that_nobody_answers,
     with_listeners,
+    with_those_who_look,
+    with_connections_that_change,
 ]
 
 
@@ -306,7 +327,8 @@ async def left_by(end: Callable[[Place], Awaitable[None]], place: Place) -> Coun
 def check(end: Callable[[Place], Awaitable[None]], way: Way, loop: str = "asyncio") -> None:
     async def scenario() -> None:
         async with Place(way) as place:
-            assert await left_by(end, place) == {}
+            left = await left_by(end, place)
+            assert left == {}
 
     run(scenario(), loop)
 

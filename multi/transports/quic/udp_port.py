@@ -277,7 +277,7 @@ class UdpPort:
                 data, segment, address, at = self._unread or self._receive()
             except OSError as error:
                 if error.errno not in _BUSY and peer is not None:
-                    failure = error
+                    failure = error.with_traceback(None)  # which would hold this frame
                 break
             size = min(len(data), DATAGRAMS_AT_ONCE * segment)
             self._unread = (data[size:], segment, address, at) if size < len(data) else None
