@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -22,7 +23,6 @@ import multi
 from tests.integration.support import HOST, Relay, Way, run, until
 
 SOON = 0.4  # seconds
-GONE = {"multi_config": {"resume_timeout": SOON}}
 
 
 class Place:
@@ -35,7 +35,7 @@ class Place:
         self.port = 0
 
     async def __aenter__(self) -> Place:
-        self.server = await multi.start_server(self._serve, self.way.server(limits={"handshake_timeout": SOON}, **GONE))
+        self.server = await multi.start_server(self._serve, self.way.server(limits={"handshake_timeout": 1.0}))
         self.port = self.server.port
         return self
 
@@ -44,7 +44,7 @@ class Place:
         await self.server.wait_closed()
 
     def client(self, **more: Any) -> dict[str, Any]:
-        return self.way.client(self.port, **{"multi_config": {"resume_timeout": SOON, "open_timeout": 2.0}, **more})
+        return self.way.client(self.port, **more)
 
     def hold(self, *things: object) -> None:
         self.held += [ref(thing) for thing in things]
@@ -127,7 +127,7 @@ async def aborted_by_the_server(place: Place) -> None:
 
 async def lost_with_all_its_networks(place: Place) -> None:
     async with Relay(place.port) as relay:
-        session = await place.opened(remote_port=relay.port)
+        session = await place.opened(remote_port=relay.port, multi_config={"resume_timeout": SOON})
         session.writer.write(bytes(1_000_000))
         await relay.close()
         for raises in (session.reader.readexactly(1), session.wait_closed(), session.writer.wait_closed()):
@@ -149,12 +149,8 @@ async def refused_by_the_server(place: Place) -> None:
 
 
 async def never_answered(place: Place) -> None:
-    async with await asyncio.start_server(lambda _, writer: place.hold(writer), HOST, 0) as silent:
-        with suppress(multi.NoUsableConnection):
-            await multi.connect(
-                place.client(multi_config={"open_timeout": SOON}, remote_port=silent.sockets[0].getsockname()[1])
-            )
-        del silent
+    with socket.create_server((HOST, 0)) as silent, suppress(multi.NoUsableConnection):
+        await multi.connect(place.client(multi_config={"open_timeout": SOON}, remote_port=silent.getsockname()[1]))
 
 
 async def cancelled_while_it_opened(place: Place) -> None:
