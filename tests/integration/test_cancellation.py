@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 import socket
 import subprocess
@@ -362,17 +361,3 @@ asyncio.run(main())
     command = [sys.executable, "-W", "error", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
-
-
-def test_closed_session_is_freed(development_certificates: Path) -> None:
-    async def scenario() -> None:
-        for _ in range(3):
-            async with multi_pair(Way(development_certificates)) as pair:
-                pair.writer.write(b"x")
-                assert await pair.server_reader.readexactly(1) == b"x"
-            del pair
-        gc.collect()
-        left = [thing for thing in gc.get_objects() if isinstance(thing, multi.Session)]
-        assert not left
-
-    run(scenario())
