@@ -8,7 +8,7 @@ from multi.transports.mpquic.settings import MpquicSettings
     "mpquic",
     settings=MpquicSettings,
     over_udp=True,
-    connection_memory=64 * 1024,
+    connection_memory=104 * 1024,
     spans_interfaces=True,
     needs_certificate=True,
     also_accepts=("quic",),
