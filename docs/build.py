@@ -240,7 +240,8 @@ def _commands(parser: argparse.ArgumentParser, words: str) -> Iterator[tuple[str
 def _argument(action: argparse.Action) -> str:
     if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
         return ""
-    value = "" if action.nargs == 0 else str(action.metavar or action.dest)
+    allowed = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.dest
+    value = "" if action.nargs == 0 else str(action.metavar or allowed)
     names = ", ".join(f"`{option} {value}`".replace(" `", "`") for option in action.option_strings) or f"`{value}`"
     return f"| {names} | {_sentence(action.help or '')} |".replace("\n", " ")
 

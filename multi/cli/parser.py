@@ -18,8 +18,8 @@ from multi.errors import closest
 Commands: TypeAlias = "argparse._SubParsersAction[_Parser]"
 
 TRACE = "write a trace of each session to a file in this directory (docs/tracing.md)"
-LOG_FORMAT = "log for people (default), or JSON for programs: an object a line"
-VERBOSE = "log to stderr (-vv: in detail), show tracebacks"
+LOG_FORMAT = "how to log: for people (default), or for programs, one JSON object a line"
+VERBOSE = "log to stderr (-vv: in detail), and show tracebacks"
 CONNECT = "connect standard input and output to a port at the far end, as ssh's ProxyCommand"
 FORWARD = "forward ports and be a proxy for programs that know nothing of sessions"
 CLIENT, SERVER, EITHER = (
@@ -38,7 +38,9 @@ class _Parser(argparse.ArgumentParser):
             self.exit(2)
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
         if wrong is not None and (guess := closest(wrong[1], re.findall(r"[\w-]+", wrong[2]))):
-            message = f"unknown command {wrong[1]!r}; did you mean {guess!r}?"
+            argument = message.split(":")[0].removeprefix("argument ")
+            what = f"{argument}: unknown value" if argument.islower() and "|" not in argument else "unknown command"
+            message = f"{what} {wrong[1]!r}; did you mean {guess!r}?"
         super().error(message)
 
 
@@ -62,7 +64,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     demo = _add(commands, "demo", "multi.cli.demo:run_demo", "run the roaming demo")
     demo.add_argument("--out", metavar="DIR", type=Path, default=Path("demo-out"), help="where to write its results")
-    demo.add_argument("--loopback", action="store_true", help="over loopback connections, without network namespaces")
+    demo.add_argument("--loopback", action="store_true", help="use loopback connections instead of network namespaces")
     demo.add_argument("--speed", metavar="N", type=_positive, default=1.0, help=argparse.SUPPRESS)
 
     _add_forward(_add(commands, "forward", "multi.cli.forward:run_forward", FORWARD, CLIENT))
@@ -71,7 +73,9 @@ def make_parser() -> argparse.ArgumentParser:
     get.add_argument("name", metavar="NAME", help="the file's name on the server")
     where = "where to put it, - for standard output (default: here, same name)"
     get.add_argument("-o", "--output", metavar="FILE", type=Path, help=where)
-    get.add_argument("--force", action="store_true", help="replace a file that -o does not name")
+    get.add_argument(
+        "--force", action="store_true", help="replace a file that is there (with -o it is replaced anyway)"
+    )
 
     what = "show the interfaces of this machine and what a session can do with them"
     show = _add(commands, "interfaces", "multi.cli.interfaces:show_interfaces", what)
@@ -124,9 +128,11 @@ def _add_bench(parser: _Parser) -> None:
     _add_workers(serve)
     run = _add(roles, "run", "multi.lab.bench.run:run_bench", "measure once", CLIENT)
     amount = run.add_mutually_exclusive_group()
-    amount.add_argument("-t", metavar="S", dest="seconds", type=_positive, help="for S seconds (default 10)")
-    amount.add_argument("-n", metavar="BYTES", dest="size", type=_byte_count, help="exactly BYTES, checked on arrival")
-    run.add_argument("-R", dest="reverse", action="store_true", help="the server sends")
+    amount.add_argument("-t", metavar="S", dest="seconds", type=_positive, help="measure for S seconds (default 10)")
+    amount.add_argument(
+        "-n", metavar="BYTES", dest="size", type=_byte_count, help="send exactly BYTES, which are compared on arrival"
+    )
+    run.add_argument("-R", dest="reverse", action="store_true", help="reverse: the server sends")
     run.add_argument("--json", dest="as_json", action="store_true", help="print the result as JSON")
 
 
@@ -137,8 +143,13 @@ def _add_workers(parser: _Parser) -> None:
 
 def _add_connect(parser: _Parser) -> None:
     parser.add_argument("target", metavar="HOST:PORT", help="what the server shall connect to")
-    parser.add_argument("--priority", metavar="N", type=_priority, default=0, help="0 (first, default) to 7")
-    steering = "latency, balance, priority, standby, redundant or adaptive (default: as the configuration says)"
+    parser.add_argument(
+        "--priority", metavar="N", type=_priority, default=0, help="its priority: 0 (first, default) to 7 (last)"
+    )
+    steering = (
+        "how to steer this connection: latency, balance, priority, standby, redundant or adaptive (default: as the "
+        "configuration says)"
+    )
     parser.add_argument("--steering", metavar="MODE", help=steering)
 
 
@@ -178,9 +189,16 @@ def _add_testbed(parser: _Parser) -> None:
     links = "its links: a JSON file, or paper (default) or wifi_and_5g"
     up.add_argument("--profile", metavar="FILE", default="paper", help=links)
     up.add_argument("--name", metavar="NAME", default="default", help="its name (default: default)")
-    up.add_argument("--backend", choices=("auto", "tap", "veth"), default="auto", help="how frames are got at")
+    up.add_argument(
+        "--backend",
+        choices=("auto", "tap", "veth"),
+        default="auto",
+        help="how the relay gets at frames: tap (needs /dev/net/tun), veth, or whichever works",
+    )
     up.add_argument("--congestion", metavar="NAME", default="", help="TCP congestion control, such as bbr or cubic")
-    up.add_argument("--detect-duplicates", action="store_true", help="let new IPv6 addresses be tentative for a while")
+    up.add_argument(
+        "--detect-duplicates", action="store_true", help="let the kernel check new IPv6 addresses first (tentative)"
+    )
     up.add_argument("--mptcp", action="store_true", help="let MPTCP make subflows over all links")
 
     execute = _add(actions, "exec", "multi.cli.testbed:execute", "run a program on a host")
@@ -198,7 +216,7 @@ def _add_testbed(parser: _Parser) -> None:
     change.add_argument("changes", metavar="KEY=VALUE", nargs="+", help=keys)
 
     down = _add(actions, "down", "multi.cli.testbed:down", "end a testbed and everything in it")
-    down.add_argument("name", metavar="NAME", nargs="?", default="default", help="default: default")
+    down.add_argument("name", metavar="NAME", nargs="?", default="default", help="its name (default: default)")
 
     _add(actions, "list", "multi.cli.testbed:show_all", "show the testbeds that are running")
 

@@ -27,6 +27,7 @@ import pytest
 import multi
 from multi.cli.logs import Format, log_to_stderr
 from multi.cli.main import main
+from multi.cli.parser import make_parser
 from multi.lab.files.client import Transfer, get_file, put_file
 from multi.lab.files.protocol import FileRefused, Problem
 from tests.integration.cli_runner import (
@@ -87,6 +88,24 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     done = run_forked(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert "usage: multi" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gte", "c", "f"], "unknown command 'gte'; did you mean 'get'?"),
+        (["testbed", "lst"], "unknown command 'lst'; did you mean 'list'?"),
+        (["bench", "rnu", "c"], "unknown command 'rnu'; did you mean 'run'?"),
+        (["get", "--log-format", "jsn", "c", "f"], "--log-format: unknown value 'jsn'; did you mean 'json'?"),
+        (["testbed", "exec", "lab", "clint"], "host: unknown value 'clint'; did you mean 'client'?"),
+    ],
+)
+def test_a_slip_of_the_keyboard_is_told_from_what_was_meant(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(arguments)
+    assert message in capsys.readouterr().err
 
 
 def test_amounts_that_are_none_are_said_in_words() -> None:
