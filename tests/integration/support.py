@@ -35,6 +35,20 @@ def sockets_open() -> list[str]:
     return found
 
 
+@asynccontextmanager
+async def silent_server() -> AsyncIterator[int]:
+    """Accepts TCP connections and says nothing; its port."""
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: writers.append(writer), HOST, 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
 def run(scenario: Coroutine[Any, Any, T], loop: str = "asyncio", timeout: float = TIMEOUT) -> T:
     """Run on a loop of its own as `asyncio.run` does; nothing may be left over and nothing reported to the loop."""
     reported: list[dict[str, Any]] = []

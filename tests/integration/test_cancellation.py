@@ -27,6 +27,7 @@ from tests.integration.support import (
     multi_pair,
     pattern,
     run,
+    silent_server,
     sockets_open,
     until,
 )
@@ -107,20 +108,6 @@ def test_cancelled_reads_and_drains_lose_nothing(
 
 
 @asynccontextmanager
-async def silent_tcp() -> AsyncIterator[int]:
-    """Accepts and says nothing."""
-    writers: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: writers.append(writer), HOST, 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-        await asyncio.sleep(0)
-
-
-@asynccontextmanager
 async def full_backlog() -> AsyncIterator[int]:
     """A connect to it waits."""
     with socket.create_server((HOST, 0), backlog=0) as server:
@@ -151,9 +138,9 @@ async def silent_udp() -> AsyncIterator[int]:
     ("way", "place"),
     [
         ("tcp-sealed", full_backlog),
-        ("tcp-sealed", silent_tcp),
-        ("tcp-tls", silent_tcp),
-        ("mptcp-sealed", silent_tcp),
+        ("tcp-sealed", silent_server),
+        ("tcp-tls", silent_server),
+        ("mptcp-sealed", silent_server),
         ("quic", silent_udp),
     ],
 )
@@ -172,7 +159,7 @@ def test_cancelled_open_of_a_silent_server_leaves_nothing(
             assert opening.cancelled()
             assert asyncio.all_tasks() < tasks
             assert nothing_but_us()
-            if place is not silent_tcp:  # whose own side of the connection stays open
+            if place is not silent_server:  # whose own side of the connection stays open
                 assert set(sockets_open()) <= before
 
     run(scenario(), loop)

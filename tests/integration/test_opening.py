@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multi
-from tests.integration.support import HOST, WAYS, Inbox, Way, run, until
+from tests.integration.support import HOST, WAYS, Inbox, Way, run, silent_server, until
 
 QUICK = 1.0  # seconds; "at once", on a busy machine
 
@@ -74,19 +74,6 @@ def test_opening_waits_for_the_first_or_for_all(development_certificates: Path) 
                 assert session.connections[0].state is multi.ConnectionState.ACTIVE
 
     run(scenario())
-
-
-@asynccontextmanager
-async def silent_server() -> AsyncIterator[int]:
-    writers: list[asyncio.StreamWriter] = []
-    server = await asyncio.start_server(lambda _, writer: writers.append(writer), HOST, 0)
-    try:
-        yield server.sockets[0].getsockname()[1]
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-        await server.wait_closed()
 
 
 def test_nothing_listening_lists_every_attempt(development_certificates: Path) -> None:

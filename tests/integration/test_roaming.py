@@ -44,46 +44,24 @@ from tests.integration.support import (
     until,
 )
 from tests.processes import MORTAL
+from tests.resolver import AGAIN, NO_NAME, Resolver
 from tests.unit.discovery.test_monitor import netlink_sockets
 
 MIB = 1024 * 1024
 ACTIVE = ConnectionState.ACTIVE
 LITERAL = {"transport": "tcp", "ip": "ipv4", "interface": "any", "remote_host": HOST}
-NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-BROKEN = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
 
-class Dns:
-    """The system's resolver, whose answers a test gives when it likes."""
+class Dns(Resolver):
+    """The system's resolver."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Family]] = []
-        self._answers: dict[tuple[str, Family], list[str] | Exception] = {}
-        self._changed = threading.Condition()
-        self._ended = False
-
-    def __call__(self, host: str, family: Family) -> list[str]:
-        with self._changed:
-            self.asked.append((host, family))
-            self._changed.wait_for(lambda: (host, family) in self._answers or self._ended, 60.0)
-            answer = self._answers.get((host, family), BROKEN)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def answer(
+    def gives(
         self, host: str, four: list[str] | Exception | None = None, six: list[str] | Exception | None = NO_NAME
     ) -> None:
         """None: silence, or what was answered before."""
-        with self._changed:
-            given = {(host, Family.IPV4): four, (host, Family.IPV6): six}
-            self._answers |= {question: answer for question, answer in given.items() if answer is not None}
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        for family, answer in ((Family.IPV4, four), (Family.IPV6, six)):
+            if answer is not None:
+                self.answer(host, family, answer)
 
 
 @pytest.fixture
@@ -176,7 +154,7 @@ def test_a_name_that_answers_late_is_dialled_and_counts_for_all(
             await until(lambda: bool(server.sessions), "the literal entry opens")
             await asyncio.sleep(0.05)
             assert not opening.done(), "the name may still give a connection"
-            dns.answer("late.test", ["127.0.0.2"])
+            dns.gives("late.test", ["127.0.0.2"])
             session = await opening
             assert sorted(info.remote for info in active(session)) == [
                 f"127.0.0.1:{server.port}",
@@ -195,7 +173,7 @@ def test_a_name_that_fails_late_lets_all_be_over(dns: Dns, development_certifica
             config = way.client(server.port, connection_priority=entries, multi_config={"wait": "all"})
             opening = asyncio.ensure_future(opened(config))
             await until(lambda: bool(server.sessions), "the literal entry opens")
-            dns.answer("never.test", NO_NAME)
+            dns.gives("never.test", NO_NAME)
             session = await asyncio.wait_for(opening, 5.0)
             assert len(active(session)) == 1
             await session.close()
@@ -212,7 +190,7 @@ def test_the_only_name_may_take_its_time(dns: Dns, development_certificates: Pat
             await until(lambda: len(dns.asked) == 2, "both families are asked")
             await asyncio.sleep(0.3)
             assert not opening.done()
-            dns.answer("slow.test", [HOST])
+            dns.gives("slow.test", [HOST])
             await (await opening).close()
 
     run(scenario())
@@ -222,7 +200,7 @@ def test_a_family_that_never_answers_is_not_waited_for(dns: Dns, development_cer
     async def scenario() -> None:
         way = Way(development_certificates)
         async with serving(way) as (server, _):
-            dns.answer("half.test", [HOST], six=None)
+            dns.gives("half.test", [HOST], six=None)
             config = way.client(server.port, connection_priority=[named("half.test")])
             session = await asyncio.wait_for(opened(config), 5.0)
             await session.close()
@@ -237,11 +215,11 @@ def test_ipv6_that_answers_after_ipv4_becomes_an_alternative_and_no_second_conne
         way = Way(development_certificates)
         listen = {"host": "::", "port": 0, "transports": ["tcp"]}
         async with serving(way, listen=listen) as (server, _):
-            dns.answer("both.test", [HOST], six=None)
+            dns.gives("both.test", [HOST], six=None)
             config = way.client(server.port, connection_priority=[named("both.test")])
             session = await opened(config)
             await asyncio.sleep(0.1)
-            dns.answer("both.test", six=["::1"])
+            dns.gives("both.test", six=["::1"])
             await asyncio.sleep(0.3)
             assert [info.remote for info in active(session)] == [f"{HOST}:{server.port}"]
             await session.close()
@@ -251,7 +229,7 @@ def test_ipv6_that_answers_after_ipv4_becomes_an_alternative_and_no_second_conne
 
 def test_a_resolver_that_fails_is_named_in_the_error(dns: Dns, development_certificates: Path) -> None:
     async def scenario() -> None:
-        dns.answer("broken.test", BROKEN, BROKEN)
+        dns.gives("broken.test", AGAIN, AGAIN)
         config = Way(development_certificates).client(1, connection_priority=[named("broken.test")])
         with pytest.raises(multi.NoUsableConnection, match="Temporary failure in name resolution"):
             await multi.open_connection(config)
@@ -271,7 +249,7 @@ def test_an_unusable_entry_does_not_end_the_opening_while_a_name_is_asked(
             await until(lambda: len(dns.asked) == 2, "both families are asked")
             await asyncio.sleep(0.1)
             assert not opening.done()
-            dns.answer("slow.test", [HOST])
+            dns.gives("slow.test", [HOST])
             await (await opening).close()
 
     run(scenario())
@@ -301,14 +279,14 @@ def test_a_name_that_leads_elsewhere_by_now_is_asked_again_when_nothing_is_left(
     async def scenario() -> None:
         way = Way(development_certificates)
         async with serving(way) as (server, inbox), Relay(server.port) as relay:
-            dns.answer("moves.test", [HOST])
+            dns.gives("moves.test", [HOST])
             config = way.client(relay.port, connection_priority=[named("moves.test")])
             async with multi.connect(config) as session:
                 await session.confirmed()
                 reader, writer = await inbox.next()
                 await asyncio.sleep(0.1)
                 elsewhere = await asyncio.start_server(relay.serve, "127.0.0.2", relay.port)
-                dns.answer("moves.test", ["127.0.0.2"])
+                dns.gives("moves.test", ["127.0.0.2"])
                 await relay.close()
                 session.writer.write(b"still here")
                 assert await asyncio.wait_for(reader.readexactly(10), 5.0) == b"still here"
@@ -814,7 +792,7 @@ def test_an_opening_that_is_cancelled_anywhere_leaves_no_subscription_and_no_tim
 ) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        dns.answer("here.test", [HOST])
+        dns.gives("here.test", [HOST])
         async with serving(way) as (server, _):
             config = way.client(server.port, connection_priority=[named("here.test"), LITERAL], manage_routes=True)
             tasks = len(asyncio.all_tasks())

@@ -18,48 +18,13 @@ import uvloop
 from multi.asyncio import dns as module
 from multi.asyncio.dns import Names
 from multi.types import Family
+from tests.resolver import AGAIN, LONG, NO_NAME, Resolver
 
 pytestmark = pytest.mark.timeout(30)
 
 SIX, FOUR = Family.IPV6, Family.IPV4
 HOST, OTHER = "server.example", "other.example"
-NO_NAME = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 NO_DATA = socket.gaierror(socket.EAI_NODATA, "No address associated with hostname")
-AGAIN = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
-LONG = 10.0  # seconds no test waits for
-
-
-class Resolver:
-    """A lookup whose answers a test gives when it likes."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Family]] = []
-        self._answers: dict[tuple[str, Family], list[str] | Exception] = {}
-        self._changed = threading.Condition()
-        self._ended = False
-
-    def __call__(self, host: str, family: Family) -> list[str]:
-        with self._changed:
-            self.asked.append((host, family))
-            self._changed.wait_for(lambda: (host, family) in self._answers or self._ended, LONG)
-            answer = self._answers.get((host, family), AGAIN)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def answer(self, host: str, family: Family, answer: list[str] | Exception) -> None:
-        with self._changed:
-            self._answers[host, family] = answer
-            self._changed.notify_all()
-
-    def silent(self, host: str, family: Family) -> None:
-        with self._changed:
-            self._answers.pop((host, family), None)
-
-    def end(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
 
 @pytest.fixture
