@@ -29,7 +29,7 @@ native: $(STAMP)  ## build the native QUIC engine (quic_config.engine "noq") and
 test: $(STAMP)  ## run all tests
 	$(BIN)/python -m tests $(ARGS)
 
-# What one runs while working: under a minute, no network, no root.
+# What one runs while working: about a minute on two processors, no network, no root.
 test-fast: $(STAMP)  ## run the unit tests and the simulator
 	$(BIN)/python -m tests --fast $(ARGS)
 

@@ -1,7 +1,7 @@
 """All tests: `python -m tests [--fast] [options of pytest]`.
 
 Most tests wait more than they compute and run side by side; those that measure run afterwards, one at a time. With
-`--fast` only what needs no network runs: unit tests and the simulator.
+`--fast` only what needs no network runs: unit tests of the library, not those of benchmarks, and the simulator.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ NO_TESTS = 5  # exit code of pytest when nothing was selected
 WORKERS = min(4, (os.cpu_count() or 1) + 1)
 SIDE_BY_SIDE = ["-m", "not alone", "-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
 ALONE = ["-m", "alone"]
-FAST = ["tests/unit", "tests/sim", "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-q"]
+LIBRARY = ["tests/unit", "tests/sim", "--ignore=tests/unit/benchmarks"]
+FAST = [*LIBRARY, "-m", "not slow", "-n", "auto", "--dist", "worksteal", "-q"]
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import multi
@@ -113,6 +113,7 @@ requests = st.builds(
 
 
 @pytest.mark.parametrize("name", SHIPPED)
+@settings(max_examples=30)  # of each scheduler, of several questions each
 @given(steps=st.lists(st.tuples(situations, requests, st.sampled_from([0.0, 0.001, 0.3, 50.0])), max_size=8))
 def test_any_facts_give_an_answer_among_the_connections_with_credit(
     name: str, steps: list[tuple[list[FakeView], SendRequest, float]]
