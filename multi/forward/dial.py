@@ -39,8 +39,14 @@ _CODES = {
 def refusal_of(error: OSError, what: str) -> ForwardRefused:
     """A failed system call in the words of the protocol."""
     code = Code.BUSY if is_exhaustion(error) else _CODES.get(error.errno or 0, Code.FAILED)
-    # asyncio puts a text of its own in the place of the system's.
-    return ForwardRefused(code, f"{what}: {os.strerror(error.errno or 0).lower()}")
+    return ForwardRefused(code, f"{what}: {words_of(error)}")
+
+
+def words_of(error: OSError) -> str:
+    """What the system says of it; asyncio puts a text of its own in the place of that."""
+    if isinstance(error, socket.gaierror) or not error.errno:  # numbers of the resolver's, or none
+        return (error.strerror or str(error)).lower()
+    return os.strerror(error.errno).lower()
 
 
 async def dial(target: Address, permissions: Permissions | None, *, lookup: Lookup | None = None) -> socket.socket:

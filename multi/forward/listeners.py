@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
+from multi.forward.dial import words_of
 from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
@@ -21,6 +21,7 @@ from multi.forward.udp import Flows, UdpPort
 
 logger = logging.getLogger("multi.forward")
 
+HEARD_OUT = 2.0  # seconds a program that is refused may go on sending before its connection is reset
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
 
 
@@ -61,7 +62,7 @@ async def _serve_wish(
     except (Refusal, EOFError) as error:
         client.counters.failed += 1
         logger.info("a connection to the proxy ended: %s", error)
-        await _end(writer)
+        await _end(reader, writer)
         return
     if wish.associate:
         await _associate(client, treatment, wish, reader, writer)
@@ -78,7 +79,7 @@ async def _serve_wish(
             stream.reset()
         code = error.code if isinstance(error, ForwardRefused) else Code.FAILED
         writer.write(wish.answer(code, str(error)))
-        await _end(writer)
+        await _end(reader, writer)
         return
     except BaseException:
         if stream is not None:
@@ -141,13 +142,22 @@ async def listen_for_datagrams(client: ForwardClient, forward: Forward) -> UdpLi
     try:
         loop = asyncio.get_running_loop()
         await loop.create_datagram_endpoint(lambda: listener.port, local_addr=(host, forward.listen.port))
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise _cannot_listen(forward.listen, error) from None
     return listener
 
 
-async def _end(writer: asyncio.StreamWriter) -> None:
-    """Close once what was said has left."""
+async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close once the program has heard why.
+
+    What it still sends is thrown away for a while: to close a connection with unread bytes resets it, and the answer is
+    lost (RFC 9112 section 9.6).
+    """
+    with suppress(OSError, TimeoutError):
+        writer.write_eof()
+        async with asyncio.timeout(HEARD_OUT):
+            while await reader.read(BUFFERED):
+                pass
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
@@ -157,12 +167,14 @@ async def _listen(address: Address, accepted: Accept) -> asyncio.Server:
     host = None if address.host == EVERYWHERE else address.host
     try:
         return await listen(accepted, host, address.port)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise _cannot_listen(address, error) from None
 
 
-def _cannot_listen(address: Address, error: OSError) -> TransportError:
-    return TransportError(error.errno, f"cannot listen on {address}: {os.strerror(error.errno or 0).lower()}")
+def _cannot_listen(address: Address, error: OSError | UnicodeError) -> TransportError:
+    if isinstance(error, UnicodeError):  # a name with empty labels, or too long ones
+        return TransportError(f"cannot listen on {address}: no host name")
+    return TransportError(error.errno, f"cannot listen on {address}: {words_of(error)}")
 
 
 def is_loopback(host: str) -> bool:

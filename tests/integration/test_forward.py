@@ -504,6 +504,26 @@ def test_http_connect_connects_or_says_why_not() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"POST http://host/ HTTP/1.1\r\n\r\n",
+        b"CONNECT nope:80 HTTP/1.1\r\n\r\n",
+        b"\x05\x01\x00\x05\x01\x00\x03\x04nope\0\x50",
+    ],
+)
+def test_a_program_that_sends_much_before_it_is_refused_hears_why(request_: bytes) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            reader, writer = await asyncio.open_connection(HOST, await w.proxy())
+            writer.write(request_ + bytes(4_000_000))
+            answer = await reader.read()
+            assert answer.startswith((b"HTTP/1.1 405", b"HTTP/1.1 403", b"HTTP/1.1 502", b"\x05\x00\x05\x04"))
+            await closed(writer)
+
+    run(scenario())
+
+
 def test_http_connect_asks_for_a_password_where_there_is_one() -> None:
     async def scenario() -> None:
         async with world() as w:
@@ -789,6 +809,26 @@ def test_a_port_of_the_server_that_is_in_use_is_told() -> None:
             with pytest.raises(ForwardRefused, match="in use"):
                 async with world(remotes=(Forward(Address(HOST, taken), Address(HOST, 0)),)):
                     raise AssertionError
+
+    run(scenario())
+
+
+def test_a_place_to_listen_and_an_interface_that_do_not_exist_are_told_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def scenario() -> None:
+        async with world() as w:
+            monkeypatch.setattr(socket, "getaddrinfo", unknown)
+            for host, said in (("nowhere.test", "name or service not known"), ("a..b", "no host name")):
+                for listen in (listen_for, listen_for_datagrams):
+                    with pytest.raises(multi.TransportError, match=said):
+                        await listen(w.client, Forward(Address(host, 0), Address("echo.test", w.echo)))
+                monkeypatch.undo()
+        with pytest.raises(ForwardRefused, match="no interface"):
+            await dial(Address("fe80::1%nowhere", 22), None)
 
     run(scenario())
 
