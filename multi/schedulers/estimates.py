@@ -28,8 +28,8 @@ def arrival(connection: ConnectionView, size: int) -> float:
     (queue + size) / rate + half the smallest round trip. The queue is what is in flight beyond one
     bandwidth-delay product, and at least what has not left the transport; the session counts those bytes in
     `in_flight` as well, so the two are not added. A connection that has just begun sends its congestion window, and
-    twice as much with every round trip. One of which nothing is known is taken for infinitely fast until `PROBE` bytes
-    are in flight, or it would never be measured.
+    twice as much with every round trip: the smoothed one, whose growth is the first sign of a slow path. One of which
+    nothing is known is taken for infinitely fast until `PROBE` bytes are in flight, or it would never be measured.
     """
     rate = connection.rate
     in_flight = connection.in_flight
@@ -41,7 +41,7 @@ def arrival(connection: ConnectionView, size: int) -> float:
                 return min_rtt / 2
             window = INITIAL_WINDOW
         flights = max(1, ceil(log2(1.0 + (in_flight + size) / window)))
-        return (min_rtt or ASSUMED_RTT) * (flights - 0.5)
+        return (connection.rtt or min_rtt or ASSUMED_RTT) * (flights - 0.5)
     queue = in_flight - rate * min_rtt
     not_sent = connection.not_sent
     if queue < not_sent:

@@ -559,3 +559,11 @@ def test_the_example_of_a_custom_scheduler_runs_and_can_be_chosen_by_name(
     assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["wlan0", "wwan0"]
     views = [view(1, interface="wwan0", rtt=0.001), view(2, interface="wlan0")]
     assert chosen(create_scheduler("prefer_wifi", {}), views, request()) == [2]
+
+
+def test_nobody_waits_for_a_path_not_yet_measured_whose_round_trip_has_grown() -> None:
+    near = view(1, rate=0.0, rtt=0.004, congestion_window=14_600, credit=0, in_flight=14_000)
+    far = view(2, rate=0.0, rtt=0.020, congestion_window=14_600)
+    segment = request(size=1_000, backlog=1_000)
+    assert chosen(create_scheduler("adaptive", {}), [near, far], segment) == []
+    assert chosen(create_scheduler("adaptive", {}), [near.but(rtt=0.040, min_rtt=0.004), far], segment) == [2]
