@@ -240,7 +240,7 @@ async def death(bench: Bench, served: Served, sessions: int) -> dict[str, Any]:
 def run(*, quick: bool) -> None:
     """Measure, and print what was found."""
     raise_descriptors()
-    runs, seconds, size = (3, 2.0, 48 << 20) if quick else (5, 6.0, 96 << 20)
+    runs, seconds, size = (3, 2.0, 96 << 20) if quick else (7, 6.0, 96 << 20)
     with tempfile.TemporaryDirectory() as directory:
         bench = Bench(Path(directory))
         with bench.server(MANY, tls=True) as served:
