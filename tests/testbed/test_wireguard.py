@@ -24,7 +24,7 @@ from multi.lab.cert import write_development_certificates
 from multi.lab.testbed import Host, Testbed, load_profile
 from multi.lab.testbed.pytest_plugin import MakeTestbed
 
-SIZE = 6_000_000  # bytes
+SIZE = 3_000_000  # bytes
 PORT, NEAR, WIREGUARD = 7870, 7871, 51820
 HERE, THERE = "10.99.0.2", "10.99.0.1"
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "wireguard.md"
