@@ -122,7 +122,9 @@ class OverChannels:
         self.core.connection_opened(connection, channel.info, now=0.0)
         channel.start(_Hearing(self, connection))
         self.flush()
-        opened = self.core.connections[connection]
+        opened = self.core.connections.get(connection)
+        if opened is None:
+            raise TransportError(f"the session is over: {self.core.reason}")
         await until(lambda: opened.authenticated or not opened.alive, timeout=PATIENCE)
         if not opened.authenticated:
             raise TransportError(f"the server hung up: {opened.reason}")
