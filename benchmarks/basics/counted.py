@@ -316,14 +316,15 @@ def measure(name: str, sessions: int, *, traced: bool) -> tuple[int, int]:
 def run(*, quick: bool, only: list[str] | None = None) -> None:
     """Print the table."""
     print(f"up to {SESSIONS} sessions each; KiB a session:")
-    print(f"{'attack':28} {'counted':>8} {'traced':>8} {'resident':>9}   of what is counted (promised {PROMISE:g})")
+    columns = f"{'counted':>8} {'counted':>8} {'traced':>8} {'resident':>9}"  # of either run
+    print(f"{'attack':28} {columns}   of what is counted (promised {PROMISE:g})")
     for name in only or ATTACKS:
         sessions = -(-ATTACKS[name].sessions // 10) if quick else ATTACKS[name].sessions
         counted, traced = measure(name, sessions, traced=True)
-        _, resident_too = measure(name, sessions, traced=False)
-        share = max(traced, resident_too) / counted
+        counted_too, resident_too = measure(name, sessions, traced=False)  # which may have lost other connections
+        share = max(traced / counted, resident_too / counted_too)
         verdict = "held" if share <= PROMISE else f"short by {share - PROMISE:.2f}"
-        sizes = f"{counted / 1024:8.0f} {traced / 1024:8.0f} {resident_too / 1024:9.0f}"
+        sizes = f"{counted / 1024:8.0f} {counted_too / 1024:8.0f} {traced / 1024:8.0f} {resident_too / 1024:9.0f}"
         print(f"{name:28} {sizes}   {share:.2f} ({verdict})", flush=True)
 
 
