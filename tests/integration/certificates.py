@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -16,6 +17,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from multi.transports.base import TlsSettings, TransportSettings
 
 DAY = datetime.timedelta(days=1)
+
+bad_certificates = pytest.mark.parametrize(
+    ("server_certificate", "authority", "name", "reason"),
+    [
+        ("server", "other-ca.pem", "localhost", "failed: the certificate of localhost has an unknown issuer"),
+        ("expired", "ca.pem", "localhost", "failed: the certificate of localhost has expired"),
+        ("server", "ca.pem", "elsewhere.example", "failed: the certificate of elsewhere.example is not for that name"),
+    ],
+)
+"""What a client that verifies refuses, and with which words."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.tls import ALPN
 from multi.types import Candidate, Family
 from tests.engines import engine_or_skip
-from tests.integration.certificates import Certificates, certificates_in
+from tests.integration.certificates import Certificates, bad_certificates, certificates_in
 from tests.integration.test_transport_contract import Recorder, pattern, until, write_all
 
 
@@ -192,14 +192,7 @@ async def test_verification_can_be_switched_off_and_is_then_not_claimed(files: C
     server.listener.close()
 
 
-@pytest.mark.parametrize(
-    ("server_certificate", "authority", "name", "reason"),
-    [
-        ("server", "other-ca.pem", "localhost", "failed: the certificate of localhost has an unknown issuer"),
-        ("expired", "ca.pem", "localhost", "failed: the certificate of localhost has expired"),
-        ("server", "ca.pem", "elsewhere.example", "failed: the certificate of elsewhere.example is not for that name"),
-    ],
-)
+@bad_certificates
 async def test_bad_certificates_are_refused_in_words(
     files: Certificates, server_certificate: str, authority: str, name: str, reason: str
 ) -> None:

@@ -25,7 +25,7 @@ from multi.transports.tcp.channel import (
 )
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
-from tests.integration.certificates import Certificates, certificates_in
+from tests.integration.certificates import Certificates, bad_certificates, certificates_in
 from tests.integration.test_transport_contract import (
     Recorder,
     ipv6_works,
@@ -242,14 +242,7 @@ async def test_tls_facts_are_the_same_on_both_sides(files: Certificates) -> None
     server.listener.close()
 
 
-@pytest.mark.parametrize(
-    ("server_certificate", "authority", "name", "reason"),
-    [
-        ("server", "other-ca.pem", "localhost", "failed: the certificate of localhost has an unknown issuer"),
-        ("expired", "ca.pem", "localhost", "failed: the certificate of localhost has expired"),
-        ("server", "ca.pem", "elsewhere.example", "failed: the certificate of elsewhere.example is not for that name"),
-    ],
-)
+@bad_certificates
 async def test_bad_certificates_are_refused_in_words(
     files: Certificates, server_certificate: str, authority: str, name: str, reason: str
 ) -> None:
