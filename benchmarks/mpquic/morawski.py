@@ -41,10 +41,7 @@ class Queues(Figure):
         "paper: Cubic's delay is five to six times OLIA's; 35 to 220 ms at a constant 7.5 Mbit/s with OLIA."
     )
 
-    why_short = (
-        "the bound holds as long as a queue stands; then the window counts again, which has grown meanwhile, so that "
-        "the queue fills and drains in turn. OLIA is Reno on a single path and fills a queue of 220 kB as Cubic does."
-    )
+    why_short = "OLIA is Reno on a single path and fills a queue of 220 kB as Cubic does."
 
     def _rows(self) -> dict[str, Cell]:
         play = Sending((PRIMARY,), 8.0 if self.quick else 20.0)
@@ -184,11 +181,6 @@ class Bursts(Figure):
     setting = (
         SETTING + " One bulk stream stands for the paper's three, for QUIC has two here (docs/wire-format.md); streams "
         "take turns. The paper: with full buffers the priority of the bursts changes nothing."
-    )
-
-    why_short = (
-        "queues fill and drain in turn, as in Figure 4, and paths are chosen for what waits as a whole: a burst may "
-        "take the farther one."
     )
 
     def _rows(self) -> dict[str, Cell]:

@@ -43,7 +43,7 @@ class Asymmetric(Figure):
     )
     why_short = (
         "the client repeats its challenge until it is answered, each time 1,200 bytes that take a second of the 10 "
-        "kbit/s, so that the server hears the answer to its own only after 6.5 s and may use the path no earlier."
+        "kbit/s; the server may use the path no earlier than the answer to its own has come behind them."
     )
     SIZE = 10 * MEGABYTE
     ONE, MULTIFLOW = "one path", "uniflows"

@@ -260,8 +260,7 @@ class UrgentKilobyte(Figure):
         "ordered stream, whose sender holds no more than two congestion windows, in place of the paper's MPTCP."
     )
     why_short = (
-        "15 ms may stand in the queue of each path, and paths are chosen for what waits as a whole, not for a stream: "
-        "the kilobyte may take the farther one."
+        "11 ms stand in the queue of the near path, and the kilobyte waits behind the datagram that is being sent."
     )
     ROUTES = (route(MBPS, 0.022), route(MBPS, 0.062))
 

@@ -401,7 +401,7 @@ def queue_of(policy: PathPolicy) -> float:
     """Seconds of queueing on a path with a deep buffer, the median of what its sender sees."""
     made = connected([(link_of(7.5, 0.037, queue=8),) * 2, TEN], policy, policy)
     server = asked(made)
-    server.write(bytes(3 * MEGABYTE), end=True)
+    server.write(bytes(3 * MEGABYTE // 2), end=True)
     seen = []
     while not made.client.ended:
         made.run(lambda: made.client.ended, 0.05)
