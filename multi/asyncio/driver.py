@@ -559,8 +559,11 @@ class SessionDriver:
     def _take_samples(self) -> None:
         now = self.loop.time()
         for link in list(self.links.values()):
-            self.core.sample(link.id, link.channel.sample(), now=now)
-            self.core.set_credit(link.id, link.channel.credit(), now=now)
+            channel = link.channel
+            self.core.sample(link.id, channel.sample(), now=now)
+            self.core.set_credit(link.id, channel.credit(), now=now)
+            if isinstance(channel, QueueingChannel):
+                channel.pace(self.core.pace(link.id))
 
     def fail(self, error: Exception) -> None:
         """The driver's edge: a bug, ours or a scheduler's, ends the session and is logged once; it never hangs it."""

@@ -457,7 +457,7 @@ class Connection:
         elapsed = now - self._rate_since
         if elapsed >= max(RATE_WINDOW, self.rtt):
             measured = self._rate_bytes / elapsed
-            if not self.has_samples or not self.rate:
+            if not self.congestion_window and (not self.has_samples or not self.rate):
                 self.rate = self._capped(measured if not self.rate else self.rate + (measured - self.rate) / 2)
                 self.accelerates = False  # it is an average already
             self._rate_bytes, self._rate_since = 0, now

@@ -32,12 +32,15 @@ MAX_REINJECT_AGE = 0.500
 REINJECT_BUDGET = 0.15  # share of the bytes sent that may be opportunistic copies, plus one window to start with
 EARLIER = 0.8  # share of the time a range still takes in which a copy of it has to arrive
 MUCH_EARLIER = 0.5  # the same while there is new data to send instead
+USUAL_WINDOW = 1024 * 1024  # bytes that who grants more than everybody must grants at once, unless configured for less
 WINDOW_SMALL = 2 * 1024 * 1024  # bytes
 REINJECT_ALLOWANCE = 256 * 1024
 ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are more urgent than those
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
+SPREAD = 1.1  # windows sent within a round trip: headers count for a kernel, and a mean is no peak
+SPREAD_FROM = 0.001  # seconds of round trip; inside a machine or a rack queues hold any burst, and pacing takes timers
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
 GROWING = 1  # windows sent since it has grown, or writing has begun, within which it can be expected to grow further
 GROWTH = 1.5  # times the largest size so far
@@ -71,7 +74,7 @@ class Sender:
     """Absolute: bytes over all streams the peer allows."""
     _scheduler_failed: Callable[[Exception, SendStream], None]
     """Puts another scheduler in the place of the stream's, which raised, or raises itself."""
-    window_known: bool = False
+    _window_known: bool = False
     """It is the peer's own word: HELLO or ACCEPT has come."""
     streams: dict[StreamId, SendStream] = field(default_factory=dict)
     active: dict[StreamId, SendStream] = field(default_factory=dict)
@@ -92,6 +95,10 @@ class Sender:
     _window_size: int = field(init=False)
     _window_grown_at: int = 0
     """What had been sent then."""
+    _window_bounded: bool = False
+    """The peer is configured to grant less than others begin with: it will not grow."""
+    _shut_at: int | None = None
+    """What had been sent when the window stopped it last; None = never."""
     _turn: dict[int, StreamId] = field(default_factory=dict)
     _ranks: Counter[int] = field(default_factory=Counter)
     """How many streams are open of each priority."""
@@ -161,6 +168,13 @@ class Sender:
 
     # --- acknowledgements  ---
 
+    def peer_grants(self, window: int) -> None:
+        """HELLO or ACCEPT has said what the peer allows to begin with."""
+        self._window_known = True
+        if window > self.window:
+            self._window_bounded = window < USUAL_WINDOW
+            self._window_size = self.window = window
+
     def widen(self, window: int) -> None:
         """The peer allows `window` bytes in all: as much as before from what it has read on, or more."""
         self.window = window
@@ -168,7 +182,7 @@ class Sender:
         for stream in self.active.values():
             size += stream.next_offset - stream.acked
         if size > GROWTH * self._window_size:
-            self._window_size, self._window_grown_at = size, self.used
+            self._window_size, self._window_grown_at, self._window_bounded = size, self.used, False
 
     def acknowledge(self, ack: StreamAck, now: float) -> bool:
         """Take one stream's acknowledgement; return True when bytes were freed or the window moved."""
@@ -265,6 +279,24 @@ class Sender:
                 if connection.in_flight:
                     self.reinject_at = now + REINJECT_CHECK
 
+    @property
+    def _window_grows(self) -> bool:
+        """It has grown lately, or was not in use before."""
+        since_grown = min(self._run, self.used - self._window_grown_at)
+        return not self._window_bounded and since_grown < GROWING * self._window_size
+
+    def pace(self, connection: Connection) -> float:
+        """Bytes per second that are enough on `connection` where a small window is what bounds the speed; 0.0 = any.
+
+        More than a window per round trip cannot pass, but all of it leaves at once when it opens after a loss: a
+        congestion control that is never given enough does not learn what the network carries (BBR stays in its startup
+        and sends at 2.9 times the rate), a short queue loses some of it again, and so on.
+        """
+        shut, size = self._shut_at, self._window_size
+        if shut is None or size > WINDOW_SMALL or self.used - shut > size or self._window_grows:
+            return 0.0
+        return SPREAD * size / connection.min_rtt if connection.min_rtt >= SPREAD_FROM else 0.0
+
     def _looks_again(self, now: float) -> bool:
         """With thousands of streams looks for late bytes would take more time than all the rest."""
         if now < self._looked_at + REINJECT_CHECK * (len(self.active) // MANY_STREAMS):
@@ -285,7 +317,7 @@ class Sender:
 
         Windows that have grown hold more than a slow path is late, and copies cost fast ones processor time.
         """
-        if not self.window_known or self._window_size > WINDOW_SMALL:
+        if not self._window_known or self._window_size > WINDOW_SMALL:
             return False
         left = self.window - self.used
         for stream in self.active.values():
@@ -312,9 +344,8 @@ class Sender:
         """Ask the scheduler, if there is a choice; empty = it waits."""
         if len(usable) == 1:
             return usable
-        window, since_grown = max(0, self.window - self.used), min(self._run, self.used - self._window_grown_at)
-        growing = since_grown < GROWING * self._window_size
-        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, growing)
+        window, grows = max(0, self.window - self.used), self._window_grows
+        request = SendRequest(stream.id, stream.priority, size, self._backlog, window, again, now, grows)
         try:
             chosen = self._scheduler_of(stream).select(request, usable)
             picked: Sequence[Connection] = [c for c in usable if c.credit > 0 and c in chosen]
@@ -359,11 +390,11 @@ class Sender:
         if now > self._run_at + RUN_GAP:
             self._run = 0
         for stream in repeat(*self.active.values()) if len(self.active) == 1 else self._turns():
-            room = self.window - self.used
-            if room <= 0 or connection.credit <= 0 or stream.next_offset == stream.end_offset:
+            if connection.credit <= 0 or stream.next_offset == stream.end_offset:
                 return
-            size = stream.worth_sending(min(stream.window - stream.next_offset, room))
+            size = stream.worth_sending(min(stream.window - stream.next_offset, self.window - self.used))
             if size <= 0:
+                self._shut_at = self.used
                 return
             if size > SLOW_SEGMENT:
                 size = min(size, connection.segment_size)
@@ -415,12 +446,14 @@ class Sender:
         for stream in self._turns(waiting):
             room = self.window - self.used
             if room <= 0:
+                self._shut_at = self.used
                 break
             if stream.priority != priority:
                 priority = stream.priority
                 self._backlog = self._ahead_of(priority, backlog)
             available = stream.worth_sending(min(stream.window - stream.next_offset, room))
             if available <= 0:
+                self._shut_at = self.used
                 return True
             if self.ranked:
                 self._leave_room(stream, usable, now)

@@ -268,6 +268,11 @@ class SessionCore(SessionBase):
             # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
             self._liveness.recovered(found, PROGRESSED)
 
+    def pace(self, connection: ConnectionId) -> float:
+        """Bytes per second the transport of `connection` should not exceed; 0.0 = any."""
+        found = self.connections.get(connection)
+        return self.sender.pace(found) if found is not None else 0.0
+
     # === inputs: application  ===
 
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
@@ -892,8 +897,7 @@ class SessionCore(SessionBase):
         self, window: int, max_streams: int, resume_timeout: float, policy: Policy | None, extensions: Extensions
     ) -> None:
         self.resume_timeout = min(self.resume_timeout, resume_timeout)
-        self.sender.window_known = True
-        self.sender.window = max(self.sender.window, window)
+        self.sender.peer_grants(window)
         self.streams.peer_known(window, max_streams)
         kinds = {kind for kind, _ in extensions}
         self.datagrams.peer_takes = DATAGRAMS in kinds

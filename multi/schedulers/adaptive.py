@@ -17,7 +17,7 @@ from multi.schedulers.estimates import arrival, rate_of, tells
 from multi.schedulers.registry import register_scheduler
 from multi.types import ConnectionId
 
-WINDOWS_AHEAD = 4  # windows that count while they grow: one doubles within a round trip
+WINDOWS_AHEAD = 3  # windows that count while they grow: one doubles within a round trip, and follows what is read
 PROBE_INTERVAL = 5.0  # seconds a connection may be left out before its estimate is put to the test again
 PROBE_BACKLOG = 256 * 1024  # bytes: with less to send a late segment would be noticed
 
@@ -27,12 +27,15 @@ class Adaptive:
     """Gives a segment to S, the earliest arrival among the connections with credit.
 
     Not if a blocked connection F would have delivered everything waiting, as far as the window may soon
-    allow, before S delivers this one segment: then nobody gets it. Where the window grows no more and
-    holds less than waits, F would besides stand still for the round trip in which it opens again. A window
-    taken for smaller than it will be would keep S waiting, and a round trip of its slow start is worth more
-    than a segment sent again. Reinjected bytes are a gap at the head of the stream, so for them F needs to
-    be earlier with this segment only. F is awaited while it moves (`Patience`), and never if nothing is
-    known of its speed.
+    allow, before S delivers this one segment: then nobody gets it. A window taken for smaller than it will
+    be would keep S waiting, and a round trip of its slow start is worth more than a segment sent again.
+    Reinjected bytes are a gap at the head of the stream, so for them F needs to be earlier with this segment
+    only. F is awaited while it moves (`Patience`), and never if nothing is known of its speed.
+
+    Where the window is shut, that is, grows no more and holds less than waits, its room is what is divided:
+    S would keep its part for longer, and a nearer F stand still for the round trip in which it opens again.
+    So F gets the segment, or is awaited, unless S would deliver it a round trip of F before F has delivered
+    all that the window allows.
     """
 
     __slots__ = ("_patience", "_probe_at")
@@ -55,10 +58,27 @@ class Adaptive:
                 best, best_arrival = connection, at
         if best is None:
             return WAIT
-        if blocked and self._better_to_wait(request, connections, best, best_arrival):
+        shut = not request.reinjection and not request.window_grows and request.window < request.backlog
+        if shut and (nearer := self._keeps_moving(request, connections, best, best_arrival)) is not None:
+            best, best_arrival = nearer, arrival(nearer, size)
+        if blocked and self._better_to_wait(request, connections, best, best_arrival, shut=shut):
             return WAIT
         self._patience.sent_on(best)
         return (best,)
+
+    @staticmethod
+    def _keeps_moving(
+        request: SendRequest, connections: Sequence[ConnectionView], best: ConnectionView, best_arrival: float
+    ) -> ConnectionView | None:
+        """A nearer connection with credit that would stand still if `best` got the room of a shut window."""
+        if not tells(best):
+            return None
+        for connection in connections:
+            if connection.credit <= 0 or not tells(connection) or connection.rtt >= best.rtt:
+                continue
+            if arrival(connection, max(request.size, request.window)) - connection.rtt < best_arrival:
+                return connection
+        return None
 
     def _better_to_wait(
         self,
@@ -66,11 +86,12 @@ class Adaptive:
         connections: Sequence[ConnectionView],
         best: ConnectionView,
         best_arrival: float,
+        *,
+        shut: bool,
     ) -> bool:
         if not tells(best):
             return False
         ahead = request.size
-        shut = not request.reinjection and not request.window_grows and request.window < request.backlog
         if not request.reinjection:
             window = WINDOWS_AHEAD * request.window if request.window_grows else request.window
             ahead = max(ahead, min(request.backlog, window))
@@ -78,7 +99,7 @@ class Adaptive:
             if connection.credit > 0 or not tells(connection):
                 continue
             at = arrival(connection, ahead)
-            if shut:
+            if shut and connection.rtt < best.rtt:
                 at -= connection.rtt
             if at < best_arrival and self._patience.allows(connection, request.now):
                 return not self._probe_due(request, best, connection, at)

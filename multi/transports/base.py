@@ -239,10 +239,14 @@ class Channel(Protocol):
 
 
 class QueueingChannel:
-    """A channel with a queue below the session that can be kept shorter, which costs more wake-ups."""
+    """A channel that can keep queues below the session shorter: its own, at more wake-ups, and the network's."""
 
     def queue_less(self, less: bool) -> None:
         """More urgent bytes than those that wait may come at any time, or none will."""
+        raise NotImplementedError
+
+    def pace(self, rate: float) -> None:
+        """Send at most so many bytes per second; 0.0 = as the congestion control wants."""
         raise NotImplementedError
 
 

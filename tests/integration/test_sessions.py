@@ -13,6 +13,7 @@ import pytest
 
 import multi
 from multi import ConnectionChanged, ConnectionState, Role
+from multi.protocol.sender import Sender
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.tcp.channel import StreamChannel
@@ -823,6 +824,25 @@ def test_streams_of_higher_priority_overtake(development_certificates: Path) -> 
             await reading
             with pytest.raises(multi.LocalProtocolError, match="priority 8"):
                 await pair.session.open_stream(priority=8)
+
+    run(scenario())
+
+
+def test_channels_hear_at_which_pace_a_small_window_is_enough(
+    development_certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: set[float] = set()
+    monkeypatch.setattr(StreamChannel, "pace", lambda channel, rate: said.add(rate))
+
+    async def scenario() -> None:
+        async with multi_pair(Way(development_certificates)) as pair:
+            while 0.0 not in said:
+                pair.writer.write(bytes(100_000))
+                await asyncio.sleep(0.01)
+            monkeypatch.setattr(Sender, "pace", lambda sender, connection: 5e6)
+            while 5e6 not in said:
+                pair.writer.write(bytes(100_000))
+                await asyncio.sleep(0.01)
 
     run(scenario())
 

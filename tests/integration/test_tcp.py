@@ -21,6 +21,8 @@ from multi.transports.sockets import available_congestion_controls
 from multi.transports.tcp.channel import (
     LOWAT_MAX,
     QUANTUM_MAX,
+    SO_MAX_PACING_RATE,
+    UNPACED,
     StreamChannel,
 )
 from multi.transports.tcp.settings import TcpSettings
@@ -210,6 +212,25 @@ async def test_inside_this_machine_nothing_is_paced(host: str) -> None:
         channel.abort()
         accepted.abort()
         server.listener.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="SO_MAX_PACING_RATE is Linux only")
+async def test_the_kernel_paces_as_it_is_told_until_it_is_told_otherwise() -> None:
+    def told() -> int:
+        assert isinstance(channel, StreamChannel)
+        return int.from_bytes(channel._sock.getsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, 8), sys.byteorder)
+
+    async with raw_pair() as (channel, _, _peer):
+        assert told() == UNPACED
+        assert isinstance(channel, StreamChannel)
+        channel.pace(3e6)
+        assert told() == 3_000_000
+        channel.pace(3.1e6)
+        assert told() == 3_000_000, "hardly a change"
+        channel.pace(30e9)
+        assert told() == 30_000_000_000
+        channel.pace(0.0)
+        assert told() == UNPACED
 
 
 @pytest.mark.skipif(not ipv6_works(), reason="no IPv6 loopback here")

@@ -265,7 +265,9 @@ class End:
 
     def _take_samples(self) -> None:
         for wire in self.wires.values():
-            self.session.sample(wire.id, wire.outgoing(self).sample(), now=self.now)
+            direction = wire.outgoing(self)
+            self.session.sample(wire.id, direction.sample(), now=self.now)
+            direction.pace = self.session.pace(wire.id)
 
     def _watch_credit(self) -> None:
         """Wake up when a full send buffer is half empty, as a transport's `writable` does."""

@@ -49,6 +49,8 @@ class Medium(Generic[Spec]):
     cut: bool = field(default=False, init=False)
     queues_less: bool = field(default=False, init=False)
     """As `QueueingChannel.queue_less` asks."""
+    pace: float = field(default=0.0, init=False)
+    """As `QueueingChannel.pace` asks."""
     on_writable: Callable[[], None] | None = field(default=None, init=False)
     """Called when a full send buffer takes bytes again, where `writable_at` cannot know it."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 
 from multi.lab.sim.congestion import CONGESTION, SEGMENT, Acknowledged
 from multi.lab.sim.link import Medium
@@ -217,7 +218,8 @@ class PathDirection(Medium[PathSpec]):
         while not self.cut:
             if self._in_flight + SEGMENT > control.window and self._in_flight:
                 break
-            if control.pacing and now < self._pace_at - BURST:
+            pacing = min(control.pacing or inf, self.pace or inf)
+            if now < self._pace_at - BURST:
                 self._pace_later()
                 break
             if self._lost:
@@ -232,8 +234,7 @@ class PathDirection(Medium[PathSpec]):
             else:
                 break
             self._send(packet, now)
-            if control.pacing:
-                self._pace_at = max(self._pace_at, now) + packet.size / control.pacing
+            self._pace_at = max(self._pace_at, now) + packet.size / pacing
 
     def _pace_later(self) -> None:
         if not self._pace_pending:

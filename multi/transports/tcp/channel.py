@@ -45,6 +45,9 @@ LOWAT_TIME_MAX = 0.050  # seconds, where the event loop is so busy that it comes
 SAMPLES_APART = 0.010  # seconds between two samples of a loop that is not busy
 TURN_WEIGHT = 1 / 16  # of a sample: one late turn is no busy loop, and rescued bytes queue behind what the kernel holds
 CORK_ABOVE = 64 * 1024  # bytes in TLS records, each written on its own, that share packets; worth two system calls
+SO_MAX_PACING_RATE = 47  # include/uapi/asm-generic/socket.h; Linux only, and not in the socket module
+UNPACED = 2**64 - 1
+PACE_STEP = 0.05  # of a rate; less is no change worth a system call
 LINGER_TIME = 1.0  # seconds a closing channel waits for the peer (contract of `Channel.close`)
 LINGER_MAX = 5.0  # seconds in total, while queued bytes still make progress
 
@@ -115,6 +118,7 @@ class StreamChannel(QueueingChannel):
         self._quantum = QUANTUM_START
         self._lowat = NOTSENT_LOWAT
         self._queues_less = False
+        self._pace = 0.0
         self._sampled_at = 0.0
         """When the last sample was taken with bytes under way, so that the next is due soon; 0.0 = there were none."""
         self._turn = SAMPLES_APART
@@ -161,6 +165,12 @@ class StreamChannel(QueueingChannel):
 
     def queue_less(self, less: bool) -> None:
         self._queues_less = less
+
+    def pace(self, rate: float) -> None:
+        if abs(rate - self._pace) > PACE_STEP * self._pace:
+            self._pace = rate
+            bound = struct.pack("=Q", int(rate) or UNPACED)
+            try_option(self._sock, SO_MAX_PACING_RATE, bound, socket.SOL_SOCKET)
 
     def _send(self) -> None:
         """Give the kernel what it takes; what is left waits for the socket to become writable."""

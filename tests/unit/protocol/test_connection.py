@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
@@ -123,6 +125,15 @@ def test_what_may_leave_before_the_peer_is_heard_bounds_credit() -> None:
     carry(made, 4000)
     made.refresh_credit(0.0)
     assert made.credit == 1000
+
+
+def test_what_a_starting_path_has_delivered_is_no_rate_where_its_congestion_window_is_known() -> None:
+    for window, known in ((14_600, False), (0, True)):
+        made = ready()
+        made.take_sample(replace(sample(rtt=0.040), congestion_window=window), 0.0)
+        for at in (0.1, 0.2, 0.3):
+            made.delivered(14_600, at)
+        assert (made.rate > 0.0) is known
 
 
 def test_segments_grow_with_the_rate() -> None:

@@ -315,6 +315,19 @@ def test_a_quarter_of_a_window_consumed_at_once_makes_it_grow() -> None:
     assert window.size == 2000
 
 
+def test_a_window_that_is_used_up_in_a_round_trip_is_renewed_in_small_steps() -> None:
+    def steps(seconds_each: float) -> int:
+        window, told = Window(16_000, 16_000, 0.0), 0
+        for step in range(1, 65):
+            if window.consumed(1000 * step, step * seconds_each, 0.1):
+                window.advertise(1000 * step)
+                told += 1
+        return told
+
+    assert steps(0.5) == 64 // 4, "whoever has room left needs to hear less often"
+    assert steps(0.005) > 64 * 0.9
+
+
 def test_a_slow_reader_does_not_make_the_window_grow() -> None:
     window = Window(1000, 4000, 0.0)
     for step in range(1, 20):

@@ -53,6 +53,7 @@ class Bench:
         scheduler: Scheduler | None = None,
         reinject: str = "full",
         window: int = PLENTY,
+        answered: bool = True,
     ) -> None:
         self.now = 0.0
         self.connections: dict[ConnectionId, Connection] = {}
@@ -60,7 +61,8 @@ class Bench:
         self.sender = Sender(
             self.connections, scheduler or create_scheduler("lowest_latency", {}), reinject, window, self.replace
         )
-        self.sender.window_known = True
+        if answered:
+            self.sender.peer_grants(window)
         for rate, rtt in rates_and_delays or ((MBYTE, 0.020),):
             self.connect(rate, rtt)
         self.stream()
@@ -169,12 +171,36 @@ def test_a_window_that_opens_byte_by_byte_is_not_used_byte_by_byte() -> None:
 
 
 def test_before_the_peer_has_answered_only_so_much_is_sent() -> None:
-    bench = Bench(window=4_000)
-    bench.sender.window_known = False
+    bench = Bench(window=4_000, answered=False)
     bench.write(50_000)
     assert covered(bench.fill()[0]) == 4_000
     bench.sender.widen(1 << 20)
     assert covered(bench.fill()[0]) == 46_000
+
+
+def test_a_small_window_that_is_shut_is_spread_over_a_round_trip() -> None:
+    size = 256 * 1024
+    bench = Bench((MBYTE, 0.020), (MBYTE, 0.0001), window=size)
+    far, local = bench.connections.values()
+    assert bench.sender.pace(far) == 0.0, "nothing has stopped it yet"
+    bench.write(size + 1)
+    bench.fill()
+    assert bench.sender.pace(far) == pytest.approx(1.1 * size / 0.020)
+    assert bench.sender.pace(local) == 0.0, "inside a machine it would only cost time"
+    bench.sender.widen(16 * size)
+    bench.write(2 * size)
+    bench.fill()
+    assert bench.sender.pace(far) == 0.0, "a large window is bounded by the networks"
+
+
+def test_a_sender_that_the_window_never_stopped_is_not_paced() -> None:
+    bench = Bench(window=256 * 1024)
+    for at in range(1, 40):
+        bench.write(16_000)
+        bench.fill()
+        bench.acknowledge(16_000 * at)
+        bench.sender.widen(16_000 * at + 256 * 1024)
+    assert bench.sender.pace(bench.connections[ConnectionId(0)]) == 0.0
 
 
 def test_nothing_is_sent_without_credit_and_the_last_segment_may_exceed_it() -> None:

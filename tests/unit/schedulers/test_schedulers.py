@@ -401,6 +401,20 @@ def test_adaptive_waits_when_the_slow_connection_would_only_delay() -> None:
     assert chosen(scheduler, [faster, slower], request(backlog=1_000_000, window=300_000)) == []
 
 
+def test_adaptive_gives_the_room_of_a_shut_window_to_the_nearer_connection() -> None:
+    near, far = view(1, rtt=0.010, rate=10e6, in_flight=200_000), view(2, rtt=0.020, rate=10e6)
+    scheduler = create_scheduler("adaptive", {})
+    assert chosen(scheduler, [near, far], request(window=2_000_000)) == [2], "it arrives there sooner"
+    assert chosen(scheduler, [near, far], request(window=20_000)) == [1]
+    assert chosen(scheduler, [near, far], request(window=20_000, window_grows=True)) == [2]
+    assert chosen(scheduler, [near, far], request(window=500_000)) == [2], "there is room for both"
+
+
+def test_adaptive_never_awaits_a_farther_connection_for_the_room_of_a_shut_window() -> None:
+    near, far = view(1, rtt=0.010, in_flight=30_000), view(2, rtt=0.200, rate=10e6, credit=0, in_flight=1)
+    assert chosen(create_scheduler("adaptive", {}), [near, far], request(window=20_000)) == [1]
+
+
 def test_adaptive_waits_for_a_moving_connection_but_not_for_more_than_four_round_trips() -> None:
     scheduler = create_scheduler("adaptive", {})
     slower = view(2, rtt=0.600, rate=1e5)
