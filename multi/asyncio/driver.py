@@ -375,6 +375,9 @@ class SessionDriver:
     def take_in(self) -> None:
         """Bytes have come: wake who waits for them. What there is to say leaves with the answer, if one comes soon."""
         core = self.core
+        if core.sender.ranked is not self._ranked:
+            self.pump()  # what waits below the session is to become less, or may become more
+            return
         if not core.pending and core.quiet:
             return
         if self._pumping or (news := core.news()) is None:
@@ -398,7 +401,7 @@ class SessionDriver:
         if core.quiet:
             if core.receiver.ack_due is not None:
                 self._be_watched(core.now)
-        elif news and core.sender.ranked is self._ranked:
+        elif news:
             self._pump_later()
         else:
             self.pump()
@@ -701,9 +704,14 @@ class SessionDriver:
     def read(self, stream: StreamId, limit: int) -> bytes:
         """Take up to `limit` bytes of what a stream has; negative = all of it."""
         data = self.core.read(stream, limit, now=self.loop.time())
-        if self.core.receiver.ack_now or self.core.outbox.queue:
-            self.pump_soon()  # the window has moved, or a stream is over and makes room for another
+        self.follow_up()
         return data
+
+    def follow_up(self) -> None:
+        """The application has read, or taken a stream: a window may have moved by that, or a stream have ended."""
+        core = self.core
+        if core.receiver.ack_now or core.outbox.queue or core.sender.ranked is not self._ranked:
+            self.pump_soon()
 
     def until_writable(self, stream: StreamId) -> asyncio.Future[None]:
         """Done with the next StreamWritable, or when the session is over."""

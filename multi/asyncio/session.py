@@ -179,8 +179,7 @@ class Session:
         while (stream := await self._driver.next_peer_stream()) is not None:
             pair = self._pair(stream)
             self._core.accept_stream(stream, now=self._driver.now())
-            if self._core.outbox.queue:
-                self._driver.pump_soon()  # it is over already, and makes room for another
+            self._driver.follow_up()
             yield pair
 
     def _pair(self, stream: StreamId) -> tuple[SessionReader, SessionWriter]:
