@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import struct
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
 from typing import Any, cast
 
 from multi.asyncio.session import Session
@@ -74,16 +76,26 @@ class FlowTable:
 
 
 class UdpPort(asyncio.DatagramProtocol):
-    """A UDP socket whose datagrams go to `received`, with the address they came from."""
+    """A UDP socket whose datagrams go to `received`, with the address they came from.
+
+    What the kernel does not take is dropped, as in a queue that is full. asyncio's transport would keep it, and
+    the one of Python 3.13.0 counts eight bytes of each datagram for ever: it would never resume.
+    """
 
     def __init__(self, received: Callable[[bytes, Address], None]) -> None:
         self._received = received
-        self._full = False
-        """The kernel takes no more for now: what comes until it does is dropped, as it would be in a queue."""
         self._transport: asyncio.DatagramTransport | None = None
+        self._socket: socket.socket | None = None
+        """The transport's, to send with; None when it is closed."""
+        self._connected = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.DatagramTransport, transport)
+        self._socket = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+        self._connected = transport.get_extra_info("peername") is not None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
 
     def datagram_received(self, data: bytes, addr: tuple[Any, ...]) -> None:
         self._received(data, Address(*addr[:2]))
@@ -91,16 +103,15 @@ class UdpPort(asyncio.DatagramProtocol):
     def error_received(self, exc: Exception) -> None:
         """Nobody listens there now; UDP has no more to say about it."""
 
-    def pause_writing(self) -> None:
-        self._full = True
-
-    def resume_writing(self) -> None:
-        self._full = False
-
     def send(self, data: bytes, to: Address | None = None) -> None:
         """Send to an address, or to the one the socket is connected to."""
-        if self._transport is not None and not self._transport.is_closing() and not self._full:
-            self._transport.sendto(data, tuple_of(to) if to is not None else None)
+        if self._socket is None or self._transport is None or self._transport.is_closing():
+            return
+        with suppress(OSError):
+            if to is None or self._connected:
+                self._socket.send(data)
+            else:
+                self._socket.sendto(data, tuple_of(to))
 
     @property
     def address(self) -> Address:
@@ -108,8 +119,14 @@ class UdpPort(asyncio.DatagramProtocol):
         return Address(*self._transport.get_extra_info("sockname")[:2])
 
     def close(self) -> None:
+        self._let_go()
         if self._transport is not None:
             self._transport.close()
+
+    def _let_go(self) -> None:
+        if self._socket is not None:
+            self._socket.detach()  # the transport closes it
+            self._socket = None
 
 
 def tuple_of(address: Address) -> tuple[str, int]:
