@@ -90,6 +90,7 @@ class Networks:
         self._budgets.close()
         self._sleep.close()
         self._signals.close()
+        self._signals.callback = _nothing
         self._look_after(None)
         if self._task is not None:
             self._task.cancel()
@@ -229,7 +230,7 @@ class Networks:
                 self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """Nobody is told any more."""
 
 

@@ -106,10 +106,6 @@ def _is_direct(station: Mapping[int, bytes]) -> bool:
     return len(value) == FLAGS.size and bool(FLAGS.unpack(value)[1] & FLAG_TDLS_PEER)
 
 
-def _ignore(interface: str, fading: bool, dbm: float) -> None:
-    """Nobody wants to know."""
-
-
 class SignalWatch:
     """Reports when the signal of an interface begins to fade, and when it is good again; never the same twice.
 
@@ -136,7 +132,6 @@ class SignalWatch:
     def close(self) -> None:
         """Watch nothing; the callback is not called again. A reading under way ends by itself."""
         self.watch(())
-        self.callback = _ignore
 
 
 class _SignalReader:
