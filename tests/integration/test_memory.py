@@ -118,7 +118,8 @@ def test_a_million_small_writes(development_certificates: Path) -> None:
                 f"\na million writes of 10 bytes: {loop.time() - started:.2f} s,",
                 f"at most {most / MIB:.1f} MiB kept, the process grew by {grown / MIB:.1f} MiB",
             )
-            assert most < 4 * MIB
+            # Both ends share a loop: each turn writes a megabyte, and an acknowledgement takes up to four of them.
+            assert most < 6 * MIB
             assert grown < 64 * MIB
 
     run(scenario(), timeout=100)
