@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from multi.asyncio.driver import SessionDriver
+from multi.asyncio.lifeline import ignore
 from multi.asyncio.resolution import Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
 from multi.budgets.periods import Period
@@ -75,10 +76,6 @@ def accounts_of(entries: Mapping[int, Entry]) -> dict[int, Account]:
             same = (known for known in found.values() if (known.name, known.budget) == (account.name, budget))
             found[index] = next(same, account)
     return found
-
-
-def _ignore() -> None:
-    """Nobody wants to know."""
 
 
 class Budgets:
@@ -144,7 +141,7 @@ class Budgets:
             self._count()
             self._sync(last=True)
         self._closed = True
-        self._on_change = _ignore
+        self._on_change = ignore
 
     def _open_accounts(self) -> None:
         self._entries = dict(self._resolver.entries)

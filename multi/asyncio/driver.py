@@ -21,7 +21,7 @@ from weakref import WeakSet
 
 from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
-from multi.asyncio.lifeline import LoopShutdownHook
+from multi.asyncio.lifeline import LoopShutdownHook, ignore
 from multi.asyncio.stats import SessionStats, Tallies, Tally
 from multi.asyncio.subscription import Listener, Subscription
 from multi.asyncio.watch import watch_of
@@ -52,7 +52,7 @@ from multi.events import (
 )
 from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
 from multi.protocol.send_stream import SendStream
-from multi.protocol.session import ABORTED, SessionCore
+from multi.protocol.session import ABORTED, NEWS, SessionCore
 from multi.reasons import Cause, Reason
 from multi.transports.base import (
     READ_TIME,
@@ -107,7 +107,7 @@ TLS_MEMORY = 12 * 1024  # each of its connections, besides what its transport sa
 ENDED_KEPT = 64  # ended connections remembered for `connections`
 EXIT_LINGER = 5.0  # seconds a program that returns right after `close` waits for the peer's acknowledgement
 LOOK = 0.040  # seconds; so often a watched session sees to deadlines, which bytes bring no nearer than SUSPECT_SLACK
-WITH_BYTES = SendBytes, StreamReadable, StreamWritable, StreamOpened, DatagramsReadable
+WITH_BYTES = (SendBytes, *NEWS)
 """Effects that come with bytes: they bring no deadline nearer."""
 
 T = TypeVar("T")
@@ -213,12 +213,12 @@ class SessionDriver:
         """`errno` of every dial that failed."""
         self._settings = settings
         self.send_buffer = send_buffer
-        self.on_opened: Callable[[SessionDriver], None] = _ignore
-        self.on_closed: Callable[[SessionDriver], None] = _ignore
-        self.on_event: Callable[[Event], None] = _ignore
-        self.on_released: Callable[[ConnectionId], None] = _ignore
+        self.on_opened: Callable[[SessionDriver], None] = ignore
+        self.on_closed: Callable[[SessionDriver], None] = ignore
+        self.on_event: Callable[[Event], None] = ignore
+        self.on_released: Callable[[ConnectionId], None] = ignore
         """A connection's socket is closed, which may be some time after the connection has ended."""
-        self.on_dialled: Callable[[Candidate, ChannelInfo], None] = _ignore
+        self.on_dialled: Callable[[Candidate, ChannelInfo], None] = ignore
         self.in_turn: Callable[[Hashable, str, Callable[[], None]], None] = _at_once
         """Sees to the end of a connection whose peer has proved nothing: thousands may end in one turn of the loop."""
         self._ended: dict[ConnectionId, ConnectionInfo] = {}
@@ -576,7 +576,7 @@ class SessionDriver:
 
     def forked(self) -> None:
         """In a child of this process: only one of the two may use the keys, and take back what was changed here."""
-        self.on_closed = self.on_event = self.on_released = _ignore
+        self.on_closed = self.on_event = self.on_released = ignore
         self._break(FORKED)
 
     def _break(self, reason: Reason) -> None:
@@ -846,7 +846,7 @@ class SessionDriver:
         for listener in list(self._listeners):
             listener.end()
         self.on_closed(self)
-        self.on_opened = self.on_closed = self.on_event = self.on_dialled = _ignore  # who hears of it may keep it
+        self.on_opened = self.on_closed = self.on_event = self.on_dialled = ignore  # who hears of it may keep it
         self._let_go()
 
     def settle_after(self, work: asyncio.Future[Any]) -> None:
@@ -1006,10 +1006,6 @@ def _wake_all(waiting: Waiting, stream: StreamId) -> None:
 
 def _at_once(_connection: Hashable, _host: str, work: Callable[[], None]) -> None:
     work()
-
-
-def _ignore(*_: object) -> None:
-    """Nobody wants to know."""
 
 
 def _forked() -> None:

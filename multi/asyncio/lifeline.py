@@ -11,6 +11,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
 
+def ignore(*_: object) -> None:
+    """Takes the place of a callback when nobody wants to know any more, so that whoever was called is not kept."""
+
+
 class LoopShutdownHook:
     """Awaits `cut()` once when the running loop shuts down, unless `release` came first. The loop waits for it."""
 

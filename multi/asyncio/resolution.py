@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from multi.asyncio.dns import NO_ANSWER_YET, Names
+from multi.asyncio.lifeline import ignore
 from multi.config import Config, Entry
 from multi.config.model import Budget, BudgetEnd
 from multi.discovery import interfaces_async, interfaces_known, routed
@@ -196,8 +197,8 @@ class Resolver:
     def close(self) -> None:
         """Ask and tell nothing any more."""
         self._names.close()
-        self._on_more = _ignore
-        self._on_warning = _ignore
+        self._on_more = ignore
+        self._on_warning = ignore
 
     async def find(self, *, anew: bool = True, entry: int | None = None) -> Found:
         """Look which connections are possible now; unless `anew`, interfaces that were read before may count.
@@ -327,10 +328,6 @@ class Resolver:
             remote_port=port,
             **preferences_of(entry),
         )
-
-
-def _ignore(*_: str) -> None:
-    """Nobody wants to know."""
 
 
 def _check_name(network: object) -> None:

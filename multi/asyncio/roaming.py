@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from multi.asyncio.budgets import Budgets
 from multi.asyncio.driver import SessionDriver
+from multi.asyncio.lifeline import ignore
 from multi.asyncio.resolution import Found, Resolver
 from multi.asyncio.suspend import SleepWatch
 from multi.config import Config
@@ -86,11 +87,11 @@ class Networks:
         if not self._started.done():
             self._started.set_result(None)
         self._leave()
-        self._leave = _nothing
+        self._leave = ignore
         self._budgets.close()
         self._sleep.close()
         self._signals.close()
-        self._signals.callback = _nothing
+        self._signals.callback = ignore
         self._look_after(None)
         if self._task is not None:
             self._task.cancel()
@@ -228,10 +229,6 @@ class Networks:
             reason = await in_thread(self._power.hold, name, self._power_savings)
             if reason:
                 self.resolver.warn(f"wifi_config.power_savings of {name}: {reason}")
-
-
-def _nothing(*_: object) -> None:
-    """Nobody is told any more."""
 
 
 def _sources_like(dialled: Candidate, found: Iterable[Candidate]) -> tuple[Source, ...]:

@@ -7,6 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from multi.asyncio.lifeline import ignore
+
 INTERVAL = 1.0  # seconds between looks; timers stand still during the sleep, so the first comes soon after it
 MIN_SLEEP = 1.0  # seconds; shorter sleeps look like a slow network, which is dealt with anyway
 
@@ -17,10 +19,6 @@ def slept_until_now() -> float:
     """Seconds this machine has been suspended since it started; 0 where the system does not tell."""
     boot = getattr(time, "CLOCK_BOOTTIME", None)
     return time.clock_gettime(boot) - time.clock_gettime(time.CLOCK_MONOTONIC) if boot is not None else 0.0
-
-
-def _ignore(seconds: float) -> None:
-    """Nobody wants to know."""
 
 
 class SleepWatch:
@@ -42,7 +40,7 @@ class SleepWatch:
 
     def close(self) -> None:
         self._timer.cancel()
-        self._on_sleep = _ignore
+        self._on_sleep = ignore
 
     def _look(self) -> None:
         self._timer = self._loop.call_later(self._interval, self._look)

@@ -16,8 +16,8 @@ from multi.protocol.payloads import MAX_RANGES, Range
 from multi.reasons import Cause
 from multi.types import StreamId
 
-NEWS = 4  # parts of a window; the peer hears when one has been read
-NEWS_IF_USED_UP = 16  # the same where it waits for each: what it hears late adds to its round trips
+UPDATES = 4  # parts of a window; the peer hears when one has been read
+UPDATES_IF_USED_UP = 16  # the same where it waits for each: what it hears late adds to its round trips
 UNUSED_AFTER = 1.0  # seconds in which reading never made a window grow, or would not have: then a smaller one will do
 CRUMBS = 2048  # bytes of a stream that one crumb stands for; it takes 500 more at most
 _JOIN_BELOW = 2048  # bytes; smaller pieces are joined, so that tiny segments cost no object each
@@ -108,7 +108,7 @@ class Window:
     that does not read never makes it grow.
     """
 
-    __slots__ = ("_cap", "_mark", "_mark_at", "_news", "_used_at", "advertised", "may_grow", "shrinks_to", "size")
+    __slots__ = ("_cap", "_mark", "_mark_at", "_updates", "_used_at", "advertised", "may_grow", "shrinks_to", "size")
 
     def __init__(self, size: int, cap: int, now: float) -> None:
         self.size = self.advertised = min(size, cap)
@@ -118,7 +118,7 @@ class Window:
         """Asked for the bytes it would grow by; the answer yes is a promise to keep as many. None = yes."""
         self._cap = cap
         self._mark = 0
-        self._news = NEWS
+        self._updates = UPDATES
         self._mark_at = self._used_at = now
 
     def consumed(self, total: int, now: float, rtt: float) -> bool:
@@ -129,12 +129,12 @@ class Window:
             if recently:
                 self._used_at, self.shrinks_to = now, 0
                 self.grow(self.size * 2)
-            self._news = NEWS_IF_USED_UP if took <= rtt else NEWS
+            self._updates = UPDATES_IF_USED_UP if took <= rtt else UPDATES
             self._mark, self._mark_at = total, now
         elif not recently:
-            self._news = NEWS
+            self._updates = UPDATES
             self._mark, self._mark_at = total, now
-        return total + self.size - self.advertised >= self.size // self._news
+        return total + self.size - self.advertised >= self.size // self._updates
 
     def grow(self, size: int) -> bool:
         """Grow to `size` if that is more, as far as the cap and others allow; return True when it has grown."""

@@ -224,7 +224,7 @@ class SessionCore(SessionBase):
                 if not found.authenticated and not found.answered and self.side is Side.CLIENT:
                     reason = Reason(Cause.NOT_MULTI, f"the peer does not speak MULTI ({error})")
                 self.disconnect(found, reason, abort=True)
-        return bool(found.held) and found.behind and found.alive
+        return bool(found.held) and found.receives and found.alive
 
     def attempt_failed(self, connection: ConnectionId, reason: Reason, *, now: float, answered: bool = True) -> None:
         """A dial failed; `answered`: somebody said so, not the silence."""
