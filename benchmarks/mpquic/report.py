@@ -21,7 +21,7 @@ kept and not run again.
 
 ```
 make bench-mpquic ARGS=--quick                          # a look at all figures, under five minutes
-make bench-mpquic                                       # goes on where it was; hours for all of it
+make bench-mpquic                                       # goes on where it was, all figures equally far; hours for all
 make bench-mpquic ARGS="--only multiflow-5 --seconds 600"  # cells whose name contains this, for ten minutes
 make bench-mpquic ARGS=--report                         # report what is there; --cells lists the cells
 make bench-mpquic ARGS=--pack                           # keep what is there in the project, and write this page of it

@@ -218,8 +218,12 @@ class Original(_Heterogeneous):
         return Cell(self.key, row, Download(self.size, self.routes(at)), self.NATIVE[congestion])
 
     def cells(self) -> Sequence[Cell]:
-        native = [self._native(*point, control) for point in self.points[:NATIVE_POINTS] for control in self.NATIVE]
-        return [*native, *super().cells()]
+        found: list[Cell] = []
+        for index, (name, at) in enumerate(self.points):
+            if index < NATIVE_POINTS:
+                found += [self._native(name, at, control) for control in self.NATIVE]
+            found += [self.cell(name, at, variant) for variant in self.VARIANTS]
+        return found
 
     def table(self, results: Results) -> Table:
         header, rows = super().table(results)
