@@ -175,13 +175,13 @@ class SessionReader(asyncio.StreamReader):
         if self._paused:  # what was fed was too much at once
             self._paused = False
             self._transport.resume_reading()
-        self._waiter = self._driver.loop.create_future()
+        self._waiter = waiter = self._driver.loop.create_future()
         if not self._detached:
             self._driver.on_readable[self._stream] = self._wakeup_waiter
-        if self._driver.soon is not None:
-            self._driver.pump()  # who has asked and waits for the answer need not wait for the event loop besides
         try:
-            await self._waiter
+            if self._driver.soon is not None:
+                self._driver.pump()  # who has asked and waits for the answer need not wait for the event loop besides
+            await waiter  # the pump itself may have woken it, and `_waiter` is None by then
         finally:
             self._waiter = None
             if not self._detached:

@@ -159,3 +159,25 @@ async def test_a_servers_own_scheduler_may_be_imported_and_is_looked_at_when_it_
         multi.connect(client(server.port)) as session,
     ):
         assert await session.reader.read() == own.encode()
+
+
+async def test_who_reads_right_after_a_write_that_fails_hears_why(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written leaves while `read` begins to wait, and so the end comes before it does."""
+    server = await multi.start_server(lambda reader, writer: None, LISTEN)
+    session = await multi.connect(client(server.port))
+    await session.confirmed()
+
+    def effects(self: SessionCore, *, now: float) -> None:
+        raise RuntimeError("nothing leaves")
+
+    monkeypatch.setattr(SessionCore, "effects", effects)
+    session.writer.write(b"a question")
+    with pytest.raises(multi.SessionLost) as lost:
+        await session.reader.read()
+    assert lost.value.reason.cause is multi.Cause.INTERNAL
+    assert "nothing leaves" in caplog.text
+    monkeypatch.undo()
+    server.close()
+    await server.wait_closed()
