@@ -2,7 +2,7 @@
 
 A transport moves bytes in order on one or more *lanes* and knows nothing of sessions or segments. A new package
 beside this module that calls `register_transport` is a new transport, and the same suite runs over every one:
-`tests/integration/test_transport_contract.py`.
+`tests/integration/transports/test_contract.py`.
 
 Rules every channel keeps
 - It always reads its socket, unless its sink is behind; flow control is session credit, never socket back-pressure.

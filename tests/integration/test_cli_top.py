@@ -20,9 +20,9 @@ import pytest
 import multi
 from multi.cli import top
 from multi.cli.main import main
+from tests.integration.asyncio.test_control import ask
 from tests.integration.cli_runner import run_forked
 from tests.integration.support import Pair, Way, event_of, multi_pair, run
-from tests.integration.test_control import ask
 from tests.processes import MORTAL
 
 SEALED = Way(Path())
@@ -159,21 +159,6 @@ def test_a_client_is_shown_and_a_network_of_it_blocked(tmp_path: Path, capsys: p
 
     beside_client(tmp_path, look)
     assert not list(tmp_path.glob("*.sock"))
-
-
-def test_a_second_session_with_the_same_socket_is_warned_and_goes_on(tmp_path: Path) -> None:
-    control = {"socket": str(tmp_path / "client.sock")}
-
-    async def scenario() -> None:
-        async with multi_pair(SEALED, control=control) as one, multi_pair(SEALED, control=control) as other:
-            warning = await event_of(other.session, lambda event: isinstance(event, multi.Warned))
-            assert "another process answers on it" in str(warning)
-            other.writer.write(b"x")
-            assert await other.server_reader.readexactly(1) == b"x"
-            found = await asyncio.to_thread(done, control["socket"], "--once", "--json")
-            assert json.loads(found.stdout)["sessions"][0]["id"] == one.session.id.hex()
-
-    run(scenario())
 
 
 def test_what_is_typed_while_it_shows_is_carried_out(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ import yaml
 import multi
 from multi.cli.parser import make_parser
 from multi.reasons import Cause
+from tests.integration.asyncio.test_draining import ask, echo, session_of
 from tests.integration.cli_runner import Files, command, run_forked, started, wait_for_line
 from tests.integration.support import HOST, Way, run, until
-from tests.integration.test_drain import ask, echo, session_of
 from tests.processes import MORTAL
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
-import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 
 import multi
 from multi.config import options
-from multi.transports.identity import server_identity
 from tests.integration import cli_runner
 from tests.integration.support import HOST, LOOPS, run
 
@@ -107,19 +104,6 @@ def test_a_server_makes_keys_once_and_clients_know_it_by_its_url(
     for file in directory.iterdir():
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert sorted(file.name for file in directory.iterdir()) == ["server-cert.pem", "server-key.pem"]
-
-
-def test_a_key_that_cannot_be_kept_is_not_left_lying_about(
-    state: Iterator[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_links(_source: object, _target: object) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr(os, "link", no_links)
-    with pytest.raises(multi.TransportError, match="no identity can be kept"):
-        server_identity()
-    (directory,) = state
-    assert list(directory.iterdir()) == []
 
 
 def test_a_client_writes_no_keys_and_skips_no_verification(state: Iterator[Path]) -> None:

@@ -23,7 +23,7 @@ from multi.transports.base import Channel, Listener, TlsSettings, TransportSetti
 from multi.transports.certificates import first_certificate, pin_of
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, certificates_in
-from tests.integration.test_transport_contract import Recorder
+from tests.integration.transports.test_contract import Recorder
 
 needs_mptcp = pytest.mark.skipif(not mptcp_available(), reason="this kernel has no MPTCP")
 every_transport = pytest.mark.parametrize("name", ["tcp", pytest.param("mptcp", marks=needs_mptcp), "quic"])

@@ -30,10 +30,10 @@ from multi.workers.counts import SharedCounts, shared_memory
 from multi.workers.run import run_server
 from multi.workers.supervisor import Stranded
 from multi.workers.worker import PassingOn
+from tests.integration.asyncio.test_control import ask, samples
 from tests.integration.cli_runner import Files, run_forked, started, wait_for_line
 from tests.integration.cli_runner import run as run_command
 from tests.integration.support import run, until
-from tests.integration.test_control import ask, samples
 from tests.integration.test_proxy_protocol import Proxy
 from tests.processes import MORTAL
 

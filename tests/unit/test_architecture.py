@@ -333,6 +333,17 @@ def test_every_package_has_a_rule() -> None:
     assert names <= set(MAY_IMPORT)
 
 
+def test_modules_have_the_test_file_of_their_name() -> None:
+    """In the place where the module is, below `unit` or, where it needs sockets, `integration`."""
+    without = []
+    for folder in ("protocol", "paths", "asyncio", "transports"):
+        for module in (ROOT / PACKAGE / folder).rglob("*.py"):
+            place = module.relative_to(ROOT / PACKAGE).with_name(f"test_{module.name}")
+            if module.name != "__init__.py" and not list((ROOT / "tests").glob(f"*/{place}")):
+                without.append(str(place))
+    assert not without
+
+
 def test_the_allow_list_names_only_the_standard_library() -> None:
     assert sys.stdlib_module_names >= PURE_STDLIB
 

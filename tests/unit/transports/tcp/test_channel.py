@@ -1,4 +1,4 @@
-"""How much a channel leaves with the kernel. What it does with a peer is in `tests/integration/test_tcp.py`."""
+"""How much a channel leaves with the kernel; what it does with a peer: `tests/integration/transports/tcp`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from multi.transports.quic.udp_port import (
     UdpPort,
     largest_datagram_to,
 )
-from tests.integration.test_transport_contract import ipv6_works, until
+from tests.integration.transports.test_contract import ipv6_works, until
 
 SIZE = 1200  # bytes
 

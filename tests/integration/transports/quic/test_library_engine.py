@@ -79,7 +79,7 @@ def test_check_says_how_to_get_an_engine_that_is_not_installed(
     files = Files(tmp_path)
     (tmp_path / "stubs").mkdir()
     (tmp_path / "stubs" / f"{module}.py").write_text(ABSENT.format(module))
-    paths = f"{tmp_path / 'stubs'}:{Path(__file__).parents[2]}"
+    paths = f"{tmp_path / 'stubs'}:{Path(__file__).parents[4]}"
     settings: dict[str, Any] = {f"{transport}_config": {"engine": engine}}
     listen = {"host": "127.0.0.1", "port": 0, "transports": [transport]}
     server = files.server_config(listen=listen, **settings)

@@ -28,7 +28,7 @@ from multi.transports.tcp.channel import (
 from multi.transports.tcp.settings import TcpSettings
 from multi.types import Candidate, Family
 from tests.integration.certificates import Certificates, bad_certificates, certificates_in
-from tests.integration.test_transport_contract import (
+from tests.integration.transports.test_contract import (
     Recorder,
     ipv6_works,
     pattern,

@@ -16,7 +16,7 @@ from multi.transports.mptcp import transport as mptcp
 from multi.transports.mptcp.transport import MptcpChannel
 from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
-from tests.integration.test_transport_contract import Recorder
+from tests.integration.transports.test_contract import Recorder
 
 SETTINGS = TransportSettings()
 NO_SUCH_PROTOCOL = 261

@@ -15,7 +15,7 @@ import pytest
 
 import multi
 from multi.asyncio.control import COMMANDS, SERVER_COMMANDS, control_sockets
-from multi.asyncio.metrics import exposition, metric_families
+from multi.asyncio.metrics import metric_families
 from tests.integration.support import Inbox, Way, event_of, multi_pair, run, until
 
 SEALED = Way(Path())
@@ -222,13 +222,8 @@ def test_what_is_no_request_is_refused_and_the_server_goes_on(tmp_path: Path) ->
     run(scenario())
 
 
-def test_labels_are_escaped() -> None:
-    odd = multi.ServerStats(limits_hit={'a"b\\c\nd': 1})
-    assert 'multi_limit_hits_total{limit="a\\"b\\\\c\\nd"} 1' in exposition(odd)
-
-
 def test_the_documents_name_every_metric_and_every_command() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "operations.md").read_text()
     stats = multi.ServerStats(transports={"tcp": multi.TransportStats()})
     assert set(re.findall(r"^\| `(multi_\w+)`", text, re.MULTILINE)) == {f.name for f in metric_families(stats)}
     _, _, commands = text.partition("| command |")

@@ -1,0 +1,96 @@
+"""A channel with several paths, over real sockets: what each carries, and how they come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from multi.multipath.policy import PRIVATE_MODES
+from multi.transports.base import TransportSettings
+from multi.transports.mpquic.private import PrivateEngine
+from multi.transports.mpquic.settings import MpquicSettings
+from tests.engines import engine_or_skip
+from tests.integration.certificates import certificates_in
+from tests.integration.support import until
+from tests.integration.transports.mpquic.ends import SIZE, SOURCES, dialled, feed, listening
+
+
+async def test_a_path_from_each_address_carries_a_part(
+    settings: tuple[TransportSettings, TransportSettings], engine: str
+) -> None:
+    # The nearest one could carry everything here: they take turns.
+    turns = {"mpquic": MpquicSettings.model_validate({"engine": engine, "scheduler": "RR"})}
+    server = await listening("mpquic", replace(settings[1], sections=turns))
+    channel, sink = await dialled(server, settings[0])
+    assert (channel.info.transport, channel.info.fell_back) == ("mpquic", False)
+    await until(lambda: channel.info.subflows == 3)
+    assert channel.info.detail == "3 paths"
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE)
+    await sink.until_received(SIZE, 1)
+    assert server.channels[0].info.transport == "mpquic"
+    paths = channel.engine.paths()  # type: ignore[attr-defined]  # of a PathEngine
+    assert len(paths) == 3
+    assert all(path.received > 2000 for path in paths)
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+async def test_private_modes_work_over_sockets_where_both_ends_name_them(tmp_path: Path) -> None:
+    files = certificates_in(tmp_path / "certificates")
+    sections = {"mpquic": MpquicSettings.model_validate({"private_modes": PRIVATE_MODES})}
+    server = await listening("mpquic", replace(files.server_settings(), sections=sections))
+    channel, sink = await dialled(server, replace(files.client_settings(), sections=sections))
+    assert len(cast(PrivateEngine, channel.engine).private_modes) == len(PRIVATE_MODES)
+    await until(lambda: channel.info.subflows == 3)
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE)
+    await sink.until_received(SIZE, 1)
+    assert all(path.received > 2000 for path in cast(PrivateEngine, channel.engine).paths())
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+async def test_paths_come_and_go_with_their_networks(settings: tuple[TransportSettings, TransportSettings]) -> None:
+    server = await listening("mpquic", settings[1])
+    channel, sink = await dialled(server, settings[0])
+    await until(lambda: channel.info.subflows == 3)
+    channel.use(SOURCES[1:])  # the first is gone
+    await until(lambda: channel.info.subflows == 2)
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE // 3)
+    await sink.until_received(SIZE // 3, 1)
+    channel.use(SOURCES)
+    await until(lambda: channel.info.subflows == 3)
+    channel.abort()
+    server.listener.close()
+
+
+@pytest.mark.parametrize("client", ["aioquic", "noq"])
+async def test_both_ends_may_have_different_engines(tmp_path: Path, client: str) -> None:
+    engine_or_skip("noq")
+    files = certificates_in(tmp_path / "certificates")
+    ours = {"mpquic": MpquicSettings.model_validate({"engine": client})}
+    theirs = {"mpquic": MpquicSettings.model_validate({"engine": "noq" if client == "aioquic" else "aioquic"})}
+    server = await listening("mpquic", replace(files.server_settings(), sections=theirs))
+    channel, sink = await dialled(server, replace(files.client_settings(), sections=ours))
+    await until(lambda: channel.info.subflows == 3)
+    channel.write([b"?"], 0)
+    channel.flush()
+    await (await server.sink()).until_received(1)
+    feed(server.channels[0], SIZE // 3)
+    await sink.until_received(SIZE // 3, 1)
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()

@@ -1,0 +1,103 @@
+"""`mpquic` over real sockets: plain QUIC with who does not speak it, missing engines, and sessions over it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import multi
+from multi.errors import TransportError
+from multi.transports import transport
+from multi.transports.base import TransportSettings
+from multi.transports.mpquic import aioquic_engine
+from multi.transports.mpquic.channel import FELL_BACK
+from multi.transports.mpquic.settings import MpquicSettings
+from multi.types import Candidate, Family
+from tests.integration.certificates import certificates_in
+from tests.integration.transports.mpquic.ends import dialled, listening
+from tests.integration.transports.test_contract import Recorder
+
+
+async def test_a_server_without_it_gets_plain_quic(settings: tuple[TransportSettings, TransportSettings]) -> None:
+    server = await listening("quic", settings[1])
+    channel, sink = await dialled(server, settings[0])
+    assert (channel.info.transport, channel.info.fell_back, channel.info.detail) == ("quic", True, FELL_BACK)
+    channel.write([b"hello"], 1)
+    channel.flush()
+    assert await (await server.sink()).until_received(5, 1) == b"hello"
+    channel.close()
+    await sink.until_lost()
+    server.listener.close()
+
+
+async def test_its_listener_takes_plain_quic_on_the_same_port(
+    settings: tuple[TransportSettings, TransportSettings],
+) -> None:
+    server = await listening("mpquic", settings[1])
+    candidate = Candidate("quic", Family.IPV4, "localhost", "127.0.0.1", server.listener.address[1])
+    channel = await transport("quic").dial(candidate, settings[0])
+    sink = Recorder()
+    sink.attach(channel)
+    channel.write([b"hello"], 1)
+    channel.flush()
+    assert await (await server.sink()).until_received(5, 1) == b"hello"
+    assert server.channels[0].info.transport == "quic"
+    channel.abort()
+    server.listener.close()
+
+
+@pytest.mark.parametrize("engine", ["aioquic"], indirect=True)
+async def test_another_aioquic_is_refused_with_its_name(
+    settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aioquic.__version__", "1.8.0")
+    with pytest.raises(TransportError, match=r"mpquic needs aioquic 1\.7\.x, and 1\.8\.0 is installed"):
+        await listening("mpquic", settings[1])
+    assert "1.8.0" in transport("mpquic").obstacle(settings[1], listening=True)
+    monkeypatch.undo()
+    monkeypatch.setattr(aioquic_engine, "missing", lambda: ["_loss"])
+    with pytest.raises(TransportError, match="it has no _loss"):
+        await listening("mpquic", settings[1])
+
+
+async def test_a_session_runs_over_it(tmp_path: Path, engine: str) -> None:
+    files = certificates_in(tmp_path / "certificates")
+
+    async def echo(reader: multi.SessionReader, writer: multi.SessionWriter) -> None:
+        writer.write(await reader.read(-1))
+        writer.close()
+
+    server = await multi.start_server(
+        echo,
+        {
+            "listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp", "mpquic", "quic"]},
+            "ssl_config": {"cert": str(files.cert("server")), "key": str(files.key("server"))},
+            "mpquic_config": {"engine": engine},
+        },
+    )
+    for name in ("mpquic", "quic", "tcp"):
+        config = {
+            "connection_priority": [[name, "ipv4", "127.0.0.1"]],
+            "remote_host": "127.0.0.1",
+            "remote_port": server.port,
+            "ssl_config": {"ca": str(files.ca), "server_name": "localhost"},
+            "mpquic_config": {"engine": engine},
+        }
+        async with multi.connect(config) as session:
+            session.writer.write(bytes(200_000))
+            session.writer.write_eof()
+            assert len(await session.reader.read(-1)) == 200_000
+            assert [connection.transport for connection in session.connections] == [name]
+    server.close()
+
+
+async def test_an_engine_that_is_not_built_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "multi_noq", None)
+    monkeypatch.delitem(sys.modules, "multi.transports.quic.noq_engine", raising=False)
+    files = certificates_in(tmp_path / "certificates")
+    native = {"mpquic": MpquicSettings.model_validate({"engine": "noq"})}
+    with pytest.raises(TransportError, match="make native"):
+        await listening("mpquic", replace(files.server_settings(), sections=native))

@@ -1,0 +1,39 @@
+"""What qh3 is helped with: datagrams of several packets, and requests that it cannot fulfil."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multi.errors import TransportError
+from multi.transports.base import TlsSettings
+from multi.transports.quic.settings import QuicSettings
+from tests.engines import engine_or_skip
+
+VERSION = b"\x00\x00\x00\x01"
+
+
+def initial(size: int) -> bytes:
+    """The outside of an Initial packet of QUIC 1 with `size` bytes behind its length field."""
+    ids = bytes([8]) + bytes(8) + bytes([8]) + bytes(8)
+    return b"\xc0" + VERSION + ids + b"\x00" + (0x4000 | size).to_bytes(2, "big") + bytes([1]) * size
+
+
+def test_a_datagram_is_taken_apart_into_its_packets() -> None:
+    engine_or_skip("qh3")
+    from multi.transports.quic.qh3_engine import _packets
+
+    first, second = initial(100), initial(200)
+    assert list(_packets(first + second, 8)) == [first, second]
+    padded = first + bytes(900)  # the padding counts as received
+    assert list(_packets(padded, 8)) == [padded]
+    assert list(_packets(first + b"\xff", 8)) == [first, b"\xff"]
+    assert list(_packets(b"", 8)) == []
+
+
+def test_it_says_that_it_asks_no_client_for_a_certificate() -> None:
+    engine = engine_or_skip("qh3")
+    tls = TlsSettings(cert=Path("cert.pem"), key=Path("key.pem"))
+    with pytest.raises(TransportError, match="'qh3' cannot ask clients for certificates"):
+        engine.configure(QuicSettings(engine="qh3"), tls, b"issuers")
