@@ -752,15 +752,20 @@ def test_a_target_that_refuses_hangs_or_resets_is_told_apart(monkeypatch: pytest
 def test_another_address_is_tried_when_the_first_does_not_answer() -> None:
     """`both.test` has ::1 where nobody listens; only 127.0.0.1 does."""
 
+    ended: asyncio.Queue[None] = asyncio.Queue()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await echo(reader, writer)
+        await writer.wait_closed()
+        ended.put_nowait(None)
+
     async def scenario() -> None:
-        async with target(echo) as port:
-            sock = await dial(Address("both.test", port), parse_rules("localhost:*").everybody, lookup=lookup)
-            assert sock.getpeername() == (HOST, port)
-            sock.close()
-            only_four = parse_rules("127.0.0.1:*").everybody
-            sock = await dial(Address("both.test", port), only_four, lookup=lookup)
-            assert sock.getpeername() == (HOST, port)
-            sock.close()
+        async with target(take) as port:
+            for rules in ("localhost:*", "127.0.0.1:*"):
+                sock = await dial(Address("both.test", port), parse_rules(rules).everybody, lookup=lookup)
+                assert sock.getpeername() == (HOST, port)
+                sock.close()
+                await ended.get()
 
     run(scenario())
 
