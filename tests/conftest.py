@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import gc
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave files unread that have no test of those that run alone, when only these are wanted."""
+    wanted = config.getoption("markexpr") != "alone" or collection_path.suffix != ".py"
+    return None if wanted or "mark.alone" in collection_path.read_text() else True
 
 
 def pytest_collection_finish() -> None:
