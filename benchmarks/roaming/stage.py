@@ -20,14 +20,14 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import ROOT
 from benchmarks.roaming.end import Assignment, EndRecord, Order, Traffic, open_once
 from multi.lab.cert import write_development_certificates
-from multi.lab.testbed import Host, Link, Testbed, TestbedError, load_profile
+from multi.lab.testbed import Host, Link, LinkSpec, Testbed, TestbedError, load_profile
 
 __all__ = ["LINKS", "Mark", "Measurement", "SessionRun", "Stage", "Timing", "Variant", "stage"]
 
@@ -51,9 +51,12 @@ class Variant:
     way: Literal["down", "up"] = "down"
     loop: Literal["asyncio", "uvloop"] = "asyncio"
     congestion: Literal["bbr", "cubic"] = "bbr"
+    scale: float = 1.0
+    """Of the networks' rates; below 1 several sessions can be measured side by side."""
 
     def __str__(self) -> str:
-        return f"{self.transport}-ipv{self.version}-{self.way}-{self.loop}-{self.congestion}"
+        scaled = f"-{self.scale:g}" if self.scale != 1 else ""
+        return f"{self.transport}-ipv{self.version}-{self.way}-{self.loop}-{self.congestion}{scaled}"
 
     def transport_over(self, link: str) -> str:
         match self.transport:
@@ -476,11 +479,17 @@ def replace_address(interface: str, version: int, old: str, new: str, gateway: s
         return before, time.monotonic()
 
 
+def _scaled(link: LinkSpec, scale: float) -> LinkSpec:
+    """The link with rates of so much; what waits in its queues waits as long."""
+    down, up = (replace(figures, rate_mbps=figures.rate_mbps * scale) for figures in (link.down, link.up))
+    return replace(link, down=down, up=up)
+
+
 @contextlib.asynccontextmanager
 async def stage(variant: Variant, timing: Timing, seed: int, *, real_addresses: bool) -> AsyncIterator[Stage]:
     """A testbed with WiFi and 5G; `real_addresses`: IPv6 addresses are tentative at first."""
     testbed = Testbed(
-        load_profile("wifi_and_5g"),
+        [_scaled(link, variant.scale) for link in load_profile("wifi_and_5g")],
         congestion=variant.congestion,
         detect_duplicates=real_addresses and variant.version == 6,
         seed=seed,
