@@ -20,13 +20,12 @@ class Channel(asyncio.Protocol):
     def __init__(self, accept: multi.AcceptCallback | None = None) -> None:
         self._accept = accept
         self._sink: multi.ChannelSink | None = None
-        self._full = self._closing = False
-        self._written = 0
+        self._closing, self._written = False, 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        transport.set_write_buffer_limits(BUFFER)
+        transport.set_write_buffer_limits(BUFFER - 1)  # `resume_writing` comes whenever there was no credit
         transport.pause_reading()  # until there is a sink
         local, remote = ("{}:{}".format(*transport.get_extra_info(name)) for name in ("sockname", "peername"))
         self.info = multi.ChannelInfo("counted", family=multi.Family.IPV4, local=local, remote=remote)
@@ -39,11 +38,7 @@ class Channel(asyncio.Protocol):
             self._sink.data_received(memoryview(data), 0)
             self._sink.batch_finished()
 
-    def pause_writing(self) -> None:
-        self._full = True
-
     def resume_writing(self) -> None:
-        self._full = False
         if self._sink:
             self._sink.writable()
 
@@ -65,7 +60,7 @@ class Channel(asyncio.Protocol):
         pass  # asyncio sends at once
 
     def credit(self) -> int:
-        return 0 if self._full else max(1, BUFFER - self._transport.get_write_buffer_size())
+        return max(0, BUFFER - self._transport.get_write_buffer_size())
 
     def sample(self) -> multi.TransportSample:
         waiting = self._transport.get_write_buffer_size()
@@ -113,12 +108,10 @@ async def main() -> None:
     listen = {"host": "127.0.0.1", "port": 0, "transports": ["counted"]}
     async with await multi.start_server(greet, {"listen": listen}) as server:
         config = {"connection_priority": [["counted", "ipv4", "any"]], "remote_host": "127.0.0.1"}
-        reader, writer = await multi.open_connection(config | {"remote_port": server.port})
-        writer.write(b"world")
-        writer.write_eof()
-        print((await reader.read()).decode())
-        writer.close()
-        await writer.wait_closed()
+        async with multi.connect(config | {"remote_port": server.port}) as session:
+            session.writer.write(b"world")
+            session.writer.write_eof()
+            print((await session.reader.read()).decode())
     print(f"{carried['sent']} bytes sent, {carried['received']} received, at both ends together")
 
 

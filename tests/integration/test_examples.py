@@ -80,6 +80,10 @@ def test_a_transport_from_outside_carries_a_session() -> None:
     assert int(found[1]) == int(found[2]) > 2 * len("world")
 
 
+def test_a_transport_from_outside_takes_little() -> None:
+    assert len((EXAMPLES / "custom_transport.py").read_text().splitlines()) < 120
+
+
 def test_streams_of_one_session_are_answered_each_for_itself() -> None:
     program = [*MORTAL, sys.executable, "-W", "error", str(EXAMPLES / "streams.py")]
     done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=True)
