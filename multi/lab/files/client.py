@@ -81,6 +81,8 @@ class Transfer:
     """Bytes an earlier try had copied."""
     done: int = 0
     """Bytes copied, those included."""
+    moved: int = 0
+    """Bytes copied over this session."""
     verifying: bool = False
     """Everything was sent; the server is writing it down."""
     on_progress: OnProgress = lambda _: None
@@ -98,6 +100,7 @@ class Transfer:
     def count(self, size: int) -> None:
         """So many bytes more were copied."""
         self.done += size
+        self.moved += size
         self.on_progress(self)
 
     def shares(self) -> tuple[ConnectionShare, ...]:
@@ -289,7 +292,8 @@ async def _to_its_end(
 ) -> Copied:
     """Copy; where the server ends the session because it is being stopped, go on over another one.
 
-    `copy` gets what there was before, and tells of what it has begun.
+    `copy` gets what there was before, and tells of what it has begun. The time to find that other one begins anew only
+    when something was copied: a server that takes sessions and only ends them would keep us for ever.
     """
     clock = asyncio.get_running_loop().time
     transfer: Transfer | None = None
@@ -306,7 +310,8 @@ async def _to_its_end(
             if isinstance(given, Session):
                 raise
             stopped = not isinstance(error, NoUsableConnection) and error.reason.cause is Cause.GOING_AWAY
-            if stopped and isinstance(error, SessionLost):
+            copied = transfer is not None and transfer.moved > 0
+            if stopped and isinstance(error, SessionLost) and (copied or not until):
                 until, delay = clock() + SUCCESSOR, AGAIN
             elif clock() > until or not (stopped or isinstance(error, NoUsableConnection)):
                 raise
