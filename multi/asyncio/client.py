@@ -18,7 +18,7 @@ from multi.config import Config
 from multi.config.keys import check_certificate_files
 from multi.errors import ConfigError, NoUsableConnection, SessionLost, SessionRefused
 from multi.paths.manager import Mode, PathManager
-from multi.paths.racing import Connect
+from multi.paths.racing import ConnectMode
 from multi.protocol.session import SessionCore
 from multi.reasons import Cause
 from multi.types import Side
@@ -70,7 +70,7 @@ async def _open(config: Config, limit: int, timeout: float, *, owns_close: bool)
         now = loop.time()
         paths = PathManager(
             found.candidates,
-            connect=Connect(config.multi_config.connect),
+            connect=ConnectMode(config.multi_config.connect),
             mode=Mode(config.multi_config.mode),
             session=core,
             jitter=random.random,

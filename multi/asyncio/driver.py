@@ -23,7 +23,7 @@ from multi.asyncio.allocator import keep_freed_memory
 from multi.asyncio.info import ConnectionInfo, connection_info
 from multi.asyncio.lifeline import LoopShutdownHook, ignore
 from multi.asyncio.stats import SessionStats, Tallies, Tally
-from multi.asyncio.subscription import Listener, Subscription
+from multi.asyncio.subscription import EventListener, Subscription
 from multi.asyncio.watch import watch_of
 from multi.errors import MultiError, SessionLost, SessionRefused, TransportError, fresh
 from multi.events import (
@@ -260,7 +260,7 @@ class SessionDriver:
         self._ranked = False
         """As of the last pump."""
         self._touched: dict[ConnectionId, _Link] = {}
-        self._listeners: WeakSet[Listener] = WeakSet()
+        self._listeners: WeakSet[EventListener] = WeakSet()
         self.on_readable: dict[StreamId, Callable[[], None]] = {}
         """Called when a stream has more to read, or the session is over."""
         self.writers: Waiting = {}
@@ -971,7 +971,7 @@ class SessionDriver:
             first.append(GoingAway(session.ends_in))
         return first
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: EventListener) -> None:
         """Tell it what happens from now on, as long as somebody else holds it."""
         self._listeners.add(listener)
 

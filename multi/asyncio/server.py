@@ -43,7 +43,7 @@ from multi.transports.base import (
     CertifiedListener,
     Channel,
     Listener,
-    Steering,
+    SocketSteering,
     loaded_transport,
     transport_type,
 )
@@ -152,7 +152,7 @@ class Place:
 
     sockets: Mapping[tuple[str, int], socket.socket]
     """To listen on, by transport and configured port."""
-    steering: Steering
+    steering: SocketSteering
     reset_key: bytes
     """For all of them, where the configuration names none: what one tells of a session is true for the others too."""
     route: bytes

@@ -11,7 +11,7 @@ from multi.events import Event, EventsDropped
 EVENTS_KEPT = 1000  # events a slow subscriber may be behind
 
 
-class Listener(Protocol):
+class EventListener(Protocol):
     """Hears the events of a session, in its event loop."""
 
     def put(self, event: Event) -> None: ...

@@ -17,7 +17,7 @@ from multi.forward.opening import forward
 from multi.forward.protocol import Address, Connect, parse_address
 from multi.forward.proxy import Credentials
 from multi.forward.relay import Counters
-from multi.forward.specs import Forward, Listener, Treatment, parse_forward, parse_listener, parse_treatment
+from multi.forward.specs import Forward, ProxyListener, Treatment, parse_forward, parse_listener, parse_treatment
 from multi.forward.stdio import standard_streams
 
 INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy command at the end
@@ -86,7 +86,7 @@ async def _forward(
     config: Config,
     forwards: Sequence[Forward],
     remotes: Sequence[Forward],
-    listeners: Sequence[Listener],
+    listeners: Sequence[ProxyListener],
     udp: Sequence[Forward],
     credentials: Credentials,
 ) -> None:

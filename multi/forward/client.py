@@ -28,7 +28,7 @@ from multi.forward.protocol import (
     Code,
     Connect,
     ForwardRefused,
-    Listen,
+    RemoteListen,
     encode_answer,
     is_hello,
     parse_address,
@@ -114,7 +114,7 @@ class _Served:
         """Ask for ports of the server's. Raises ForwardRefused, and what a lost session does."""
         for remote in remotes:
             priority = remote.treatment.priority
-            stream = await open_stream(self.session, Listen(remote.listen, priority), Treatment(priority))
+            stream = await open_stream(self.session, RemoteListen(remote.listen, priority), Treatment(priority))
             try:
                 bound = parse_bound(await answer_of(stream))
             except ForwardRefused as error:

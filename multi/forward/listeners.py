@@ -16,8 +16,8 @@ from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
 from multi.forward.rules import FILE_LIMIT
-from multi.forward.specs import EVERYWHERE, Forward, Listener, Treatment
-from multi.forward.udp import Flows, UdpPort
+from multi.forward.specs import EVERYWHERE, Forward, ProxyListener, Treatment
+from multi.forward.udp import Flows, ForwardPort
 
 logger = logging.getLogger("multi.forward")
 
@@ -35,7 +35,7 @@ async def listen_for(client: ForwardClient, forward: Forward) -> asyncio.Server:
     return await _listen(forward.listen, accepted)
 
 
-async def listen_as_proxy(client: ForwardClient, listener: Listener, credentials: Credentials) -> asyncio.Server:
+async def listen_as_proxy(client: ForwardClient, listener: ProxyListener, credentials: Credentials) -> asyncio.Server:
     """Be a proxy, SOCKS5 and HTTP CONNECT. Raises ConfigError, TransportError.
 
     Whoever can connect gets where the far end allows, so on other addresses than loopback a password is needed.
@@ -108,7 +108,7 @@ async def _associate(
 
     local = writer.get_extra_info("sockname")[0]
     loop = asyncio.get_running_loop()
-    _, port = await loop.create_datagram_endpoint(lambda: UdpPort(received), local_addr=(local, 0))
+    _, port = await loop.create_datagram_endpoint(lambda: ForwardPort(received), local_addr=(local, 0))
     try:
         writer.write(wish.answer(Code.OK, str(port.address)))
         while await reader.read(BUFFERED):
@@ -125,7 +125,7 @@ class UdpListener:
     def __init__(self, client: ForwardClient, forward: Forward) -> None:
         self._target = forward.target
         self._flows = Flows(client.datagrams, forward.treatment, client.counters)
-        self.port = UdpPort(self._received)
+        self.port = ForwardPort(self._received)
 
     def _received(self, data: bytes, sender: Address) -> None:
         self._flows.datagram(sender, self._target, data, lambda answer: self.port.send(answer, sender))

@@ -97,7 +97,7 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
+class RemoteListen:
     address: Address
     priority: int
 
@@ -113,7 +113,7 @@ class Flow:
     target: Address
 
 
-Head: TypeAlias = Connect | Listen | Accepted | Flow
+Head: TypeAlias = Connect | RemoteListen | Accepted | Flow
 
 
 class ByteReader(Protocol):
@@ -162,7 +162,7 @@ def encode_head(head: Head) -> bytes:
     match head:
         case Connect(target):
             kind, body = 1, _pack_address(target)
-        case Listen(address, priority):
+        case RemoteListen(address, priority):
             kind, body = 2, bytes((priority,)) + _pack_address(address)
         case Accepted(listener, peer):
             kind, body = 3, _pack_address(listener) + _pack_address(peer)
@@ -185,7 +185,7 @@ async def read_head(reader: ByteReader) -> Head:
             case 1:
                 return Connect(_unpack_address(body, 0)[0])
             case 2:
-                return Listen(_unpack_address(body, 1)[0], body[0])
+                return RemoteListen(_unpack_address(body, 1)[0], body[0])
             case 3:
                 listener, end = _unpack_address(body, 0)
                 return Accepted(listener, _unpack_address(body, end)[0])

@@ -30,7 +30,7 @@ from multi.forward.protocol import (
     Connect,
     Flow,
     ForwardRefused,
-    Listen,
+    RemoteListen,
     encode_answer,
     is_hello,
     read_head,
@@ -38,7 +38,7 @@ from multi.forward.protocol import (
 from multi.forward.relay import BUFFERED, ENDS, Counters, Pair, relay
 from multi.forward.rules import UNPRIVILEGED, Permissions, Rules
 from multi.forward.specs import Treatment
-from multi.forward.udp import MAX_FLOWS, FlowTable, IdleClock, UdpPort, stream_id, until_end_or_idle
+from multi.forward.udp import MAX_FLOWS, FlowTable, ForwardPort, IdleClock, stream_id, until_end_or_idle
 
 logger = logging.getLogger("multi.forward")
 
@@ -199,7 +199,7 @@ class _Client:
             if isinstance(head, Connect):
                 with self._service.place():
                     await self._connect(head, stream)
-            elif isinstance(head, Listen):
+            elif isinstance(head, RemoteListen):
                 await self._listen(head, stream)
             elif isinstance(head, Flow):
                 with self._service.place():
@@ -230,7 +230,7 @@ class _Client:
         finally:
             self._relaying.discard(task)
 
-    async def _listen(self, head: Listen, stream: Pair) -> None:
+    async def _listen(self, head: RemoteListen, stream: Pair) -> None:
         """Listen until the client ends the stream."""
         address = self._granted(head.address)
         self._listeners += 1  # before anything is awaited: others ask at the same time
@@ -290,7 +290,7 @@ class _Client:
             counters.count_received(len(data))
             port.send(data)
 
-        port = UdpPort(back)
+        port = ForwardPort(back)
         table.add(stream, out)  # before anything is awaited: others ask at the same time
         try:
             async with self._opening.turn(stream):

@@ -37,7 +37,7 @@ USUAL = Treatment()
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class ProxyListener:
     """A port of this machine for a proxy."""
 
     listen: Address
@@ -66,12 +66,12 @@ def parse_forward(text: str, option: str) -> Forward:
         raise ConfigError(f"{error}; allowed: {form}", option) from None
 
 
-def parse_listener(text: str, option: str) -> Listener:
+def parse_listener(text: str, option: str) -> ProxyListener:
     """`[addr:]port[,OPTION=VALUE]`. Raises ConfigError."""
     form = "[ADDR:]PORT"
     match, treatment = _split(text, _LISTENER, option, form)
     try:
-        return Listener(_listen(match[1], match[2]), treatment)
+        return ProxyListener(_listen(match[1], match[2]), treatment)
     except ValueError as error:
         raise ConfigError(f"{error}; allowed: {form}", option) from None
 

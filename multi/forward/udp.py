@@ -75,7 +75,7 @@ class FlowTable:
                     flow[1](message[_FLOW.size :])
 
 
-class UdpPort(asyncio.DatagramProtocol):
+class ForwardPort(asyncio.DatagramProtocol):
     """A UDP socket whose datagrams go to `received`, with the address they came from.
 
     What the kernel does not take is dropped, as in a queue that is full. asyncio's transport would keep it, and

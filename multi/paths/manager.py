@@ -25,7 +25,7 @@ from multi.events import (
     Notify,
 )
 from multi.paths.history import ConnectionHistory
-from multi.paths.racing import Connect, Race
+from multi.paths.racing import ConnectMode, Race
 from multi.paths.slots import BESIDE_FIRST, DIAL_APART, Attempt, Slot, slot_key, slots_of
 from multi.paths.told import ToldAddresses
 from multi.reasons import Cause, Reason
@@ -55,7 +55,7 @@ class Mode(Enum):
     SWITCH = "switch"
 
 
-class Session(Protocol):
+class ManagedSession(Protocol):
     """What the path manager may do to connections; each call is ignored for one that has ended."""
 
     def drain(self, connection: ConnectionId) -> None:
@@ -109,9 +109,9 @@ class PathManager:
         self,
         candidates: Iterable[Candidate],
         *,
-        connect: Connect,
+        connect: ConnectMode,
         mode: Mode,
-        session: Session,
+        session: ManagedSession,
         jitter: Callable[[], float],
         now: float,
         history: ConnectionHistory | None = None,

@@ -15,7 +15,7 @@ ATTEMPT_DELAY = 0.250  # seconds, RFC 8305 section 8
 SEQUENTIAL_TIMEOUT = 3.0  # seconds; the kernel's own SYN retries would block the next entry for more than a minute
 
 
-class Connect(Enum):
+class ConnectMode(Enum):
     """`multi_config.connect`."""
 
     SEQUENTIAL = "seq"
@@ -26,7 +26,7 @@ class Connect(Enum):
 class Race:
     """The candidates not yet tried, and when the next may start."""
 
-    def __init__(self, candidates: Sequence[Candidate], mode: Connect, now: float) -> None:
+    def __init__(self, candidates: Sequence[Candidate], mode: ConnectMode, now: float) -> None:
         self._queue = list(candidates)
         self._mode = mode
         self._next_at = now
@@ -41,12 +41,12 @@ class Race:
     def due(self, now: float) -> list[Candidate]:
         """Return the candidates to start now, in order."""
         started: list[Candidate] = []
-        while self._queue and (now >= self._next_at or self._mode is Connect.PARALLEL):
+        while self._queue and (now >= self._next_at or self._mode is ConnectMode.PARALLEL):
             started.append(self._queue.pop(0))
             self._pending += 1
-            if self._mode is Connect.SEQUENTIAL:
+            if self._mode is ConnectMode.SEQUENTIAL:
                 self._next_at = now + SEQUENTIAL_TIMEOUT
-            elif self._mode is Connect.STAGGERED and not self._won:
+            elif self._mode is ConnectMode.STAGGERED and not self._won:
                 self._next_at = now + ATTEMPT_DELAY
         return started
 

@@ -91,7 +91,7 @@ Arrival = tuple[Any, bytes, int]
 """Of a datagram: who has sent it, as sockets have it, the packed address it came to if that is known, its interface."""
 
 
-class Steering:
+class SocketSteering:
     """What a listener asks where several processes take the connections of one port: whose is this one?
 
     Streams come to any of them, so listeners look and pass them on. Datagrams come to their own process by themselves,
@@ -141,7 +141,7 @@ class TransportSettings:
     has a place for it, and listeners put it into the ids that they issue. Empty = nothing does."""
     bound: socket.socket | None = field(default=None, compare=False)
     """Listeners only: the socket to listen on, in place of one for host and port."""
-    steering: Steering | None = field(default=None, compare=False)
+    steering: SocketSteering | None = field(default=None, compare=False)
     """Listeners only: the port is shared with other processes."""
     reset_key: bytes = field(default=b"", repr=False)
     """Listeners only: whoever has it too can tell peers that connections of this listener are gone. Empty = nobody."""

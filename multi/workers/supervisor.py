@@ -92,7 +92,7 @@ class Stranded:
         """It is not connected."""
 
 
-class Slot:
+class WorkerSlot:
     """A place among the workers: its sockets stay, its processes come and go."""
 
     def __init__(self, index: int) -> None:
@@ -212,7 +212,7 @@ class Supervisor:
         self._base = self._listen.route_bytes(os.urandom).ljust(ROUTE_LENGTH - 1, b"\0")
         self._memory = shared_memory(workers)
         self._logs, self._log_writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._slots = [Slot(index) for index in range(workers)]
+        self._slots = [WorkerSlot(index) for index in range(workers)]
         self._started = False
         self._signals = 0
         self._stopped_by = signal.SIGTERM
@@ -285,7 +285,7 @@ class Supervisor:
             steer_by_connection_id(self._slots[0].sockets[name, wanted], place, len(self._slots))
         return port
 
-    def _changed(self, slot: Slot) -> None:
+    def _changed(self, slot: WorkerSlot) -> None:
         if self._answers.draining and slot.ready.is_set():
             slot.signal(signal.SIGKILL)  # it was being started when the others were told to stop
         self._rearrange()
@@ -348,8 +348,8 @@ class Supervisor:
 
     async def _watch(self) -> None:
         """Kill workers that hang. What counts is looks in vain: time passes for a process that is stopped itself."""
-        silent: Counter[Slot] = Counter()
-        heard: dict[Slot, int] = {}
+        silent: Counter[WorkerSlot] = Counter()
+        heard: dict[WorkerSlot, int] = {}
         while (patience := self._config.worker_timeout) is not None:
             await asyncio.sleep(SIGN_OF_LIFE)
             for slot in self._slots:
@@ -360,7 +360,7 @@ class Supervisor:
                     slot.signal(signal.SIGKILL)
                     silent[slot] = 0
 
-    async def _keep(self, slot: Slot) -> None:
+    async def _keep(self, slot: WorkerSlot) -> None:
         """Start a worker, and again when it ends, for whatever reason."""
         clock, pause = asyncio.get_running_loop().time, 0.0
         while not (self._stopping.is_set() or self._answers.draining):
@@ -381,7 +381,7 @@ class Supervisor:
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
 
-    async def _life(self, slot: Slot) -> int:
+    async def _life(self, slot: WorkerSlot) -> int:
         slot.failure = None
         ours, theirs = socket.socketpair()
         job = Job(

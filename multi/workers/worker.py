@@ -25,7 +25,7 @@ from multi.asyncio.server import ClientCallback, Place, Server
 from multi.asyncio.signals import StopSignals
 from multi.config import Config
 from multi.errors import ConfigError, MultiError
-from multi.transports.base import Arrival, Steering
+from multi.transports.base import Arrival, SocketSteering
 from multi.types import DEFAULT_LIMIT, LISTEN_BACKLOG
 from multi.workers.counts import SharedCounts
 from multi.workers.first_bytes import route_named
@@ -177,7 +177,7 @@ class Worker:
         os._exit(1)  # without the parent there is no server
 
 
-class PassingOn(Steering):
+class PassingOn(SocketSteering):
     """Connections go to the worker whose index their route ends with.
 
     Where that has died they stay: any worker may say that nobody knows their sessions, so clients hear of it at once.

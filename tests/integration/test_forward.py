@@ -28,12 +28,12 @@ from multi.forward.client import ForwardClient
 from multi.forward.dial import dial
 from multi.forward.listeners import listen_as_proxy, listen_for, listen_for_datagrams, read_credentials
 from multi.forward.opening import answer_of, open_stream
-from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, Listen, read_head
+from multi.forward.protocol import Address, Code, Connect, Flow, ForwardRefused, RemoteListen, read_head
 from multi.forward.relay import Pair, relay
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
-from multi.forward.specs import USUAL, Forward, Listener, Treatment
-from multi.forward.udp import UdpPort
+from multi.forward.specs import USUAL, Forward, ProxyListener, Treatment
+from multi.forward.udp import ForwardPort
 from multi.types import Family
 from tests.integration.support import HOST, Way, run, until
 
@@ -84,7 +84,7 @@ class World:
         return port
 
     async def proxy(self, credentials: dict[str, str] | None = None) -> int:
-        server = await listen_as_proxy(self.client, Listener(Address(HOST, 0)), credentials or {})
+        server = await listen_as_proxy(self.client, ProxyListener(Address(HOST, 0)), credentials or {})
         self.stack.callback(server.close)
         port: int = server.sockets[0].getsockname()[1]
         return port
@@ -357,7 +357,7 @@ def test_those_who_ask_together_get_no_more_ports_and_flows_than_one_after_the_o
     async def scenario() -> None:
         async with world() as w:
             session = w.session
-            for head in (Listen(Address(HOST, 0), 3), Flow(Address(HOST, w.echo))):
+            for head in (RemoteListen(Address(HOST, 0), 3), Flow(Address(HOST, w.echo))):
                 streams = [await open_stream(session, head) for _ in range(5)]
                 answers = await asyncio.gather(*map(answer_of, streams), return_exceptions=True)
                 assert sorted(str(getattr(a, "code", "OK")) for a in answers) == ["6", "6", "6", "OK", "OK"]
@@ -557,8 +557,8 @@ def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
         async with world() as w:
             for host in ("0.0.0.0", "*", "::", "192.0.2.1"):
                 with pytest.raises(ConfigError, match="socks-auth"):
-                    await listen_as_proxy(w.client, Listener(Address(host, 0)), {})
-            everywhere = await listen_as_proxy(w.client, Listener(Address("0.0.0.0", 0)), {"me": "secret"})
+                    await listen_as_proxy(w.client, ProxyListener(Address(host, 0)), {})
+            everywhere = await listen_as_proxy(w.client, ProxyListener(Address("0.0.0.0", 0)), {"me": "secret"})
             everywhere.close()
 
     run(scenario())
@@ -675,7 +675,7 @@ def test_datagrams_that_the_kernel_does_not_take_are_not_heaped_up(loop: str) ->
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)  # one whose buffer fills up
         with there:
             there.setblocking(False)
-            port = UdpPort(lambda data, sender: None)
+            port = ForwardPort(lambda data, sender: None)
             transport: Any
             transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=here)
             for _ in range(3):
@@ -1238,7 +1238,7 @@ def test_all_sessions_together_leave_descriptors_to_the_server(monkeypatch: pyte
             clients.append(await w.stack.enter_async_context(ForwardClient(config, log=lambda _: None)))
             outcomes = list[int]()
             for number in range(40):
-                listener = await listen_as_proxy(clients[number % 2], Listener(Address(HOST, 0)), {})
+                listener = await listen_as_proxy(clients[number % 2], ProxyListener(Address(HOST, 0)), {})
                 w.stack.callback(listener.close)
                 reply, (_, writer) = await socks(listener.sockets[0].getsockname()[1], named(b"echo.test", w.echo))
                 w.stack.push_async_callback(closed, writer)
@@ -1270,7 +1270,7 @@ def test_clients_with_a_key_get_what_their_key_may_do(tmp_path: Path) -> None:
             for name, code in (("laptop", 0), ("other", 2)):
                 config = load_config(WAY.client(server.port, auth={"psk_file": str(keys[name])}))
                 async with ForwardClient(config, log=lambda _: None) as client:
-                    listener = await listen_as_proxy(client, Listener(Address(HOST, 0)), {})
+                    listener = await listen_as_proxy(client, ProxyListener(Address(HOST, 0)), {})
                     reply, (_, writer) = await socks(listener.sockets[0].getsockname()[1], named(b"echo.test", port))
                     assert reply[1] == code
                     await closed(writer)

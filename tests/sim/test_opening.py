@@ -9,7 +9,7 @@ import pytest
 from multi.events import AttemptFailed, SchedulerChanged, SessionConfirmed
 from multi.lab.sim.pair import CLEAR, Pair
 from multi.lab.sim.wire import Route, route
-from multi.paths.racing import Connect
+from multi.paths.racing import ConnectMode
 from multi.protocol.payloads import Policy
 from multi.protocol.segment import SegmentType
 from multi.protocol.settings import Protect, SessionSettings
@@ -62,13 +62,13 @@ def test_a_joined_connection_is_usable_after_one_round_trip() -> None:
 
 
 def test_parallel_racing_starts_everything_at_once() -> None:
-    pair = clear_pair(FAST, SLOW, route(), connect=Connect.PARALLEL)
+    pair = clear_pair(FAST, SLOW, route(), connect=ConnectMode.PARALLEL)
     pair.run(0.001)
     assert pair.dials == [(0.0, 0), (0.0, 1), (0.0, 2)]
 
 
 def test_staggered_racing_waits_250_ms_until_the_first_success() -> None:
-    pair = clear_pair(route(black_hole=True), route(black_hole=True), FAST, SLOW, connect=Connect.STAGGERED)
+    pair = clear_pair(route(black_hole=True), route(black_hole=True), FAST, SLOW, connect=ConnectMode.STAGGERED)
     pair.run(2.0)
     won = 0.500 + 2 * ROUND_TRIP  # connect, then HELLO and ACCEPT
     times = [time for time, index in pair.dials if index != 0 or time < 1]
@@ -78,21 +78,21 @@ def test_staggered_racing_waits_250_ms_until_the_first_success() -> None:
 
 
 def test_staggered_racing_starts_the_next_at_once_after_a_failure() -> None:
-    pair = clear_pair(route(1e6, 0.010, error="connection refused"), FAST, connect=Connect.STAGGERED)
+    pair = clear_pair(route(1e6, 0.010, error="connection refused"), FAST, connect=ConnectMode.STAGGERED)
     pair.run(0.1)
     assert [index for _, index in pair.dials[:2]] == [0, 1]
     assert pair.dials[1][0] == pytest.approx(ROUND_TRIP, abs=0.001)
 
 
 def test_sequential_racing_opens_one_after_the_other() -> None:
-    pair = clear_pair(FAST, SLOW, connect=Connect.SEQUENTIAL)
+    pair = clear_pair(FAST, SLOW, connect=ConnectMode.SEQUENTIAL)
     pair.run(1.0)
     assert pair.dials[0] == (0.0, 0)
     assert pair.dials[1][0] == pytest.approx(2 * ROUND_TRIP, abs=0.003)
 
 
 def test_a_dead_first_entry_does_not_block_a_sequential_start() -> None:
-    pair = clear_pair(route(black_hole=True), FAST, connect=Connect.SEQUENTIAL)
+    pair = clear_pair(route(black_hole=True), FAST, connect=ConnectMode.SEQUENTIAL)
     pair.run(4.0)
     assert pair.dials[:2] == [(0.0, 0), (3.0, 1)]
     assert pair.client.session.confirmed
@@ -107,7 +107,7 @@ def test_all_attempted_is_said_exactly_once() -> None:
 
 
 def test_of_a_group_only_the_first_that_works_is_kept() -> None:
-    pair = clear_pair(SLOW, FAST, route(1e6, 0.03), groups=["g", "g", ""], connect=Connect.PARALLEL)
+    pair = clear_pair(SLOW, FAST, route(1e6, 0.03), groups=["g", "g", ""], connect=ConnectMode.PARALLEL)
     pair.run(3.0)
     assert sorted(c.interface for c in pair.client.session.connections.values()) == ["if1", "if2"]
     assert transfer(pair, pair.client, 100_000) < 5
@@ -132,7 +132,7 @@ def test_the_open_timeout_ends_a_session_that_nobody_answers() -> None:
 
 
 def test_hello_is_repeated_elsewhere_when_its_connection_dies_before_accept() -> None:
-    pair = clear_pair(FAST, route(1e6, 0.012), connect=Connect.PARALLEL)
+    pair = clear_pair(FAST, route(1e6, 0.012), connect=ConnectMode.PARALLEL)
     pair.until(lambda: pair.client.opened_at is not None, 1.0)
     sent = data(pair, 30_000)
     pair.client.write(sent)
@@ -146,7 +146,7 @@ def test_hello_is_repeated_elsewhere_when_its_connection_dies_before_accept() ->
 
 
 def test_an_accept_that_is_lost_is_asked_for_again_on_the_next_connection() -> None:
-    pair = clear_pair(FAST, SLOW, connect=Connect.PARALLEL)
+    pair = clear_pair(FAST, SLOW, connect=ConnectMode.PARALLEL)
     pair.until(lambda: pair.server is not None, 1.0)
     pair.cut(0, notice=None, down=True)  # after HELLO has reached the server, before ACCEPT reaches the client
     sent = data(pair, 50_000)
@@ -159,7 +159,7 @@ def test_an_accept_that_is_lost_is_asked_for_again_on_the_next_connection() -> N
 
 def test_a_slow_accept_joins_the_one_of_the_repeated_hello() -> None:
     slow = route(1e6, 1.2)  # HELLO is repeated after 1 s, both are answered
-    pair = clear_pair(slow, route(1e6, 1.3), connect=Connect.PARALLEL, open_timeout=30.0)
+    pair = clear_pair(slow, route(1e6, 1.3), connect=ConnectMode.PARALLEL, open_timeout=30.0)
     pair.until(lambda: pair.client.opened_at is not None, 5.0)
     sent = data(pair, 60_000)
     pair.client.write(sent)
@@ -198,8 +198,8 @@ def test_an_unverified_refusal_counts_only_after_three() -> None:
     assert len(pair.dials) == 4
 
 
-@pytest.mark.parametrize("connect", list(Connect))
-def test_a_server_that_accepts_and_never_answers_does_not_block_the_start(connect: Connect) -> None:
+@pytest.mark.parametrize("connect", list(ConnectMode))
+def test_a_server_that_accepts_and_never_answers_does_not_block_the_start(connect: ConnectMode) -> None:
     pair = clear_pair(route(1e6, 0.010, mute=True), FAST, connect=connect)
     assert pair.until(lambda: pair.client.session.confirmed, 4.0)
     assert [c.interface for c in pair.client.session.connections.values() if c.authenticated] == ["if1"]

@@ -16,7 +16,7 @@ from multi.lab.sim.oracles import EXPECTED_CAUSES
 from multi.lab.sim.path_model import PathDirection
 from multi.lab.sim.wire import Route, Terminal, Wire
 from multi.paths.manager import Mode, PathManager
-from multi.paths.racing import Connect
+from multi.paths.racing import ConnectMode
 from multi.protocol.acceptor import Refused, SessionTable, first_payload, refusal
 from multi.protocol.handshake import Join, Refuse, RefuseCode
 from multi.protocol.payloads import Policy
@@ -76,7 +76,7 @@ class Pair:
         policy: Policy | None = None,
         client: SessionSettings | None = None,
         server: SessionSettings | None = None,
-        connect: Connect = Connect.PARALLEL,
+        connect: ConnectMode = ConnectMode.PARALLEL,
         mode: Mode = Mode.AGGREGATE,
         roles: Sequence[Role] = (),
         groups: Sequence[str] = (),

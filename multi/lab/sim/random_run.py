@@ -19,7 +19,7 @@ from multi.lab.sim.pair import Pair
 from multi.lab.sim.trace import digest
 from multi.lab.sim.wire import Route
 from multi.paths.manager import Mode
-from multi.paths.racing import Connect
+from multi.paths.racing import ConnectMode
 from multi.protocol.authenticator import ServerAuthenticator
 from multi.protocol.payloads import Policy
 from multi.protocol.session import LEAVING
@@ -74,7 +74,7 @@ class RandomRun:
             policy=self._policy(),
             client=self.settings,
             server=self.settings,
-            connect=dice.choice(list(Connect)),
+            connect=dice.choice(list(ConnectMode)),
             mode=Mode.SWITCH if dice.random() < 0.15 else Mode.AGGREGATE,
             roles=roles,
             open_timeout=30.0,

@@ -43,7 +43,7 @@ ACK_RANGES = 1024  # of one number space: paths differ by as many packets
 UNBOUNDED = 1 << 62
 
 
-class Mode(IntFlag):
+class PrivateMode(IntFlag):
     """As they are negotiated. Names in lower case are those of `mpquic_config.private_modes`."""
 
     UNIFLOWS = 1
@@ -56,11 +56,11 @@ class Mode(IntFlag):
     has answered (Viernickel et al.)."""
 
 
-def modes_named(names: Sequence[str]) -> Mode:
+def modes_named(names: Sequence[str]) -> PrivateMode:
     """Raises KeyError for a name that is none."""
-    modes = Mode(0)
+    modes = PrivateMode(0)
     for name in names:
-        modes |= Mode[name.upper()]
+        modes |= PrivateMode[name.upper()]
     return modes
 
 
@@ -117,7 +117,7 @@ class PrivateConnection(MultipathConnection):
     """See the module."""
 
     def __init__(self, **settings: Any) -> None:
-        self._modes = Mode(0)
+        self._modes = PrivateMode(0)
         super().__init__(**settings)
         self._latest = self._current
         """Where something came last."""
@@ -143,7 +143,7 @@ class PrivateConnection(MultipathConnection):
         self._modes = modes_named(self._policy.private_modes) & offered
         if self._modes:
             logger.info("private modes of multipath QUIC: %s", self._modes.name)
-        if Mode.ONE_NUMBER_SPACE in self._modes:
+        if PrivateMode.ONE_NUMBER_SPACE in self._modes:
             first = self._paths[0].space
             first.ack_queue, first.received_packets = _Received(), _Numbers()
 
@@ -152,24 +152,24 @@ class PrivateConnection(MultipathConnection):
     def _enter(self, path: Path) -> None:
         number = self._packet_number
         super()._enter(path)
-        if Mode.ONE_NUMBER_SPACE in self._modes:
+        if PrivateMode.ONE_NUMBER_SPACE in self._modes:
             self._packet_number = number
 
     def _attributes_of(self, path: Path) -> dict[str, Any]:
-        if Mode.ONE_NUMBER_SPACE in self._modes:
+        if PrivateMode.ONE_NUMBER_SPACE in self._modes:
             first = self._latest.space
             path.space = _Shared(first.first if isinstance(first, _Shared) else first)
             path.loss.spaces = [path.space]
         made = super()._attributes_of(path)
-        if Mode.ONE_NUMBER_SPACE in self._modes:  # no number is used twice, so no nonce is
+        if PrivateMode.ONE_NUMBER_SPACE in self._modes:  # no number is used twice, so no nonce is
             made["_cryptos"][Epoch.ONE_RTT] = made["_cryptos"][Epoch.ONE_RTT]._pair
         return made
 
     def _acknowledged_together(self) -> list[Path]:
-        return [self._latest] if Mode.ONE_NUMBER_SPACE in self._modes else super()._acknowledged_together()
+        return [self._latest] if PrivateMode.ONE_NUMBER_SPACE in self._modes else super()._acknowledged_together()
 
     def _forgetting(self, space: QuicPacketSpace) -> Callable[[QuicDeliveryState], None]:
-        if Mode.ONE_NUMBER_SPACE not in self._modes:
+        if PrivateMode.ONE_NUMBER_SPACE not in self._modes:
             return super()._forgetting(space)
         # What comes on a slower path has smaller numbers than what is told already: it has to be told too.
         return partial(self._on_told, space=space, told=list(space.ack_queue))
@@ -181,11 +181,11 @@ class PrivateConnection(MultipathConnection):
                 space.ack_queue.subtract(numbers.start, numbers.stop)
 
     def _begin_path_ack(self, buf: Any, path: Path) -> None:
-        if Mode.ONE_NUMBER_SPACE not in self._modes:
+        if PrivateMode.ONE_NUMBER_SPACE not in self._modes:
             super()._begin_path_ack(buf, path)
 
     def _take_ack(self, path: Path | None, context: Any, frame_type: int, buf: Any, ecn: bool) -> None:
-        if Mode.ONE_NUMBER_SPACE not in self._modes:
+        if PrivateMode.ONE_NUMBER_SPACE not in self._modes:
             super()._take_ack(path, context, frame_type, buf, ecn)
             return
         acknowledged, delay = self._pull_ack(frame_type, buf, ecn)
@@ -203,13 +203,13 @@ class PrivateConnection(MultipathConnection):
 
     def announce_path(self, path_id: int, host: bytes, port: int) -> None:
         """Tell the server where it can send on a path, without waiting for what is sent there."""
-        if Mode.UNIFLOWS in self._modes and self._is_client:
+        if PrivateMode.UNIFLOWS in self._modes and self._is_client:
             numbers = encode_uint_var(path_id) + bytes([len(host)]) + host + encode_uint_var(port)
             self._due.append(Due(ANNOUNCE_ADDRESS, numbers))
 
     def _handle_announcement(self, context: Any, frame_type: int, buf: Any) -> None:
         path_id, host, port = buf.pull_uint_var(), buf.pull_bytes(buf.pull_uint8()), buf.pull_uint_var()
-        if Mode.UNIFLOWS not in self._modes or self._is_client or len(host) not in (4, 16) or port > 65535:
+        if PrivateMode.UNIFLOWS not in self._modes or self._is_client or len(host) not in (4, 16) or port > 65535:
             raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "not an address for a uniflow")
         path = self._path_named(path_id, frame_type)
         if path is None or path.open or path.state is PathState.ABANDONED or not path.kept["_peer_cid_available"]:
@@ -225,7 +225,7 @@ class PrivateConnection(MultipathConnection):
             self._start(path)
 
     def _handle_path_response_frame(self, context: Any, frame_type: int, buf: Any) -> None:
-        data = buf.data_slice(buf.tell(), buf.tell() + 8) if Mode.UNIFLOWS in self._modes else b""
+        data = buf.data_slice(buf.tell(), buf.tell() + 8) if PrivateMode.UNIFLOWS in self._modes else b""
         for path in self._open():
             known = (vars(self) if path is self._current else path.kept)["_network_paths"]
             if path is not self._current and any(data in each.local_challenges for each in known):
@@ -237,12 +237,12 @@ class PrivateConnection(MultipathConnection):
 
     def _write_due(self, builder: Any) -> None:
         # On a path that is being opened nobody may listen: what it asks for is answered on another.
-        if Mode.UNIFLOWS not in self._modes or self._current.state is PathState.ACTIVE:
+        if PrivateMode.UNIFLOWS not in self._modes or self._current.state is PathState.ACTIVE:
             super()._write_due(builder)
 
     def _validation_failed(self, path: Path, now: float) -> None:
         network_path = self._network_paths[0]
-        if Mode.UNIFLOWS in self._modes and self._is_client and path.received and not network_path.is_validated:
+        if PrivateMode.UNIFLOWS in self._modes and self._is_client and path.received and not network_path.is_validated:
             network_path.validation_deadline = None  # nothing arrives there, but something comes from there
         else:
             super()._validation_failed(path, now)
@@ -251,7 +251,7 @@ class PrivateConnection(MultipathConnection):
 
     def _note_validation(self, path: Path, now: float) -> None:
         super()._note_validation(path, now)
-        trusted = Mode.TRUST_ANNOUNCED_PATHS in self._modes and not self._is_client
+        trusted = PrivateMode.TRUST_ANNOUNCED_PATHS in self._modes and not self._is_client
         if trusted and path.open and path.state is PathState.VALIDATING:
             path.state = PathState.ACTIVE
             self._path_events.append(PathOpened(path.id, self._network_paths[0].addr))
@@ -260,7 +260,7 @@ class PrivateConnection(MultipathConnection):
         return 0 if self._limited(self._paths[path_id]) else super()._credit(path_id, now)
 
     def _loss_time(self, path: Path) -> float | None:
-        if Mode.TRUST_ANNOUNCED_PATHS in self._modes and path.state is PathState.ACTIVE and self._limited(path):
+        if PrivateMode.TRUST_ANNOUNCED_PATHS in self._modes and path.state is PathState.ACTIVE and self._limited(path):
             # No probe may be sent there, but what is in flight is not to wait for the address to answer.
             at: float | None = path.loss.get_loss_detection_time(amplification_limited=False)
             return at
@@ -276,7 +276,7 @@ class PrivateConnection(MultipathConnection):
     def receive_datagram(self, data: bytes, addr: Any, now: float) -> None:
         super().receive_datagram(data, addr, now)
         self._latest = path = self._current
-        if Mode.UNIFLOWS in self._modes and self._handshake_complete and path.id:
+        if PrivateMode.UNIFLOWS in self._modes and self._handshake_complete and path.id:
             for network_path in self._network_paths:
                 while network_path.remote_challenges:
                     response = network_path.remote_challenges.popleft()
@@ -312,7 +312,7 @@ class PrivateEngine(Engine):
     _connection: PrivateConnection
 
     @property
-    def private_modes(self) -> Mode:
+    def private_modes(self) -> PrivateMode:
         """In force: those that both ends have asked for, known with HandshakeCompleted."""
         return self._connection._modes
 

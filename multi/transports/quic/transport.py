@@ -366,7 +366,7 @@ class QuicListener:
             self._say_gone(header.destination_cid, len(data), address)
 
     def _passed_to_us(self, data: bytes, arrival: Arrival) -> None:
-        """It came for another process, which is not there: see `Steering`."""
+        """It came for another process, which is not there: see `SocketSteering`."""
         if not self._port.closed:
             self._datagram_received(data, PeerAddress(*arrival), time.monotonic())
             self.burst_finished()

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from multi.discovery.resources import SpareDescriptor, is_exhaustion
 from multi.errors import TransportError
-from multi.transports.base import AcceptCallback, ChannelInfo, Steering, TransportSettings
+from multi.transports.base import AcceptCallback, ChannelInfo, SocketSteering, TransportSettings
 from multi.transports.certificates import first_certificate
 from multi.transports.sockets import (
     family_of,
@@ -179,7 +179,7 @@ class StreamListener:
             self._introduce(sock, *prepared)
 
     def _passed_to_us(self, sock: socket.socket, client: str | None) -> None:
-        """Another process has accepted it, and has perhaps looked whose it is: see `Steering`."""
+        """Another process has accepted it, and has perhaps looked whose it is: see `SocketSteering`."""
         sock.setblocking(False)
         if (prepared := self._prepared(ours(sock))) is not None:
             make, info = prepared
@@ -242,7 +242,7 @@ class StreamListener:
             return None if client is None else info
         return _introduced(info, client)
 
-    async def _kept(self, sock: socket.socket, info: ChannelInfo, steering: Steering) -> ChannelInfo | None:
+    async def _kept(self, sock: socket.socket, info: ChannelInfo, steering: SocketSteering) -> ChannelInfo | None:
         """Look whose it is; None: another process has it now, or the peer left without a word."""
         pause, client = PEEK_PAUSE, info.remote if info.proxy else ""
         async with asyncio.timeout(self._admission.handshake_timeout):

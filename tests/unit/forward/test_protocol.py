@@ -16,7 +16,7 @@ from multi.forward.protocol import (
     Flow,
     ForwardRefused,
     Head,
-    Listen,
+    RemoteListen,
     encode_answer,
     encode_head,
     is_hello,
@@ -25,7 +25,7 @@ from multi.forward.protocol import (
     read_head,
 )
 from multi.forward.proxy import unpack_datagram
-from multi.forward.specs import Forward, Listener, Treatment, parse_forward, parse_listener
+from multi.forward.specs import Forward, ProxyListener, Treatment, parse_forward, parse_listener
 
 
 class Bytes:
@@ -49,7 +49,7 @@ def head_of(data: bytes) -> Head:
     ("head", "golden"),
     [
         (Connect(Address("db", 5432)), "010100051538026462"),
-        (Listen(Address("127.0.0.1", 8080), 3), "0102000d031f90093132372e302e302e31"),
+        (RemoteListen(Address("127.0.0.1", 8080), 3), "0102000d031f90093132372e302e302e31"),
         (Flow(Address("db", 53)), "010400050035026462"),
         (Accepted(Address("::1", 1), Address("::1", 2)), "0103000c0001033a3a310002033a3a31"),
     ],
@@ -168,8 +168,8 @@ def test_forwards_are_written_as_for_ssh() -> None:
     assert parse_forward("0.0.0.0:5000:db:5432", "-L") == Forward(Address("0.0.0.0", 5000), there)
     assert parse_forward("[::1]:5000:[::2]:1", "-L") == Forward(Address("::1", 5000), Address("::2", 1))
     assert parse_forward("*:5000:db:5432,priority=0", "-L") == Forward(Address("*", 5000), there, Treatment(0))
-    assert parse_listener("1080", "--socks") == Listener(Address("127.0.0.1", 1080))
-    assert parse_listener("[::1]:1080,priority=7", "--socks") == Listener(Address("::1", 1080), Treatment(7))
+    assert parse_listener("1080", "--socks") == ProxyListener(Address("127.0.0.1", 1080))
+    assert parse_listener("[::1]:1080,priority=7", "--socks") == ProxyListener(Address("::1", 1080), Treatment(7))
 
 
 def test_a_rule_says_how_its_streams_are_steered() -> None:

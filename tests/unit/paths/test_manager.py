@@ -11,7 +11,7 @@ import pytest
 from multi.events import AllAttempted, CancelDial, Dial, HandoverChanged, HandoverState, Notify
 from multi.paths.history import ConnectionHistory
 from multi.paths.manager import HUNG_UP_MAX, TOLD_WITHIN, Mode, PathManager
-from multi.paths.racing import Connect
+from multi.paths.racing import ConnectMode
 from multi.paths.slots import MAX_RETRY, SHORT_LIFE
 from multi.paths.told import TOLD_APART
 from multi.reasons import Cause, Reason
@@ -54,7 +54,7 @@ class World:
     def __init__(
         self,
         *candidates: Candidate,
-        connect: Connect = Connect.STAGGERED,
+        connect: ConnectMode = ConnectMode.STAGGERED,
         mode: Mode = Mode.AGGREGATE,
         history: ConnectionHistory | None = None,
         may_go: Callable[[str], bool] = lambda address: False,
@@ -123,7 +123,7 @@ def candidate(entry: int, address: str = "192.0.2.1", group: str = "") -> Candid
 
 
 def test_a_handover_during_the_race_leaves_the_rest_of_the_race_out() -> None:
-    world = World(candidate(0), candidate(1), candidate(2), connect=Connect.SEQUENTIAL)
+    world = World(candidate(0), candidate(1), candidate(2), connect=ConnectMode.SEQUENTIAL)
     world.paths.established()
     world.paths.connection_changed(ConnectionId(0), ACTIVE, REASON, world.now)
     done: list[Reason | None] = []
@@ -254,7 +254,7 @@ def test_what_recovers_is_asked_for_signs_of_life_from_the_beginning_of_its_tria
 @pytest.mark.parametrize("wanted", [Role.ACTIVE, Role.SECONDARY, Role.BACKUP])
 def test_a_role_the_application_wants_stays_whatever_was_configured(wanted: Role) -> None:
     candidates = [candidate(0), replace(candidate(1), role=Role.BACKUP)]
-    world = World(*candidates, connect=Connect.PARALLEL)
+    world = World(*candidates, connect=ConnectMode.PARALLEL)
     for connection in (0, 1):
         world.state(connection, ACTIVE)
     world.paths.set_role(ConnectionId(1), wanted, world.now)
@@ -275,7 +275,7 @@ def test_a_server_under_load_is_asked_again_while_the_session_opens(cause: Cause
 
 
 def test_what_fails_while_another_connection_is_there_is_listed_until_all_were_tried() -> None:
-    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL)
+    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL)
     world.state(0, ACTIVE)
     world.paths.attempt_failed(ConnectionId(1), Reason(Cause.TRANSPORT, "no route to host"), world.now)
     world.run(2.0)
@@ -285,7 +285,7 @@ def test_what_fails_while_another_connection_is_there_is_listed_until_all_were_t
 
 
 def test_what_has_not_answered_is_listed_when_nobody_waits_for_it_any_more() -> None:
-    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL)
+    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL)
     world.state(0, ACTIVE)
     world.paths.give_up(3.0)
     assert world.paths.failures == [(str(candidate(1)), Reason(Cause.ATTEMPT_TIMEOUT, "no answer within 3 s"))]
@@ -316,7 +316,7 @@ def test_a_refused_connection_is_told_at_once() -> None:
 
 
 def two_up(mode: Mode = Mode.AGGREGATE) -> World:
-    world = World(candidate(0), candidate(1), connect=Connect.PARALLEL, mode=mode)
+    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL, mode=mode)
     for connection in (0, 1):
         world.state(connection, ACTIVE)
     world.paths.established()
@@ -379,7 +379,7 @@ def named(entry: int) -> Candidate:
 
 
 def test_a_server_that_wants_to_be_joined_elsewhere_is_joined_nowhere_before_it_has_told_where() -> None:
-    world = World(named(0), named(1), named(2), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), named(2), connect=ConnectMode.PARALLEL)
     assert len(world.dials) == 3
     world.paths.elsewhere(ConnectionId(0), world.now)
     world.state(0, ACTIVE)
@@ -395,7 +395,7 @@ def test_a_server_that_wants_to_be_joined_elsewhere_is_joined_nowhere_before_it_
 
 
 def test_a_server_that_is_where_it_was_found_is_joined_there_at_once() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
     world.paths.elsewhere(ConnectionId(0), world.now)
     world.state(0, ACTIVE)
     world.paths.update([replace(named(0), told=True), replace(named(1), told=True)], world.now)
@@ -405,7 +405,7 @@ def test_a_server_that_is_where_it_was_found_is_joined_there_at_once() -> None:
 
 
 def test_a_server_that_tells_nothing_is_joined_where_it_was_found() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
     world.paths.elsewhere(ConnectionId(0), world.now)
     world.state(0, ACTIVE)
     world.run(TOLD_WITHIN - 0.05)
@@ -415,7 +415,7 @@ def test_a_server_that_tells_nothing_is_joined_where_it_was_found() -> None:
 
 
 def test_a_server_that_is_slow_where_it_wants_to_be_joined_is_not_looked_for_elsewhere() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
     world.paths.elsewhere(ConnectionId(0), world.now)
     world.state(0, ACTIVE)
     world.paths.update([told(0), named(0), told(1), named(1)], world.now)
@@ -426,7 +426,7 @@ def test_a_server_that_is_slow_where_it_wants_to_be_joined_is_not_looked_for_els
 
 
 def test_with_nothing_left_a_server_is_looked_for_everywhere() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
     world.paths.elsewhere(ConnectionId(0), world.now)
     world.state(0, ACTIVE)
     world.paths.update([told(0), named(0), told(1), named(1)], world.now)
@@ -446,7 +446,7 @@ def test_what_races_later_does_not_begin_where_the_server_is_not() -> None:
 
 def test_an_address_that_was_told_is_dialled_once_a_second_by_all_together() -> None:
     entries = range(4)
-    world = World(*(named(entry) for entry in entries), connect=Connect.PARALLEL)
+    world = World(*(named(entry) for entry in entries), connect=ConnectMode.PARALLEL)
     for entry in entries:
         world.state(entry, ACTIVE)
     world.paths.update([c for entry in entries for c in (told(entry, port=443 + entry), named(entry))], world.now)
@@ -468,7 +468,7 @@ def test_an_address_that_was_told_is_dialled_once_a_second_by_all_together() -> 
 
 
 def test_where_the_server_has_proved_itself_nothing_waits() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
     world.state(0, ACTIVE)
     world.state(1, ACTIVE)
     world.paths.update([told(0), named(0), told(1), named(1)], world.now)
@@ -490,7 +490,7 @@ def redirected(world: World, connection: int, address: tuple[str, int]) -> None:
 
 
 def test_a_stray_is_sent_to_its_server_once() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL, may_go=lambda address: True)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL, may_go=lambda address: True)
     world.state(0, ACTIVE)
     redirected(world, 1, ("203.0.113.1", 7001))
     connection, made = world.dials[-1]
@@ -504,7 +504,7 @@ def test_a_stray_is_sent_to_its_server_once() -> None:
 
 
 def test_redirects_to_one_address_are_followed_once_a_second() -> None:
-    world = World(named(0), named(1), named(2), connect=Connect.PARALLEL, may_go=lambda address: True)
+    world = World(named(0), named(1), named(2), connect=ConnectMode.PARALLEL, may_go=lambda address: True)
     world.state(0, ACTIVE)
     redirected(world, 1, ("203.0.113.1", 7001))
     redirected(world, 2, ("203.0.113.1", 7002))
@@ -518,7 +518,7 @@ def test_a_redirect_where_nobody_may_be_sent_leads_nowhere() -> None:
         asked.append(address)
         return False
 
-    world = World(named(0), named(1), connect=Connect.PARALLEL, may_go=may_go)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL, may_go=may_go)
     world.state(0, ACTIVE)
     redirected(world, 1, ("127.0.0.1", 22))
     world.run(5.0)
@@ -527,14 +527,14 @@ def test_a_redirect_where_nobody_may_be_sent_leads_nowhere() -> None:
 
 
 def test_a_redirect_to_another_ip_version_is_none_the_socket_could_follow() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL, may_go=lambda address: True)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL, may_go=lambda address: True)
     world.state(0, ACTIVE)
     redirected(world, 1, ("2001:db8::1", 7001))
     assert len(world.dials) == 2
 
 
 def test_that_there_is_no_server_where_it_was_told_counts_when_nothing_is_left() -> None:
-    world = World(named(0), named(1), connect=Connect.PARALLEL)
+    world = World(named(0), named(1), connect=ConnectMode.PARALLEL)
     world.state(0, ACTIVE)
     world.paths.update([told(0), named(0), told(1), named(1)], world.now)
     world.state(1, LOST)

@@ -15,7 +15,14 @@ from multi.multipath.policy import PRIVATE_MODES, AckPath, PathPolicy
 from multi.schedulers import create_scheduler
 from multi.transports.mpquic.aioquic_engine import Engine
 from multi.transports.mpquic.frames import PathFrame
-from multi.transports.mpquic.private import ANNOUNCE_ADDRESS, Due, Mode, PrivateConnection, PrivateEngine, modes_named
+from multi.transports.mpquic.private import (
+    ANNOUNCE_ADDRESS,
+    Due,
+    PrivateConnection,
+    PrivateEngine,
+    PrivateMode,
+    modes_named,
+)
 from multi.transports.quic.engine import PathEngine
 from tests.engines import engine_or_skip
 from tests.unit.transports.mpquic.ends import DEFAULT, TEN, closed, engine, opened, pair
@@ -58,7 +65,11 @@ def asked(made: Pair, size: int) -> None:
 @pytest.mark.parametrize("name", PRIVATE_MODES)
 def test_a_mode_is_in_force_where_both_ends_name_it(name: str) -> None:
     both, none = PathPolicy(private_modes=(name,)), PathPolicy()
-    for client, server, expected in ((both, both, modes_named([name])), (both, none, Mode(0)), (none, both, Mode(0))):
+    for client, server, expected in (
+        (both, both, modes_named([name])),
+        (both, none, PrivateMode(0)),
+        (none, both, PrivateMode(0)),
+    ):
         made = pair([TEN], client, server, (PrivateEngine, PrivateEngine))
         made.connect()
         assert made.server is not None
@@ -81,7 +92,7 @@ def test_another_implementation_gets_the_rfc(foreign: str, we_are: str) -> None:
     assert made.run(lambda: opened(made.client) == [1])
     assert made.server is not None
     us = made.client if we_are == "client" else made.server
-    assert cast(PrivateEngine, us.engine).private_modes == Mode(0)
+    assert cast(PrivateEngine, us.engine).private_modes == PrivateMode(0)
     made.download(QUARTER)
     assert all(link.carried > 1200 for link in made.downs)
 
@@ -98,7 +109,7 @@ def test_the_frame_of_a_mode_that_is_not_in_force_ends_the_connection() -> None:
     made = pair([TEN, TEN], PathPolicy(private_modes=PRIVATE_MODES), modes, (PrivateEngine, PrivateEngine))
     made.connect()
     connection = cast(PrivateEngine, made.client.engine)._connection
-    connection._modes |= Mode.UNIFLOWS  # it lies to itself
+    connection._modes |= PrivateMode.UNIFLOWS  # it lies to itself
     announce(made, 1)
     made.run(lambda: False, 0.5)
     assert engine(made.server).closing is not None
