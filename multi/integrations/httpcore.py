@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable
 from typing import Any
 
 import httpcore
@@ -13,15 +12,14 @@ import httpx
 import multi
 
 
-async def _told(call: Awaitable[Any], timeout: float | None, late: type[Exception], failed: type[Exception]) -> Any:
+async def _told(call: Any, timeout: float | None, what: str) -> Any:
     """Await it; what goes wrong is one of httpcore's own errors."""
     try:
         async with asyncio.timeout(timeout):
             return await call
-    except TimeoutError as error:
-        raise late(str(error)) from error
     except OSError as error:
-        raise failed(str(error)) from error
+        late = isinstance(error, TimeoutError)
+        raise getattr(httpcore, f"{what}Timeout" if late else f"{what}Error")(str(error)) from error
 
 
 class SessionStream(httpcore.AsyncNetworkStream):
@@ -29,18 +27,17 @@ class SessionStream(httpcore.AsyncNetworkStream):
         self._reader, self._writer = reader, writer
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> Any:
-        return await _told(self._reader.read(max_bytes), timeout, httpcore.ReadTimeout, httpcore.ReadError)
+        return await _told(self._reader.read(max_bytes), timeout, "Read")
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._writer.write(buffer)
-        await _told(self._writer.drain(), timeout, httpcore.WriteTimeout, httpcore.WriteError)
+        await _told(self._writer.drain(), timeout, "Write")
 
     async def aclose(self) -> None:
         self._writer.close()
 
     async def start_tls(self, ssl_context: ssl.SSLContext, server_hostname: Any = None, timeout: Any = None) -> Any:
-        call = self._writer.start_tls(ssl_context, server_hostname=server_hostname)
-        await _told(call, timeout, httpcore.ConnectTimeout, httpcore.ConnectError)
+        await _told(self._writer.start_tls(ssl_context, server_hostname=server_hostname), timeout, "Connect")
         return self
 
     def get_extra_info(self, info: str) -> Any:
@@ -57,8 +54,7 @@ class SessionBackend(httpcore.AsyncNetworkBackend):
 
     async def connect_tcp(self, host: str, port: int, timeout: Any = None, *_: Any, **__: Any) -> SessionStream:
         where: Any = (host, port) if self._config is None else (self._config,)
-        opening = multi.open_connection(*where, **self._options)
-        return SessionStream(*await _told(opening, timeout, httpcore.ConnectTimeout, httpcore.ConnectError))
+        return SessionStream(*await _told(multi.open_connection(*where, **self._options), timeout, "Connect"))
 
 
 def transport(config: Any = None, *, verify: ssl.SSLContext | bool = True, **options: Any) -> httpx.AsyncHTTPTransport:
