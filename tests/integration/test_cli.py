@@ -269,7 +269,7 @@ async def test_server_of_something_else_is_recognised_within_seconds(files: File
     port = server.sockets[0].getsockname()[1]
     limits, patience = {"handshake_timeout": 1}, {"open_timeout": 2.5}
     config = files.client_config(port, ssl_config=None, limits=limits, multi_config=patience)
-    async with server, asyncio.timeout(8):
+    async with server, asyncio.timeout(TIMEOUT):
         process = await asyncio.create_subprocess_exec(
             *command("get", config, "f"), stderr=asyncio.subprocess.PIPE, cwd=files.here
         )

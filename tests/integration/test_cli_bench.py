@@ -147,13 +147,14 @@ def test_ctrl_c_ends_client_and_server_at_once(files: Files) -> None:
 
 
 def test_sigterm_lets_a_measurement_finish_and_refuses_the_next(files: Files) -> None:
+    run("--version")  # the next one starts at once
     with bench_server(files, drain_timeout=20.0) as (server, port):
         config = files.client_config(port, "tcp", max_rate_mbps=50)
-        with started("bench", "run", config, "-t", 2) as client:
+        with started("bench", "run", config, "-t", 3) as client:
             wait_for_line(server, "measuring")
             server.send_signal(signal.SIGTERM)
             wait_for_line(server, "^draining: 1 session to end within 20 s$")
-            impatient = files.client_config(port, "tcp", name="impatient.json", multi_config={"open_timeout": 0.5})
+            impatient = files.client_config(port, "tcp", name="impatient.json", multi_config={"open_timeout": 1.5})
             refused = run("bench", "run", impatient, "-t", 1)
             assert (refused.returncode, "the server is being stopped" in refused.stderr) == (1, True)
             _, errors = client.communicate(timeout=10)

@@ -173,7 +173,7 @@ def test_kinds_have_the_names_that_people_type() -> None:
 
 
 async def ping(url: str) -> tuple[int, str, str]:
-    done = await asyncio.to_thread(cli_runner.run, "ping", url)
+    done = await asyncio.to_thread(cli_runner.run_forked, "ping", url)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -72,6 +72,7 @@ def test_both_ends_tell_what_the_session_did_and_nothing_of_what_it_carried(tmp_
             await pair.server_reader.readexactly(SIZE // len(SECRET) * len(SECRET))
             pair.session.set_role(1, "backup")
             pair.session.set_scheduler("RR")
+            await event_of(pair.server_session, lambda event: isinstance(event, multi.SchedulerChanged))
             return pair.session.stats(), pair.server_session.stats()
 
     both = run(scenario())

@@ -481,7 +481,7 @@ class QuicChannel:
         if self._deadline is not None:
             self._deadline.cancel()
         at = min(self._loop.time() + LINGER_TIME, self._linger_until)
-        self._deadline = self._loop.call_at(at, self._lose, None, 0)
+        self._deadline = self._loop.call_at(at, self._lose, None, ABORTED)  # what is missing shall not seem to be all
 
     def _flushed(self) -> None:
         before = self._acked

@@ -534,7 +534,7 @@ class Nat(asyncio.DatagramProtocol):
 def test_a_nat_that_forgets_the_mapping_of_a_quic_connection_loses_nothing(
     loop: str, development_certificates: Path
 ) -> None:
-    data = pattern(6 * MIB)
+    data = pattern(3 * MIB)
 
     async def scenario() -> None:
         way = Way(development_certificates, "quic")
@@ -554,7 +554,7 @@ def test_a_nat_that_forgets_the_mapping_of_a_quic_connection_loses_nothing(
                     for start in range(0, len(data), 65536):
                         session.writer.write(data[start : start + 65536])
                         await session.writer.drain()
-                        if start in (MIB, 2 * MIB, 3 * MIB):
+                        if start in (MIB // 2, MIB, 2 * MIB):
                             nat.forget()
 
                 sending = asyncio.ensure_future(send())

@@ -331,7 +331,7 @@ def test_channel_can_be_handed_to_another_sink_between_two_batches(case4: Case) 
             second.attach(peer)
 
         peer_sink.on_data = hand_over
-        data = pattern(3_000_000)
+        data = pattern(1_000_000)
         channel.write([data], 0)
         channel.close()
         assert await second.until_lost() is None

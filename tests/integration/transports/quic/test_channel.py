@@ -81,6 +81,24 @@ async def test_backlog_stays_small_on_a_slow_network(files: Certificates) -> Non
     relay.close()
 
 
+async def test_a_channel_closed_for_good_before_all_has_arrived_does_not_end_in_order(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multi.transports.quic.channel.LINGER_MAX", 0.2)
+    server = QuicServer()
+    relay = Relay(await server.listen(files.server_settings()), rate=1_000_000.0)
+    channel, sink = await dial(files.client_settings(), await relay.open())
+    _, peer_sink = await server.channels.get()
+    data = pattern(2_000_000)
+    channel.write([data], 1)
+    channel.close()
+    assert await sink.until_lost() is None
+    assert "aborted by peer" in str(await peer_sink.until_lost())
+    assert len(peer_sink.received.get(1, b"")) < len(data)
+    server.listener.close()
+    relay.close()
+
+
 async def test_datagrams_may_be_as_large_as_the_path_allows(files: Certificates) -> None:
     large = {"quic": QuicSettings(max_datagram_size=65_527)}
     server = QuicServer()
