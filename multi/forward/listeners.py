@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from multi.errors import ConfigError, TransportError
@@ -15,7 +17,7 @@ from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
-from multi.forward.rules import FILE_LIMIT
+from multi.forward.rules import read_bounded
 from multi.forward.specs import EVERYWHERE, Forward, ProxyListener, Treatment
 from multi.forward.udp import Flows, ForwardPort
 
@@ -125,26 +127,65 @@ class UdpListener:
     def __init__(self, client: ForwardClient, forward: Forward) -> None:
         self._target = forward.target
         self._flows = Flows(client.datagrams, forward.treatment, client.counters)
-        self.port = ForwardPort(self._received)
+        self.ports: list[ForwardPort] = []
+        """One for each address listened on."""
 
-    def _received(self, data: bytes, sender: Address) -> None:
-        self._flows.datagram(sender, self._target, data, lambda answer: self.port.send(answer, sender))
+    async def open(self, sock: socket.socket) -> None:
+        """Take what comes to a bound socket, too."""
+        port: ForwardPort
+
+        def received(data: bytes, sender: Address) -> None:
+            self._flows.datagram((port, sender), self._target, data, lambda answer: port.send(answer, sender))
+
+        port = ForwardPort(received)
+        await asyncio.get_running_loop().create_datagram_endpoint(lambda: port, sock=sock)
+        self.ports.append(port)
 
     async def close(self) -> None:
-        self.port.close()
+        for port in self.ports:
+            port.close()
         await self._flows.close()
 
 
 async def listen_for_datagrams(client: ForwardClient, forward: Forward) -> UdpListener:
-    """Forward datagrams that come here to the forward's target, and back what it answers. Raises TransportError."""
+    """Forward datagrams that come here to the forward's target, and back what it answers. Raises TransportError.
+
+    As for connections, it listens on all addresses of a name, and everywhere means IPv4 and IPv6.
+    """
     listener = UdpListener(client, forward)
-    host = "0.0.0.0" if forward.listen.host == EVERYWHERE else forward.listen.host
     try:
-        loop = asyncio.get_running_loop()
-        await loop.create_datagram_endpoint(lambda: listener.port, local_addr=(host, forward.listen.port))
+        for sock in await _datagram_sockets(forward.listen):
+            await listener.open(sock)
     except (OSError, UnicodeError) as error:
         raise _cannot_listen(forward.listen, error) from None
     return listener
+
+
+async def _datagram_sockets(listen: Address) -> list[socket.socket]:
+    """One bound to each of its addresses, all to the same port. Raises OSError, UnicodeError."""
+    host = None if listen.host == EVERYWHERE else listen.host
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, listen.port, type=socket.SOCK_DGRAM, flags=socket.AI_PASSIVE
+    )
+    port, opened, missing = listen.port, list[socket.socket](), OSError(errno.EADDRNOTAVAIL, "no address")
+    with ExitStack() as undo:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            try:
+                sock = undo.enter_context(socket.socket(family, kind, protocol))
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                sock.bind((address[0], port, *address[2:]))
+            except OSError as error:
+                if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
+                    raise
+                missing = error  # this machine has no IPv6, say
+                continue
+            port = sock.getsockname()[1]
+            opened.append(sock)
+        if not opened:
+            raise missing
+        undo.pop_all()
+    return opened
 
 
 async def _end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -183,10 +224,7 @@ def is_loopback(host: str) -> bool:
 
 def read_credentials(path: Path) -> Credentials:
     """A file of `user:password` lines, with empty ones and comments (`#`). Raises ConfigError, OSError."""
-    with path.open("rb") as file:
-        content = file.read(FILE_LIMIT + 1)
-    if len(content) > FILE_LIMIT:
-        raise ConfigError(f"more than {FILE_LIMIT} bytes", str(path))
+    content = read_bounded(path)
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:

@@ -190,16 +190,22 @@ def parse_rules(text: str) -> Rules:
         listen = [part.removeprefix(LISTEN) for part in parts if part.startswith(LISTEN)]
         allow = [part for part in parts if not part.startswith(LISTEN)]
         return Rules(_permissions({"allow": allow, "listen": listen}, "--forward-to"), {})
-    with Path(text).open("rb") as file:
-        content = file.read(FILE_LIMIT + 1)
-    if len(content) > FILE_LIMIT:
-        raise ConfigError(f"more than {FILE_LIMIT} bytes", text)
+    content = read_bounded(Path(text))
     try:
         return rules_of(json.loads(content), text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"not JSON ({error})", text) from None
+
+
+def read_bounded(path: Path) -> bytes:
+    """A file that a user has named, with FILE_LIMIT bytes at most. Raises ConfigError, OSError."""
+    with path.open("rb") as file:
+        content = file.read(FILE_LIMIT + 1)
+    if len(content) > FILE_LIMIT:
+        raise ConfigError(f"more than {FILE_LIMIT} bytes", str(path))
+    return content
 
 
 def rules_of(content: object, where: str) -> Rules:

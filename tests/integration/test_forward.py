@@ -602,7 +602,7 @@ def test_datagrams_go_to_the_target_and_answers_to_whoever_asked() -> None:
     async def scenario() -> None:
         async with peer(echoes=True) as far, peer() as one, peer() as other, world() as w:
             listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address("echo.test", far.port)))
-            to = (HOST, listener.port.address.port)
+            to = (HOST, listener.ports[0].address.port)
             for text in (b"first", b"second", b"x" * 1200):
                 one.transport.sendto(text, to)
                 assert await one.came.get() == text[::-1]
@@ -612,6 +612,44 @@ def test_datagrams_go_to_the_target_and_answers_to_whoever_asked() -> None:
             assert w.client.counters.open == 2
             await listener.close()
             assert w.client.counters.open == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("everywhere", ["*", "localhost"])
+def test_datagrams_are_taken_over_both_ip_versions(everywhere: str) -> None:
+    async def scenario() -> None:
+        async with peer(echoes=True) as far, world() as w:
+            listener = await listen_for_datagrams(w.client, Forward(Address(everywhere, 0), Address(HOST, far.port)))
+            (port,) = {port.address.port for port in listener.ports}
+            hosts = {_loopback(port.address.host) for port in listener.ports}
+            assert HOST in hosts
+            for host in hosts:
+                async with peer(host) as program:
+                    program.transport.sendto(b"hi", (host, port))
+                    assert await program.came.get() == b"ih"
+            await listener.close()
+            if "::1" not in hosts:
+                pytest.skip("this machine has no IPv6, or does not call its loopback localhost")
+
+    run(scenario())
+
+
+def _loopback(host: str) -> str:
+    """Where a port that listens on `host` is reached from here."""
+    return {"0.0.0.0": HOST, "::": "::1"}.get(host, host)
+
+
+def test_a_udp_port_here_that_is_in_use_is_told_and_none_stays_open() -> None:
+    async def scenario() -> None:
+        async with peer() as taken, world() as w:
+            with pytest.raises(
+                multi.TransportError, match=rf"cannot listen on \*:{taken.port}: address already in use"
+            ):
+                await listen_for_datagrams(w.client, Forward(Address("*", taken.port), Address(HOST, 1)))
+            with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as again:
+                again.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                again.bind(("::", taken.port))
 
     run(scenario())
 
@@ -628,12 +666,12 @@ def test_a_flow_that_nothing_comes_in_ends_and_there_are_only_so_many(monkeypatc
             listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
             stack.push_async_callback(listener.close)
             for program in programs:
-                program.transport.sendto(b"hi", (HOST, listener.port.address.port))
+                program.transport.sendto(b"hi", (HOST, listener.ports[0].address.port))
             assert [await program.came.get() for program in programs[:3]] == [b"ih"] * 3
             assert (w.client.counters.open, w.client.counters.failed) == (3, 2)
             await stands_still(lambda: w.client.counters.open + w.service.counters.open)
             assert (w.client.counters.open, w.service.counters.open) == (0, 0)
-            programs[4].transport.sendto(b"again", (HOST, listener.port.address.port))
+            programs[4].transport.sendto(b"again", (HOST, listener.ports[0].address.port))
             assert await programs[4].came.get() == b"niaga"
 
     run(scenario())
@@ -644,7 +682,7 @@ def test_datagrams_go_only_where_a_rule_allows(wanted: Address) -> None:
     async def scenario() -> None:
         async with peer() as program, world("*:*") as w:
             listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), wanted))
-            program.transport.sendto(b"hi", (HOST, listener.port.address.port))
+            program.transport.sendto(b"hi", (HOST, listener.ports[0].address.port))
             await stands_still(lambda: w.client.counters.failed)
             assert w.client.counters.failed == 1
             assert w.service.counters.failed == 1
@@ -657,7 +695,7 @@ def test_a_datagram_that_is_too_large_is_dropped_and_the_flow_lives_on() -> None
     async def scenario() -> None:
         async with peer(echoes=True) as far, peer() as program, world() as w:
             listener = await listen_for_datagrams(w.client, Forward(Address(HOST, 0), Address(HOST, far.port)))
-            to = (HOST, listener.port.address.port)
+            to = (HOST, listener.ports[0].address.port)
             program.transport.sendto(b"before", to)
             assert await program.came.get() == b"erofeb"
             session, _ = await w.client.datagrams()
