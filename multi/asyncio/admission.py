@@ -46,7 +46,8 @@ MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at o
 AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 MUCH = 1 / 64  # of what a source may take: only so few sources can have more that each may be told of
-SOURCE_SHARE = 0.25  # of the memory one source may take; as much as of the sessions, where that is more
+SOURCE_SHARE = 0.25  # of the descriptors one source may take; as much as of the sessions, where that is more
+MEMORY_SHARE = 0.5  # the same of the memory: a quarter of it would not do for 2,000 sessions over QUIC
 ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have proved themselves
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
@@ -299,7 +300,8 @@ class Admission(AdmissionControl):
         self._unconfirmed: BySource[SessionDriver] = BySource(counts, "unconfirmed")
         self._detached: BySource[SessionDriver] = BySource(counts, "detached")
         self.on_confirmed: Callable[[SessionDriver], None] = lambda _: None
-        self._share = max(SOURCE_SHARE, min(1.0, limits.max_sessions_per_source / limits.max_sessions))
+        sessions = min(1.0, limits.max_sessions_per_source / limits.max_sessions)
+        self._share, self._memory_share = max(SOURCE_SHARE, sessions), max(MEMORY_SHARE, sessions)
         self._taken: Counter[str] = Counter()
         """Bytes living sessions are counted for, by source; of all under the empty name."""
         self._taken_until = -inf
@@ -659,7 +661,7 @@ class Admission(AdmissionControl):
             self._tell(place)
 
     def _most(self, place: str) -> float:
-        return self._limits.max_memory * (self._share if place else 1)
+        return self._limits.max_memory * (self._memory_share if place else 1)
 
     def taken(self, place: str = "") -> int:
         """Bytes that the sessions of a source are counted for; of all sessions without one."""

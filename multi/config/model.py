@@ -462,7 +462,7 @@ class Limits(Section):
     """Sessions of a server at the same time. Default 10000: more than one process serves well."""
     max_sessions_per_source: Annotated[Count, Side.SERVER] = 2500
     """Sessions from one source (IPv4 /24, IPv6 /56); beyond that its own longest idle one goes. One source may take
-    the same share of `max_memory`, at least a quarter. Default 2500: many behind one address, and never all."""
+    the same share of `max_memory`, at least half. Default 2500: many behind one address, and never all."""
     max_unauthenticated: Annotated[Count, Side.SERVER] = 4096
     """Connections of a server that have not said which session they want, and as many sessions that nobody has
     confirmed. Default 4096: they are short-lived, and the busiest source goes first."""

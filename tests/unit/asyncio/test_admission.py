@@ -26,7 +26,10 @@ from multi.asyncio.admission import (
     place_of,
     source_of,
 )
+from multi.asyncio.driver import SESSION_MEMORY, TLS_MEMORY
 from multi.config.model import Limits
+from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.transports.base import transport_type
 from multi.types import ConnectionId
 
 
@@ -486,3 +489,13 @@ async def test_a_session_is_refused_for_those_that_other_processes_have() -> Non
         full = admission.full("192.0.2.0/24")
         assert full is not None
         assert full[0] == limit
+
+
+@pytest.mark.parametrize("transport", ["tcp", "mptcp", "quic", "mpquic"])
+async def test_one_source_may_have_two_thousand_sessions_over_any_transport(transport: str) -> None:
+    connection = transport_type(transport).connection_memory + (0 if "quic" in transport else TLS_MEMORY)
+    of_each = SESSION_MEMORY + EARLY_DATA_LIMIT + connection
+    others = Elsewhere()
+    admission = Admission(Limits(), counts=others)
+    others.there = {"memory": 2000 * of_each, "memory_of_source": 2000 * of_each}
+    assert admission.full("192.0.2.0/24") is None
