@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -101,8 +101,8 @@ async def _forward(
             asked = ", password asked for" if credentials else ""
             _print(f"{_place(server)} is a proxy (SOCKS5 and HTTP CONNECT{asked})")
         for item in udp:
-            stack.push_async_callback((port := await listen_for_datagrams(client, item)).close)
-            _print(f"{port.port.address} (UDP) leads to {item.target}")
+            stack.push_async_callback((datagrams := await listen_for_datagrams(client, item)).close)
+            _print(f"{_places(port.address for port in datagrams.ports)} (UDP) leads to {item.target}")
         _print("ready")
         try:
             await client.wait()
@@ -111,7 +111,11 @@ async def _forward(
 
 
 def _place(server: asyncio.Server) -> str:
-    return ", ".join(str(Address(*sock.getsockname()[:2])) for sock in server.sockets)
+    return _places(Address(*sock.getsockname()[:2]) for sock in server.sockets)
+
+
+def _places(addresses: Iterable[Address]) -> str:
+    return ", ".join(map(str, addresses))
 
 
 def _interrupt_on_signals() -> None:
