@@ -27,6 +27,7 @@ from multi.schedulers.estimates import arrival, soonest
 from multi.types import STREAM_ZERO, StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
+GAP_DELAY = 0.005  # seconds between two that tell of gaps
 AS_GOOD = 0.002  # seconds later than the first that an acknowledgement may arrive where that spares another
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
 FIRST_SHARE = EARLY_DATA_LIMIT  # bytes of window every stream has, whatever the others hold
@@ -177,8 +178,10 @@ class Receiver:
         if not in_order or gaps:
             # A gap opened or closed, or a repeat came: the sender wants to know soon.
             self._changes += 1
-            if end <= before or self._changes >= 2 or stream.next_offset > end:
+            if end <= before:
                 self.ack_now = True
+            elif self._changes >= 2 or stream.next_offset > end:
+                self._acknowledge_gaps(now)
         if (stream.final is not None and stream.complete) or (
             self._unacked >= ACK_BYTES and self._unacked >= self.window.size // 8
         ):
@@ -266,6 +269,14 @@ class Receiver:
             self.ack_now = True
         elif self.ack_due is None:
             self.ack_due = now + ACK_DELAY
+
+    def _acknowledge_gaps(self, now: float) -> None:
+        """Soon, but not with every batch: where two connections carry a stream gaps come and go with each of them."""
+        at = self._acked_at + GAP_DELAY
+        if now >= at:
+            self.ack_now = True
+        elif self.ack_due is None or self.ack_due > at:
+            self.ack_due = at
 
     def everything_dirty(self) -> None:
         """A connection died or joined: acknowledge everything again, for an ACK may have died with the connection."""

@@ -49,6 +49,7 @@ FIRST_WINDOW = 64 * 1024
 SMALLEST_GAP = 512  # bytes on average of what is missing and what has come; datagrams have twice as many at least
 MOST_CRYPTO = 64 * 1024  # bytes of TLS handshake in each of its phases; aioquic copies what it has with each more
 MOST_FRAMES = 64  # in a packet; usual are two or three, and each costs some microseconds
+PACKETS_AT_ONCE = 8  # that a pacer waits for rather than wake a process for each, while they come within its bucket
 PACING_BUCKET = 0.002  # seconds of sending in one burst: the tick of a timer and as much again
 
 
@@ -240,8 +241,15 @@ class Pacer(QuicPacketPacer):
     """A pacer for a driver whose timers have a resolution of a millisecond.
 
     aioquic allows bursts of 16 packets, then wants to be called again microseconds later: on a fast path, one
-    burst per timer tick would be the speed limit.
+    burst per timer tick would be the speed limit. On a slower one each call would make a packet or two, and cost as
+    much as several.
     """
+
+    def next_send_time(self, now: float) -> float | None:  # type: ignore[override]  # aioquic's returns None as well
+        at: float | None = super().next_send_time(now=now)
+        if at is None or self.packet_time is None:
+            return at
+        return now + max(self.packet_time, min(PACING_BUCKET, PACKETS_AT_ONCE * self.packet_time))
 
     def update_rate(self, congestion_window: int, smoothed_rtt: float) -> None:
         super().update_rate(congestion_window=congestion_window, smoothed_rtt=smoothed_rtt)

@@ -432,10 +432,12 @@ class QuicChannel:
         self._queue, self._queued = kept, sum(len(data) for _, data, _ in kept)
 
     def _at_once(self, size: int) -> int:
-        """Datagrams that may leave back to back: short queues on the way lose long bursts."""
+        """Datagrams that may leave back to back: short queues on the way lose long bursts. As many as a connection
+        may begin with are none: a call for each datagram would cost as much as making it."""
         if self._in_one_machine or not self._rate.rate:
             return SEGMENTS_PER_SEND
-        return max(1, min(int(self._rate.rate * BACK_TO_BACK / size), SEGMENTS_PER_SEND))
+        enough = max(BURST_MIN, self._rate.rate * BACK_TO_BACK)
+        return max(1, min(int(enough / size), SEGMENTS_PER_SEND))
 
     def _arm_timer(self) -> None:
         at = self.engine.next_timer()

@@ -8,7 +8,7 @@ from multi.errors import RemoteProtocolError
 from multi.protocol.connection import Connection
 from multi.protocol.payloads import MAX_ACK_PAYLOAD, Ack, StreamAck, decode_ack
 from multi.protocol.receive_stream import ReceiveStream
-from multi.protocol.receiver import ACK_BYTES, ACK_DELAY, Receiver
+from multi.protocol.receiver import ACK_BYTES, ACK_DELAY, GAP_DELAY, Receiver
 from multi.protocol.segment import HEADER_LENGTH
 from multi.protocol.settings import SessionSettings
 from multi.types import ConnectionFacts, ConnectionId, SessionId, StreamId
@@ -93,14 +93,23 @@ def test_many_bytes_are_acknowledged_at_once() -> None:
 
 def test_a_gap_is_told_of_soon_and_a_repeat_at_once() -> None:
     gap = End()
-    gap.arrive(1000, 2000)
-    gap.arrive(3000, 4000)
+    gap.arrive(1000, 2000, now=1.0)
+    gap.arrive(3000, 4000, now=1.0)
     assert gap.receiver.ack_now
     again = End()
     again.arrive(0, 1000)
     again.ack()
     assert not again.arrive(0, 1000)
     assert again.receiver.ack_now
+
+
+def test_gaps_that_come_and_go_are_not_told_of_one_by_one() -> None:
+    end = End()
+    end.ack()
+    for start in range(1000, 9000, 2000):
+        end.arrive(start, start + 1000, now=0.001)
+    assert (end.receiver.ack_now, end.receiver.ack_due) == (False, GAP_DELAY)
+    assert end.receiver.is_due(GAP_DELAY)
 
 
 def test_the_end_of_a_stream_is_acknowledged_at_once() -> None:
@@ -121,8 +130,8 @@ def test_control_is_acknowledged_at_once_where_it_is_urgent() -> None:
 
 def test_what_was_said_is_not_due_any_more() -> None:
     end = End()
-    end.arrive(1000, 2000)
-    end.arrive(3000, 4000)
+    end.arrive(1000, 2000, now=1.0)
+    end.arrive(3000, 4000, now=1.0)
     end.ack()
     assert (end.receiver.ack_now, end.receiver.ack_due) == (False, None)
     assert end.ack().streams == ()

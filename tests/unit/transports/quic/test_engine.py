@@ -15,6 +15,7 @@ from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
 from multi.transports import transport
 from multi.transports.base import TlsSettings, TransportSettings
+from multi.transports.quic.aioquic_engine import Pacer
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
 from multi.transports.quic.engine import GONE, QuicEngine
 from multi.transports.quic.packets import header_of, stateless_reset
@@ -144,3 +145,20 @@ def test_two_ends_agree_whatever_their_engines(tmp_path: Path, client_engine: st
     assert server.closing is not None
     assert (server.closing.error_code, server.closing.frame_type) == (1, None)
     server.write(0, b"too late")  # refused by one of them, taken by the other: neither raises
+
+
+# --- pacing  ---
+
+
+@pytest.mark.parametrize(("mbps", "waited"), [(10, 0.002), (50, 8 * 1350 * 8 / 50e6), (1000, 8 * 1350 * 8 / 1e9)])
+def test_a_pacer_that_waits_lets_several_packets_leave_at_once(mbps: float, waited: float) -> None:
+    pacer, now = Pacer(max_datagram_size=1350), 10.0
+    pacer.update_rate(congestion_window=int(mbps * 125_000 * 0.05), smoothed_rtt=0.05)
+    while (at := pacer.next_send_time(now=now)) is None:
+        pacer.update_after_send(now=now)
+    assert at - now == pytest.approx(waited, rel=0.01)
+    sent = 0
+    while pacer.next_send_time(now=at) is None:
+        pacer.update_after_send(now=at)
+        sent += 1
+    assert sent * 1350 * 8 == pytest.approx(mbps * 1e6 * waited, rel=0.5), "no time is lost by waiting"
