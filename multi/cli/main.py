@@ -6,13 +6,14 @@ Exit codes: 0 done, 1 failed, 2 usage or configuration, 130 interrupted.
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-from multi.cli.parser import make_parser
 
 if TYPE_CHECKING:
     from multi.cli.logs import Format
@@ -23,22 +24,26 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code. Usage errors and --help raise SystemExit, as argparse does."""
-    _open_standard_files()
-    parsed = vars(make_parser().parse_args(arguments))
+    with _loading():
+        _open_standard_files()
+        from multi.cli.logs import log_to_stderr, say
+        from multi.cli.parser import make_parser
+
+        parsed = vars(make_parser().parse_args(arguments))
     verbosity: int = parsed.pop("verbose")
     form: Format = parsed.pop("log_format")
     traces: Path | None = parsed.pop("trace", None)
     workers: int | Literal["auto"] | None = parsed.pop("workers", None)
     module, _, function = parsed.pop("run").partition(":")
-    from multi.cli.logs import log_to_stderr, say
-
     log_to_stderr(verbosity, form)
     try:
-        if traces is not None:
-            parsed["config"] = _traced(parsed["config"], traces)
-        if workers is not None:
-            parsed["config"] = import_module("multi.config").load_config(parsed["config"]).with_workers(workers)
-        code: int = getattr(import_module(module), function)(**parsed)
+        with _loading():
+            if traces is not None:
+                parsed["config"] = _traced(parsed["config"], traces)
+            if workers is not None:
+                parsed["config"] = import_module("multi.config").load_config(parsed["config"]).with_workers(workers)
+            run = getattr(import_module(module), function)
+        code: int = run(**parsed)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as error:
@@ -54,6 +59,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text, code = _in_words(error)
         say(text, form, error if verbosity else None)
         return code
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Nothing is under way yet: Ctrl-C ends the process, without a word.
+
+    As an exception it would come out of whatever module is being loaded, and get lost in callbacks of the import.
+    """
+    raising = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # and not ignored, as in the background
+    if not raising or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _open_standard_files() -> None:

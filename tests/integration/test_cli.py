@@ -239,6 +239,20 @@ def test_interruption_does_not_wait_for_a_name_to_be_resolved(files: Files) -> N
     assert time.monotonic() - before < 3
 
 
+def test_an_interruption_while_a_command_is_being_loaded_ends_it_without_a_traceback() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from multi.cli.main import main\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        name == 'multi.cli.parser' and os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "sys.exit(main(['schema']))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 async def answers_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.read(100)
     writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
