@@ -161,6 +161,10 @@ class BoundedConnection(QuicConnection):
         """Whether the peer addresses us by it."""
         return any(connection_id == one.cid for one in self._host_cids)
 
+    def datagrams_to_send(self, now: float) -> list[tuple[bytes, Any]]:
+        # aioquic raises IndexError where no packet has told yet where to send.
+        return super().datagrams_to_send(now) if self._network_paths else []
+
     def end(self, now: float) -> None:
         """The peer has nothing any more: nothing is sent there."""
         self._close_event = ConnectionTerminated(QuicErrorCode.NO_ERROR, QuicFrameType.PADDING, GONE)

@@ -100,6 +100,17 @@ def test_ids_of_connections_are_made_by_one_function(
             assert set(issued) <= set(made)
 
 
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_server_that_was_given_no_packet_has_nobody_to_say_goodbye_to(tmp_path: Path, name: str) -> None:
+    """As where the handshake times out while its first packet waits for its turn."""
+    write_development_certificates(tmp_path, [])
+    tls, kind = TlsSettings(cert=tmp_path / "server-cert.pem", key=tmp_path / "server-key.pem"), engine_or_skip(name)
+    server = kind(kind.configure(QuicSettings(), tls, b""), 1350, os.urandom(8))
+    assert server.bursts(100.0) == []
+    server.close(1)
+    assert server.bursts(100.0) == []
+
+
 @pytest.mark.parametrize("client_engine", ENGINES)
 @pytest.mark.parametrize("server_engine", ENGINES)
 def test_a_client_believes_that_its_connection_is_gone_if_the_server_said_how_that_would_be_proved(
