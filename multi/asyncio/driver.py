@@ -234,14 +234,14 @@ class SessionDriver:
         self._timer_at = 0.0
         self._watch = watch_of(self.loop)
         self._watched = False
-        self._look_at = 0.0
-        """When the watch has to see to more than samples."""
+        self.look_at = 0.0
+        """When the watch looks at it next."""
         self._datagrams = 0
         """Sent as of the last pump."""
         self._moved = 0
         """Bytes of streams in both directions as of the last look."""
-        self.soon: asyncio.Handle | None = None
-        """The pump that is due in the event loop."""
+        self.soon = False
+        """A pump is due in the event loop."""
         self._later: asyncio.Handle | None = None
         """Counts the turns of the event loop until the pump that waits for the application."""
         self._turns = 0
@@ -292,9 +292,7 @@ class SessionDriver:
         if self._pumping:
             self.pump_soon()  # an effect led to another input, as when `on_client` aborts
             return
-        if self.soon is not None:
-            self.soon.cancel()
-            self.soon = None
+        self.soon = False
         if self._later is not None:
             self._later.cancel()
             self._later = None
@@ -332,11 +330,10 @@ class SessionDriver:
             if not touched:
                 break
             now = loop.time()
-            links = list(touched.values())
-            touched.clear()
-            for link in links:
+            for link in touched.values():
                 link.channel.flush()
                 core.set_credit(link.id, link.channel.credit(), now=now)
+            touched.clear()
             if not (core.left or core.datagrams.waiting):
                 break
         else:
@@ -357,20 +354,23 @@ class SessionDriver:
         self._be_watched(now)
         if core.datagrams.counts.sent != self._datagrams:
             self._datagrams = core.datagrams.counts.sent
-            self._look_at = min(self._look_at, now + SAMPLE_INTERVAL)
+            self.look_at = min(self.look_at, now + SAMPLE_INTERVAL)
 
     def _be_watched(self, now: float) -> None:
-        """Bytes move: be looked at from now on, and as soon as something is due."""
+        """Bytes move: be looked at from now on, as soon as something is due, and soon where they are many."""
         if not self._watched and not self.over:
             self._watched = True
-            self._look_at = now + LOOK
+            self.look_at = now + LOOK
             self._watch.join(self)
-        due = self.core.receiver.ack_due
-        if due is not None and due < self._look_at:
-            self._look_at = due
-        due = self.core.sender.reinject_at
-        if due is not None and due < self._look_at:
-            self._look_at = due
+        sender, receiver = self.core.sender, self.core.receiver
+        due = receiver.ack_due
+        if due is not None and due < self.look_at:
+            self.look_at = due
+        due = sender.reinject_at
+        if due is not None and due < self.look_at:
+            self.look_at = due
+        if sender.used + receiver.charged - self._moved > LITTLE:
+            self.look_at = now
 
     def take_in(self) -> None:
         """Bytes have come: wake who waits for them. What there is to say leaves with the answer, if one comes soon."""
@@ -447,16 +447,13 @@ class SessionDriver:
 
     def pump_soon(self) -> None:
         """Pump from the event loop: what the application does until then goes out together."""
-        if self.soon is None:
-            self.soon = self.loop.call_soon(self._pump_now)
-
-    def _pump_now(self) -> None:
-        self.soon = None  # a handle that runs need not be cancelled
-        self.pump()
+        if not self.soon:
+            self.soon = True
+            self._watch.pump_soon(self)
 
     def _pump_later(self) -> None:
         """Pump within ANSWER_TURNS, sooner when the application does something: one packet instead of several."""
-        if self.soon is None and self._later is None:
+        if not self.soon and self._later is None:
             self._turns = ANSWER_TURNS
             self._later = self.loop.call_soon(self._turn)
 
@@ -485,15 +482,17 @@ class SessionDriver:
 
     def _next_deadline(self) -> float | None:
         """As the core's `next_timer`, without asking for what can only have moved away: the timer is set for that."""
-        core = self.core
-        if core.unsettled or self._timer is None:
-            far = core.far_timer()
-            if far is None or self._timer is None or far < self._timer_at:
-                self._set_timer(far)
-        near = core.near_timer()
+        self._arm_far_deadline()
+        near = self.core.near_timer()
         if self._timer is None or (near is not None and near < self._timer_at):
             return near
         return self._timer_at
+
+    def _arm_far_deadline(self) -> None:
+        if self.core.unsettled or self._timer is None:
+            far = self.core.far_timer()
+            if far is None or self._timer is None or far < self._timer_at:
+                self._set_timer(far)
 
     def look(self, now: float, watched: int) -> bool:
         """See to what is due, as one of `watched` sessions; False when nothing is under way any more.
@@ -501,39 +500,31 @@ class SessionDriver:
         While it is watched these looks are its timer: deadlines that bytes have brought are not armed besides.
         """
         core = self.core
-        moved = core.sender.used + core.receiver.charged
-        due = now >= self._look_at
-        if not due and moved - self._moved <= LITTLE:
-            return True
-        self._moved = moved
+        self._moved = core.sender.used + core.receiver.charged
         try:
             self._watched = core.under_way
             if self._watched:
-                self._see_to(now, watched, deadlines=due)
-                self._watched = core.under_way and not self.over
-            if not self._watched and not self.over:
+                self._see_to(now, watched)
+            elif not self.over:
                 self._look_at_deadlines(now)
         except Exception as error:
             self.fail(error)
-            self._watched = False
-        return self._watched
+        return self._watched  # not if it has ended meanwhile
 
-    def _see_to(self, now: float, watched: int, *, deadlines: bool) -> None:
+    def _see_to(self, now: float, watched: int) -> None:
         core = self.core
-        deadline = now + LOOK
-        if deadlines:
-            self._look_at = deadline
-            if (at := self._next_deadline()) is not None:
-                self._look_at = deadline = min(deadline, at)
-        if deadline <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
+        self._arm_far_deadline()
+        silent, due = core.silence_timer(), core.flush_timer()
+        self.look_at = min(now + LOOK, silent, due)
+        if silent <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
             # What the transports know comes first, so that a late look does not make a healthy path suspect.
             self._take_samples()
-            if deadline <= now:
+            if silent <= now:
                 core.handle_timer(now=self.loop.time())
-                self._look_at = now + LOOK
-            if self.writers or core.left or not core.quiet:
+                self.look_at = now + LOOK
+            if due <= now or self.writers or core.left or not core.quiet:
                 self.pump()
-        elif core.receiver.is_due(now) or core.sender.reinjection_due(now):
+        elif due <= now:
             self.pump()
 
     def _set_timer(self, deadline: float | None) -> None:
@@ -613,9 +604,9 @@ class SessionDriver:
             self.core.abort(LOOP_ENDED, now=self.loop.time())
             self.pump()
         self.abort_channels()
-        for handle in (self.soon, self._later):
-            if handle is not None:
-                handle.cancel()
+        self.soon = False
+        if self._later is not None:
+            self._later.cancel()
 
     # --- channels ---
 

@@ -179,7 +179,7 @@ class SessionReader(asyncio.StreamReader):
         if not self._detached:
             self._driver.on_readable[self._stream] = self._wakeup_waiter
         try:
-            if self._driver.soon is not None:
+            if self._driver.soon:
                 self._driver.pump()  # who has asked and waits for the answer need not wait for the event loop besides
             await waiter  # the pump itself may have woken it, and `_waiter` is None by then
         finally:

@@ -116,7 +116,7 @@ class SessionTransport(asyncio.Transport):
         if type(data) is bytes and sending is not None and not sending.final and not self.driver.over:
             # The common case, written out: it runs for every write of an application.
             sending.write(data)
-            if self.driver.soon is None:
+            if not self.driver.soon:
                 self.driver.pump_soon()
         elif not self._write(data):
             return

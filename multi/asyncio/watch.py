@@ -1,4 +1,4 @@
-"""One timer of an event loop for all its sessions that have bytes under way.
+"""One timer of an event loop for all its sessions that have bytes under way, and one callback for all that pump soon.
 
 A timer for each session, moved whenever bytes come or go, costs more than the bytes do where messages are small. So a
 session that moves bytes joins the watch of its loop, and leaves it when nothing is under way any more. What bytes make
@@ -17,6 +17,14 @@ TICK = 0.010  # seconds
 class Watched(Protocol):
     """A session's driver."""
 
+    soon: bool
+    """It wants to be pumped; False once it was."""
+    look_at: float
+    """When to look at it next, in the time of the event loop."""
+
+    def pump(self) -> None:
+        """Send what was written."""
+
     def look(self, now: float, watched: int) -> bool:
         """See to what is due, as one of `watched` sessions; False when nothing is under way any more."""
 
@@ -24,15 +32,34 @@ class Watched(Protocol):
 class Watch:
     """The sessions of one event loop; see `watch_of`."""
 
-    __slots__ = ("__weakref__", "_loop", "_sessions", "_timer")
+    __slots__ = ("__weakref__", "_loop", "_sessions", "_soon", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._sessions: dict[Watched, None] = {}
+        self._soon: list[Watched] = []
+        """Those that wait for the callback which pumps all of them."""
         self._timer: asyncio.TimerHandle | None = None
 
+    def pump_soon(self, session: Watched) -> None:
+        """Pump it in the next turn of the event loop, unless it is no longer `soon` by then."""
+        if not self._soon:
+            self._loop.call_soon(self._pump)
+        self._soon.append(session)
+
+    def _pump(self) -> None:
+        soon, self._soon = self._soon, []
+        for position, session in enumerate(soon):
+            if session.soon:
+                try:
+                    session.pump()
+                except BaseException:  # as KeyboardInterrupt; a bug ends its session only
+                    for other in soon[position + 1 :]:
+                        self.pump_soon(other)
+                    raise
+
     def join(self, session: Watched) -> None:
-        """Look after it from now on, until `Watched.look` says no."""
+        """Look after it from now on, at `look_at` or a tick later, until `Watched.look` says no."""
         self._sessions[session] = None
         if self._timer is None:
             self._timer = self._loop.call_later(TICK, self._tick)
@@ -47,7 +74,7 @@ class Watch:
         # Set first: a bug in one session must not end the watch over the others.
         self._timer = self._loop.call_later(TICK, self._tick) if sessions else None
         for session in list(sessions):
-            if not session.look(now, count):
+            if session.look_at <= now and not session.look(now, count):
                 sessions.pop(session, None)
 
 

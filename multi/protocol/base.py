@@ -53,6 +53,8 @@ class SessionBase(ABC):
         """The effects since they were taken last."""
         self.needs_flush = True
         """Something has happened since the last effects that may call for more than acknowledgements."""
+        self.steady: list[Connection] = []
+        """Those that carry data, as of the last flush, while nothing is about to end or runs short; else empty."""
         self.unsettled = True
         """Not only bytes have come and gone since `far_timer` was asked: what it said may lie too late."""
 

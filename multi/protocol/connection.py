@@ -577,6 +577,13 @@ class Connections(dict[ConnectionId, Connection]):
             return [c for c in early if c.role is Role.ACTIVE] or early
         return [c for c in left if c.state is ConnectionState.DRAINING] or left
 
+    def capped(self) -> list[Connection]:
+        """Those that may carry data now and have a rate cap: of the others tokens are not counted."""
+        for connection in self.values():
+            if connection.max_rate:
+                return [c for c in self.for_data() if c.max_rate]
+        return []
+
     def with_secondary(self, usable: list[Connection]) -> list[Connection]:
         """`usable` and those that help where it does not cope, in order of id."""
         return [c for c in self.active() if c in usable or c.role is Role.SECONDARY]

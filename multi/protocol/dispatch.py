@@ -144,12 +144,13 @@ class Incoming:
             taken = decoder.taken
             if segment.session_id != session_id:
                 raise RemoteProtocolError("a segment of another session")
-            if connection.openers is not None and (connection.receives or segment.type not in HANDSHAKE_TYPES):
+            receives, type_ = connection.receives, segment.type
+            if connection.openers is not None and (receives or type_ not in HANDSHAKE_TYPES):
                 segment.payload = memoryview(connection.openers[lane].open(segment.header, segment.payload))
                 segment.owned = True
-            if segment.type == DATA and connection.receives:
+            if receives and type_ == DATA:
                 self._data(connection, segment, now)
-            elif segment.type == ACK and connection.receives:
+            elif receives and type_ == ACK:
                 self._heard(connection, now)
                 self._ack(segment, now)
             else:
@@ -240,7 +241,7 @@ class Incoming:
         """What it frees may end a connection or the session; what may be sent now, the session sees by itself."""
         session, sender = self._session, self._session.sender
         ack = decode_ack(segment.payload)
-        if session.settling:
+        if not session.steady and session.settling:
             session.needs_flush = True
         if ack.session_window > sender.window:
             sender.widen(ack.session_window)

@@ -83,6 +83,7 @@ _ACK = struct.Struct("!QQBB")
 _STREAM_ACK = struct.Struct("!IQQB")
 _RANGE = struct.Struct("!QQ")
 _PLAIN_ACK = struct.Struct("!QQBBIQQB")  # both, for one stream and without ranges
+_PLAIN_ACK_SIZE = _PLAIN_ACK.size
 
 
 class StreamAck(NamedTuple):
@@ -126,18 +127,18 @@ def encode_plain_ack(session_window: int, control: int, stream: StreamId, cumula
 
 
 def decode_ack(payload: bytes | memoryview) -> Ack:
-    data = bytes(payload)
-    if len(data) > MAX_ACK_PAYLOAD:
-        raise RemoteProtocolError(f"acknowledgement of {len(data)} bytes")
-    if len(data) == _PLAIN_ACK.size:  # the common case, written out
-        session_window, control, control_count, streams, stream, cumulative, window, count = _PLAIN_ACK.unpack(data)
+    if len(payload) == _PLAIN_ACK_SIZE:  # the common case, written out
+        session_window, control, control_count, streams, stream, cumulative, window, count = _PLAIN_ACK.unpack(payload)
         if (
             streams == 1
             and not control_count
             and not count
-            and max(session_window, control, cumulative, window) <= MAX_OFFSET
+            and session_window | control | cumulative | window <= MAX_OFFSET  # which is all ones
         ):
             return Ack(session_window, control, (), (StreamAck(stream, cumulative, window),))
+    data = bytes(payload)
+    if len(data) > MAX_ACK_PAYLOAD:
+        raise RemoteProtocolError(f"acknowledgement of {len(data)} bytes")
     try:
         session_window, control, control_count, stream_count = _ACK.unpack_from(data)
         position = _ACK.size

@@ -78,7 +78,12 @@ OPTIONAL_CONTROL = 192  # from here on types are control: who does not know one 
 CONTROL_TYPES = frozenset((*range(SegmentType.FIN, SegmentType.STEER + 1), *range(OPTIONAL_CONTROL, 256)))
 OPTIONAL_TYPES = range(128, 256)
 """Types a later version may add: who does not know one skips it. Others are sent only to who has announced them."""
-_KNOWN_TYPES = frozenset((*SegmentType, *OPTIONAL_TYPES))
+_LONGEST = {
+    type_: TAG_LENGTH
+    + (MAX_DATA_PAYLOAD if type_ == SegmentType.DATA or 128 <= type_ < OPTIONAL_CONTROL else MAX_CONTROL_PAYLOAD)
+    for type_ in (*map(int, SegmentType), *OPTIONAL_TYPES)
+}
+"""Bytes of payload, with its tag, that a segment of each known type may have."""
 
 
 @dataclass(slots=True, eq=False)
@@ -159,14 +164,13 @@ def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
     version, type_, header_length, segment_length, session_id, sequence = _HEADER.unpack_from(data, position)
     if version != VERSION:
         raise RemoteProtocolError(f"unknown version {version}")
-    if type_ not in _KNOWN_TYPES:
+    longest = _LONGEST.get(type_)
+    if longest is None:
         raise RemoteProtocolError(f"unknown segment type {type_}")
     if not HEADER_LENGTH <= header_length <= MAX_HEADER_LENGTH:
         raise RemoteProtocolError(f"header length {header_length} is not in {HEADER_LENGTH}..{MAX_HEADER_LENGTH}")
-    large = type_ == SegmentType.DATA or 128 <= type_ < OPTIONAL_CONTROL
-    limit = (MAX_DATA_PAYLOAD if large else MAX_CONTROL_PAYLOAD) + TAG_LENGTH
-    if not header_length <= segment_length <= header_length + limit:
-        allowed = f"{header_length}..{header_length + limit}"
+    if not header_length <= segment_length <= header_length + longest:
+        allowed = f"{header_length}..{header_length + longest}"
         raise RemoteProtocolError(f"segment length {segment_length} is not in {allowed}", Cause.SEGMENT_SIZE)
     return type_, header_length, segment_length, session_id, sequence
 

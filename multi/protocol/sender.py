@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import islice
 from math import inf
 
 from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
@@ -265,19 +265,25 @@ class Sender:
             self.send_alone(usable[0], now)
             return
         reinjects = several and self.reinject == "full"
+        copies = reinjects and self._anything_in_flight  # else there is nothing to copy
         if not lost or self._rescue(lost, usable, now):
             if deadlines and several and self.reinject != "off":
                 self._meet_deadlines(usable, now)
-            if reinjects and self._window_runs_out(usable):
+            if copies and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
-            if self._send_new(usable, now) and reinjects and self._looks_again(now) and self._any_late(now):
+            if self._send_new(usable, now) and copies and self._looks_again(now) and self._any_late(now):
                 self._reinject(usable, now)
         if deadlines and several and self.reinject != "off":
             self.reinject_at = now + REINJECT_CHECK
-        if reinjects and self._has_credit(usable):
-            for connection in self._connections.values():
-                if connection.in_flight:
-                    self.reinject_at = now + REINJECT_CHECK
+        if reinjects and self._anything_in_flight and self._has_credit(usable):
+            self.reinject_at = now + REINJECT_CHECK
+
+    @property
+    def _anything_in_flight(self) -> bool:
+        for connection in self._connections.values():  # noqa: SIM110 - asked with every flush
+            if connection.in_flight:
+                return True
+        return False
 
     @property
     def _window_grows(self) -> bool:
@@ -389,8 +395,8 @@ class Sender:
         """Send unsent bytes on the only connection there is: no scheduler need be asked."""
         if now > self._run_at + RUN_GAP:
             self._run = 0
-        for stream in repeat(*self.active.values()) if len(self.active) == 1 else self._turns():
-            if connection.credit <= 0 or stream.next_offset == stream.end_offset:
+        for stream in self._turns():
+            if connection.credit <= 0:
                 return
             size = stream.worth_sending(min(stream.window - stream.next_offset, self.window - self.used))
             if size <= 0:

@@ -139,8 +139,6 @@ class SessionCore(SessionBase):
         self._incoming = Incoming(self, self.streams, self.datagrams, self._auth, self._liveness, self.scheduling)
         self.left = False
         """As of the last flush bytes wait for a connection, new ones or such that are to be rescued."""
-        self._alone: Connection | None = None
-        """Carries everything, as of the last flush, and nothing is about to end."""
         self._short_since: float | None = None
         """From when on more has waited than the active connections take."""
         self._open_timeout = 0.0
@@ -277,7 +275,7 @@ class SessionCore(SessionBase):
 
     def write(self, stream: StreamId, data: bytes | bytearray | memoryview, *, now: float) -> None:
         """Queue bytes; see `SendStream.write`. Raises LocalProtocolError after the end, SessionLost when over."""
-        self._act(now)
+        self.now = now
         self.streams.check_writable(stream).write(data)
 
     def read(self, stream: StreamId, limit: int, *, now: float) -> bytes:
@@ -585,28 +583,41 @@ class SessionCore(SessionBase):
 
     def near_timer(self) -> float | None:
         """Of `next_timer`, what bytes that come and go bring nearer: acknowledgements owed either way, and copies."""
+        return self._ahead((self.silence_timer(), self.flush_timer()))
+
+    def silence_timer(self) -> float:
+        """Of `near_timer`, when something has to have been heard or said; `handle_timer` sees to it. inf = never."""
         if self.state is SessionState.CLOSED:
-            return None
-        owed = self.receiver.ack_due
-        due: list[float | None] = [
-            owed if owed is not None and self.connections.for_control() else None,
-            self.sender.hold_until,
-            self._liveness.probe_at,
-            None if self.confirmed else self._auth.next_timer(),
-        ]
-        capped = False
+            return inf
+        soonest = inf
         for connection in self.connections.values():
-            if connection.alive:
-                capped = capped or connection.max_rate > 0.0
-                due.append(self._liveness.near(connection))
-        if self.datagrams.waiting:
-            due.append(self.datagrams.next_timer())
-        if self.sender.active:
-            due.append(self.sender.reinject_at)
-        if capped and (self.sender.active or self.datagrams.waiting):
-            # Only what may be used gets its tokens counted: for the others the time would lie in the past for ever.
-            due += [c.tokens_ready_at() for c in self.connections.for_data()]
-        return self._ahead(due)
+            if connection.alive and (at := self._liveness.near(connection)) is not None and at < soonest:
+                soonest = at
+        probe_at = self._liveness.probe_at
+        if probe_at is not None and probe_at < soonest:
+            soonest = probe_at
+        if not self.confirmed and (at := self._auth.next_timer()) is not None and at < soonest:
+            soonest = at
+        return soonest
+
+    def flush_timer(self) -> float:
+        """Of `near_timer`, when there is something to send; `effects` does it. inf = never."""
+        if self.state is SessionState.CLOSED:
+            return inf
+        sender, datagrams = self.sender, self.datagrams
+        owed = self.receiver.ack_due
+        soonest = owed if owed is not None and self.connections.for_control() else inf
+        if sender.hold_until is not None and sender.hold_until < soonest:
+            soonest = sender.hold_until
+        if sender.active and sender.reinject_at is not None and sender.reinject_at < soonest:
+            soonest = sender.reinject_at
+        if datagrams.waiting and (at := datagrams.next_timer()) is not None and at < soonest:
+            soonest = at
+        if sender.active or datagrams.waiting:
+            for connection in self.connections.capped():
+                if (at := connection.tokens_ready_at()) is not None and at < soonest:
+                    soonest = at
+        return soonest
 
     def far_timer(self) -> float | None:
         """The others of `next_timer`. Until the session is `unsettled` again they only move away."""
@@ -684,7 +695,7 @@ class SessionCore(SessionBase):
 
     def _own_effects(self) -> list[Effect]:
         if self.needs_flush or self._has_more_to_say():
-            if not self.needs_flush and self._flush_alone(self.now):
+            if self.steady and not self.needs_flush and self._flush_written(self.now):
                 effects, self.pending = self.pending, []
                 return effects
             self.needs_flush = False
@@ -714,30 +725,29 @@ class SessionCore(SessionBase):
                 return True
         return sender.reinject_at is not None and sender.reinjection_due(self.now)
 
-    def _flush_alone(self, now: float) -> bool:
+    def _flush_written(self, now: float) -> bool:
         """As `_flush`, where bytes have been written and nothing else has happened since; False: it does not do.
 
-        It is so while one connection carries everything and nothing ends: small messages come this way.
+        It is so while the same connections carry everything and nothing ends: small messages come this way.
         """
-        alone, receiver = self._alone, self.receiver
-        if alone is None or self.outbox.queue or self.datagrams.waiting:
+        usable, receiver, sender = self.steady, self.receiver, self.sender
+        if self.outbox.queue or self.datagrams.waiting:
             return False
-        if receiver.ack_now or (receiver.ack_due is not None and receiver.rides(now)):  # what is due rides as well
+        if receiver.is_due(now) or (receiver.rides(now) and sender.waiting):
             receiver.ack_now = True
             if len(self.connections) == 1:
-                receiver.acknowledge_on((alone,), now)
+                receiver.acknowledge_on(usable, now)
             else:
                 receiver.send_acks(self.connections, now)
             for connection in self.connections.values():
                 if connection.control_backlog > MAX_CONTROL_BACKLOG:
                     return False
-                if connection is not alone:  # a backup may be what delivers them first
-                    self._collect(connection)
-        alone.refresh_credit(now)
-        if alone.credit > 0:
-            self.sender.send_alone(alone, now)
-        self._collect(alone)
-        self.left = self.sender.waiting
+        for connection in usable:
+            connection.refresh_credit(now)
+        sender.fill(usable, now)
+        for connection in self.connections.values():  # acknowledgements may leave on a backup
+            self._collect(connection)
+        self.left = sender.waiting
         return not self.left
 
     def _flush(self, now: float) -> None:
@@ -779,8 +789,9 @@ class SessionCore(SessionBase):
         if ending:
             self._finish_close()
         self.left = self.sender.waiting
-        settled = not (draining or left or ending or self.streams.ending) and self._liveness.probe_at is None
-        self._alone = usable[0] if settled and len(usable) == 1 and usable[0].state is ConnectionState.ACTIVE else None
+        ends = draining or ending or self.streams.ending
+        settled = not (ends or left) and self._short_since is None and self._liveness.probe_at is None
+        self.steady = usable if settled and usable and usable[0].state is ConnectionState.ACTIVE else []
 
     def _is_short(self, usable: Sequence[Connection], left: bool, now: float) -> bool:
         """Whether `usable` has been taking less than there is to send for a while."""
@@ -850,10 +861,7 @@ class SessionCore(SessionBase):
         """What is to be sent waits for a moment that no input brings: a scheduler's, a datagram's or a rate cap's."""
         if self.sender.hold_until is not None or self.datagrams.waiting:
             return True
-        for connection in self.connections.values():  # noqa: SIM110 - asked for every pump
-            if connection.max_rate and self.sender.waiting:
-                return True
-        return False
+        return self.left and bool(self.connections.capped())
 
     def sample_due(self, now: float, interval: float = SAMPLE_INTERVAL) -> bool:
         """The figures of the transports are of use now; `interval` seconds lie between two of them at least."""

@@ -273,18 +273,19 @@ class StreamChannel(QueueingChannel):
         until = 0.0
         try:
             for _ in range(READS_PER_EVENT):
-                if self._sink is None or self._state is not _State.OPEN:
+                sink = self._sink
+                if sink is None or self._state is not _State.OPEN:
                     return
-                if self._sink.behind or (received and monotonic() >= until):
+                if sink.behind or (received and monotonic() >= until):
                     self._read_on()
                     break
-                until = until or monotonic() + READ_TIME
                 size = self._recv_into(buffer)
                 if not size:
                     ended = True
                     break
-                received = True
-                self._sink.data_received(buffer[:size], 0)
+                if not received:
+                    received, until = True, monotonic() + READ_TIME
+                sink.data_received(buffer[:size], 0)
                 if size < RECEIVE_BUFFER and self._secured is None:
                     break  # the socket was emptied; readiness is level-triggered, so nothing is missed
             else:

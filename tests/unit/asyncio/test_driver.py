@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -144,8 +143,7 @@ async def test_bytes_that_wait_for_their_rate_are_sent_when_it_allows_them(monke
     monkeypatch.setattr(driver.core, "far_timer", lambda: soon + 60.0)
     driver.pump()
     assert armed(driver) > soon, "bytes alone move no timer"
-    monkeypatch.setattr(driver.core, "connections", {0: SimpleNamespace(max_rate=1e6, control_backlog=0)})
-    monkeypatch.setattr(driver.core, "effects", lambda **_: [])
+    monkeypatch.setattr(driver.core.connections, "capped", lambda: [Mock()])
     driver.core.write(STREAM_ZERO, b"waits", now=driver.now())
     driver.pump()
     assert armed(driver) == soon

@@ -6,16 +6,26 @@ import asyncio
 import gc
 import weakref
 
+import pytest
+
 from multi.asyncio.watch import Watch, watch_of
 
 
 class Watched:
     """Says for a while that something is under way."""
 
+    soon = False
+    look_at = 0.0
+
     def __init__(self, looks: int) -> None:
+        self.pumped = 0
         self.left = looks
         self.together: list[int] = []
         self.done = asyncio.Event()
+
+    def pump(self) -> None:
+        self.soon = False
+        self.pumped += 1
 
     def look(self, now: float, watched: int) -> bool:
         self.left -= 1
@@ -66,6 +76,59 @@ def test_a_watch_ends_with_its_loop() -> None:
     assert known() is None
 
 
-class _Idle:
+async def test_a_session_is_looked_at_when_it_wants_to_be() -> None:
+    loop = asyncio.get_running_loop()
+    watch, later, soon = Watch(loop), Watched(1), Watched(2)
+    later.look_at = loop.time() + 3600
+    watch.join(later)
+    watch.join(soon)
+    async with asyncio.timeout(5):
+        await soon.done.wait()
+    assert later.together == []
+    later.look_at = loop.time()
+    async with asyncio.timeout(5):
+        await later.done.wait()
+
+
+async def test_all_who_want_to_be_pumped_are_in_the_next_turn_and_nobody_twice() -> None:
+    watch, one, two, done = Watch(asyncio.get_running_loop()), Watched(1), Watched(1), Watched(1)
+    for session in (one, two, done, two):
+        session.soon = True
+        watch.pump_soon(session)
+    done.pump()
+    assert (one.pumped, two.pumped) == (0, 0)
+    await asyncio.sleep(0)
+    assert (one.pumped, two.pumped, done.pumped) == (1, 1, 1)
+    one.soon = True
+    watch.pump_soon(one)
+    await asyncio.sleep(0)
+    assert (one.pumped, two.pumped) == (2, 1)
+
+
+async def test_an_interrupted_pump_leaves_the_others_theirs() -> None:
+    class Interrupted(BaseException):
+        """As KeyboardInterrupt."""
+
+    class Interrupts(Watched):
+        def pump(self) -> None:
+            self.soon = False
+            raise Interrupted
+
+    watch, first, second = Watch(asyncio.get_running_loop()), Interrupts(1), Watched(1)
+    for session in (first, second):
+        session.soon = True
+        watch.pump_soon(session)
+    with pytest.raises(Interrupted):
+        watch._pump()
+    assert second.pumped == 0
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert second.pumped == 1
+
+
+class _Idle(Watched):
+    def __init__(self) -> None:
+        super().__init__(1)
+
     def look(self, now: float, watched: int) -> bool:
         return False
