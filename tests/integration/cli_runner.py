@@ -1,6 +1,6 @@
 """Runs `multi` as a person would: in a process of its own, with files, signals and exit codes.
 
-`run` and `started` start an interpreter; `run_forked` does without, for tests of what commands do and not of how they
+`run` starts an interpreter; `run_forked` and `started` do without, for tests of what commands do and not of how they
 start.
 """
 
@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -38,49 +41,93 @@ def run(*arguments: object, cwd: Path | None = None, **environment: str) -> subp
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=TIMEOUT, cwd=cwd, env=env)
 
 
+class Forked:
+    """A command that begins with everything imported; as far as tests use it, like `subprocess.Popen`."""
+
+    def __init__(self, *arguments: object, cwd: Path | None = None) -> None:
+        order = [*map(str, arguments)], str(cwd or Path.cwd()), _ENVIRONMENT
+        pipes = [os.pipe() for _ in range(3)]
+        socket.send_fds(_fork_server()[0], [json.dumps(order).encode()], [write for _, write in pipes])
+        for _, write in pipes:
+            os.close(write)
+        self.stdout, self.stderr, self._told = (open(read, encoding="utf-8") for read, _ in pipes)  # noqa: SIM115
+        self.pid = int(self._told.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            self.returncode = int(self._told.readline())
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None and not select.select([self._told], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("multi", timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """The rest of what it prints, and of its errors."""
+        with ThreadPoolExecutor(2) as threads:
+            rest = [threads.submit(pipe.read) for pipe in (self.stdout, self.stderr)]
+            try:
+                output, errors = (part.result(timeout) for part in rest)
+            except TimeoutError:
+                self.kill()
+                raise
+        self.wait(timeout)
+        return output, errors
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """End it, and let go of it."""
+        self.kill()
+        self.wait()
+        for pipe in (self.stdout, self.stderr, self._told):
+            pipe.close()
+
+
 @cache
-def _fork_server() -> subprocess.Popen[str]:
-    """Ends with its standard input, and so with us."""
-    command = [sys.executable, "-m", "tests.integration.fork_server"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT)
+def _fork_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Where it takes orders; it ends with this socket, and so with us."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        command = [sys.executable, "-m", "tests.integration.fork_server"]
+        return ours, subprocess.Popen(command, stdin=its.fileno(), env=_ENVIRONMENT)
+
+
+def prepare_to_fork() -> None:
+    """From now on forked commands start at once, and leave no socket of ours that was not there before."""
+    _fork_server()
 
 
 def run_forked(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """The same in a process that begins with everything imported."""
-    server = _fork_server()
-    assert server.stdin is not None
-    assert server.stdout is not None
-    with tempfile.NamedTemporaryFile() as output, tempfile.NamedTemporaryFile() as errors:
-        order = [*map(str, arguments)], str(cwd or Path.cwd()), _ENVIRONMENT, output.name, errors.name
-        try:
-            print(json.dumps(order), file=server.stdin, flush=True)
-            code = int(server.stdout.readline())
-        except BaseException:  # it hangs, and the test has run out of time
-            server.kill()
-            _fork_server.cache_clear()
-            raise
-        return subprocess.CompletedProcess(order[0], code, output.read().decode(), errors.read().decode())
+    with started(*arguments, cwd=cwd) as process:
+        output, errors = process.communicate(TIMEOUT)
+        return subprocess.CompletedProcess([*map(str, arguments)], process.wait(), output, errors)
 
 
 @contextmanager
-def started(*arguments: object, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+def started(*arguments: object, cwd: Path | None = None) -> Iterator[Forked]:
     """A command that runs meanwhile."""
-    process = subprocess.Popen(
-        command(*arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=cwd,
-        env=_ENVIRONMENT,
-    )
+    process = Forked(*arguments, cwd=cwd)
     try:
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        process.close()
 
 
-def wait_for_line(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+def wait_for_line(process: Forked | subprocess.Popen[str], pattern: str) -> re.Match[str]:
     """Read its output up to a line that matches."""
     assert process.stdout is not None
     read = []
@@ -140,14 +187,14 @@ class Files:
         return path
 
     @contextmanager
-    def serving(self, *options: str, **changes: Any) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    def serving(self, *options: str, **changes: Any) -> Iterator[tuple[Forked, int]]:
         """A running `multi serve` and its port."""
         with started("serve", self.server_config(**changes), "--dir", self.served, *options) as process:
             yield process, int(wait_for_line(process, r"^serving .* port (\d+) \(").group(1))
 
 
-def interrupt(process: subprocess.Popen[str]) -> tuple[int, str]:
+def interrupt(process: Forked | subprocess.Popen[str]) -> tuple[int, str]:
     """Ctrl-C; return exit code and stderr."""
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=TIMEOUT)
-    return process.returncode, errors
+    return process.wait(), errors

@@ -15,7 +15,7 @@ import pytest
 
 import multi
 from multi.lab.bench.protocol import BenchError, Report, encode, read
-from tests.integration.cli_runner import Files, interrupt, started, wait_for_line
+from tests.integration.cli_runner import Files, interrupt, prepare_to_fork, started, wait_for_line
 from tests.integration.cli_runner import run_forked as run
 
 KEYS = {
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_client_and_server_at_once(files: Files) -> None:
 
 
 def test_sigterm_lets_a_measurement_finish_and_refuses_the_next(files: Files) -> None:
-    run("--version")  # the next one starts at once
+    prepare_to_fork()
     with bench_server(files, drain_timeout=20.0) as (server, port):
         config = files.client_config(port, "tcp", max_rate_mbps=50)
         with started("bench", "run", config, "-t", 3) as client:

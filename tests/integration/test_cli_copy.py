@@ -20,7 +20,7 @@ import pytest
 import multi
 from multi.lab.files import client
 from multi.lab.files.protocol import Begin, Entry, Refusal, encode
-from tests.integration.cli_runner import Files, command, interrupt, started, wait_for_line
+from tests.integration.cli_runner import Files, Forked, command, interrupt, started, wait_for_line
 from tests.integration.cli_runner import run_forked as run
 
 MEGABYTE = 1_000_000
@@ -329,7 +329,7 @@ def test_stopping_server_says_so_and_leaves_in_order(files: Files) -> None:
 
 
 @contextmanager
-def transfer(files: Files, size: int) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+def transfer(files: Files, size: int) -> Iterator[tuple[Forked, Forked]]:
     """A server and a client that fetches a file from it, in the middle of that."""
     (files.served / "big").write_bytes(content(size))
     with (

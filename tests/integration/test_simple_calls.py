@@ -197,6 +197,7 @@ def test_ping_measures_every_connection_and_says_what_a_session_would_do() -> No
         assert code == 1
         assert "refused" in out + err
 
+    cli_runner.prepare_to_fork()
     run(scenario())
 
 

@@ -17,7 +17,7 @@ import pytest
 import multi
 from multi.asyncio import tracing
 from multi.cli.main import main
-from tests.integration.cli_runner import run_forked
+from tests.integration.cli_runner import prepare_to_fork, run_forked
 from tests.integration.hostile import Stranger, greeting, said
 from tests.integration.support import Pair, Way, event_of, multi_pair, run, until
 from tests.unit.lab.traces import two_networks
@@ -257,6 +257,7 @@ def test_commands_write_traces_where_they_are_told_and_say_at_once_where_they_ca
             assert "file exists" in failed.stderr
             server.abort()
 
+    prepare_to_fork()
     run(scenario())
     (path,) = (tmp_path / "new" / "traces").glob("*-client.sqlog")
     assert records(path)[-1]["name"] == "multi:session_ended"
