@@ -21,7 +21,7 @@ import multi
 from multi.cli import top
 from multi.cli.main import main
 from tests.integration.asyncio.test_control import ask
-from tests.integration.cli_runner import run_forked
+from tests.integration.cli_runner import prepare_to_fork, run_forked
 from tests.integration.support import Pair, Way, event_of, multi_pair, run
 from tests.processes import MORTAL
 
@@ -42,6 +42,7 @@ def beside(tmp_path: Path, look: Callable[[Path, Pair], T]) -> T:
             await pair.server_reader.readexactly(50_000)
             return await asyncio.to_thread(look, path, pair)
 
+    prepare_to_fork()
     return run(scenario())
 
 
@@ -121,6 +122,7 @@ def beside_client(tmp_path: Path, look: Callable[[Path, Pair], T]) -> T:
             await event_of(pair.session, lambda _: len(living(pair)) == 2)
             return await asyncio.to_thread(look, path, pair)
 
+    prepare_to_fork()
     return run(scenario())
 
 
