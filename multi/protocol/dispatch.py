@@ -160,6 +160,8 @@ class Incoming:
             if taken < total and connection.receives and (connection.held or enough()):
                 connection.held.append((lane, bytes(data[taken:])))
                 return
+        if connection.heard_at < now and connection.authenticated:
+            self._heard(connection, now)  # a part of a segment: on a slow network the rest may take seconds
 
     def _data(self, connection: Connection, segment: Segment, now: float) -> None:
         """The common case, once the handshake is far enough."""

@@ -198,6 +198,24 @@ def test_a_sign_of_life_brings_a_suspect_connection_back(sign: str) -> None:
     assert ends.client.session.connections[line.id].reason.cause is Cause.RECOVERED
 
 
+def test_parts_of_a_sealed_segment_are_signs_of_life() -> None:
+    """A slow network takes seconds for one, and the transport's acknowledgements wait behind it."""
+    ends = Ends()
+    line = ends.connect()
+    ends.pump()
+    line.hold_up = line.hold_down = True
+    ends.write(ends.server, bytes(16_000))
+    ((lane, sealed),) = line.down
+    waiting = TransportSample(rtt=RTT, rtt_variation=RTT / 2, unacked=1_000)
+    ends.client.session.sample(line.id, waiting, now=ends.now)
+    for at in range(0, 15_000, 1_000):
+        ends.client.session.receive(line.id, memoryview(sealed)[at : at + 1_000], lane, now=ends.now)
+        ends.advance(WITHIN, step=0.01)
+        assert ends.client.states()[line.id] == "active"
+    ends.advance(WITHIN, step=0.01)
+    assert ends.client.states()[line.id] == "suspect", "nothing more has come"
+
+
 def test_a_server_that_never_answers_the_handshake_is_left_in_time() -> None:
     ends = Ends(CLEAR, CLEAR)
     line = ends.connect()
