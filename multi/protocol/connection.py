@@ -116,6 +116,8 @@ class Connection:
     heard_at: float = field(init=False)
     sent_at: float = field(init=False)
     progress_at: float = field(init=False)
+    acked_at: float = field(init=False)
+    """As `progress_at`, where signs of life do not count: what the transport itself was told."""
     session_progress_at: float = field(init=False)
     suspect_since: float = -inf
     ask_after: float = 0.0
@@ -184,7 +186,7 @@ class Connection:
         self._enter(Phase.HANDSHAKE)
         self.decoders = [SegmentDecoder() for _ in range(facts.lanes)]
         self.output = [[] for _ in range(facts.lanes)]
-        self.heard_at = self.sent_at = self.progress_at = self.session_progress_at = now
+        self.heard_at = self.sent_at = self.progress_at = self.acked_at = self.session_progress_at = now
         self._not_sent_at = self._rate_since = self._tokens_at = now
         self.rtt, self.rtt_variation, self.min_rtt = facts.rtt, facts.rtt / 2, facts.rtt
         self._tokens = self.bucket_depth
@@ -373,11 +375,13 @@ class Connection:
         progressed = sample.bytes_acked > self.sampled_acked
         self.sampled_acked = sample.bytes_acked
         if not sample.unacked:
-            self.progress_at = now
+            self.progress_at = self.acked_at = now
         elif progressed:
             self.progress_at = max(self.progress_at, now - sample.silent_for)
+            self.acked_at = now
         elif not self.unacked:
             self.progress_at = max(self.progress_at, self._clock_starts(now))
+            self.acked_at = max(self.acked_at, self._clock_starts(now))
         self.unacked, self.unsampled_at, self._carried_datagrams = sample.unacked, None, False
         self._take_loss(sample)
         return progressed
@@ -502,7 +506,16 @@ class Connection:
         A middlebox that ends TCP itself acknowledges bytes it may never deliver.
         """
         rate = self.rate or SLOW_SEGMENT / 0.1
-        return max(0.3, 2 * self.suspect_after) + self.in_flight / rate
+        return self.patience + self.in_flight / rate
+
+    @property
+    def patience(self) -> float:
+        """Seconds that a reliable transport may take for what was lost: its timeout, and a round trip."""
+        return max(0.3, 2 * self.suspect_after)
+
+    def stuck_at(self) -> float | None:
+        """When it is STUCK unless its transport makes progress, whatever is heard; None = nothing is expected."""
+        return self.acked_at + self.patience if self.unacked and self.delivers else None
 
     def in_time(self, now: float) -> bool:
         """The peer owes an answer, but not for longer than its acknowledgements may take."""
@@ -558,12 +571,13 @@ class Connections(dict[ConnectionId, Connection]):
     def for_data(self) -> list[Connection]:
         """Those that may carry data now: active roles first, then secondary ones, backups when there are none.
 
-        When neither is there, a connection that drains is still better than none, and a suspect one better than that.
+        When neither is there, a connection that drains is still better than none, and one that is suspect or stuck
+        better than that.
         """
         ready: list[Connection] = []
         active: list[Connection] = []
         for connection in self.values():
-            if connection.state is ConnectionState.ACTIVE:
+            if connection.state is ConnectionState.ACTIVE and connection.delivers:
                 ready.append(connection)
                 if connection.role is Role.ACTIVE:
                     active.append(connection)
@@ -586,16 +600,16 @@ class Connections(dict[ConnectionId, Connection]):
 
     def with_secondary(self, usable: list[Connection]) -> list[Connection]:
         """`usable` and those that help where it does not cope, in order of id."""
-        return [c for c in self.active() if c in usable or c.role is Role.SECONDARY]
+        return [c for c in self.active() if c in usable or (c.role is Role.SECONDARY and c.delivers)]
 
     def for_control(self) -> list[Connection]:
         """Those that may carry acknowledgements and control now, whatever their role: the best there are."""
         active: list[Connection] = []
         for connection in self.values():
-            if connection.state is ConnectionState.ACTIVE:
+            if connection.state is ConnectionState.ACTIVE and connection.delivers:
                 active.append(connection)
         return (
             active
             or [c for c in self.values() if c.state is ConnectionState.DRAINING]
-            or [c for c in self.values() if c.state is ConnectionState.SUSPECT]
+            or [c for c in self.values() if c.authenticated]
         )

@@ -54,6 +54,10 @@ class Liveness:
     Suspicion is cheap and reversible: it costs copies, not the connection. The peer is told, because it may see the
     silence later or not at all. A connection that only receives acknowledges at least every half of that time, so that
     a healthy one is not suspected because acknowledgements take another path.
+
+    A transport that makes no progress although its peer is heard is STUCK, as over a network that swallows large packets
+    and says nothing: it stays ACTIVE, but what it carries goes elsewhere, and so does what is new, until it gets on.
+    Nothing is dialled beside it, for that would be stuck as soon.
     """
 
     def __init__(self, session: SessionBase) -> None:
@@ -92,13 +96,17 @@ class Liveness:
         else:
             if (deadline := connection.suspect_at()) is not None:
                 due.append((deadline, self._silent))
+            if (deadline := connection.stuck_at()) is not None:
+                due.append((deadline, self._stuck))
         return due + later
 
     def near(self, connection: Connection) -> float | None:
         """When the first is due of what bytes that come and go bring nearer."""
         if connection.state is ConnectionState.AUTHENTICATING or connection.state is ConnectionState.SUSPECT:
             return min(at for at, _ in self.due(connection))
-        at, owed = connection.suspect_at(), connection.ack_keepalive_due
+        at, owed, stuck = connection.suspect_at(), connection.ack_keepalive_due, connection.stuck_at()
+        if stuck is not None and (at is None or stuck < at):
+            at = stuck
         return owed if owed and (at is None or owed < at) else at
 
     def far(self, connection: Connection) -> list[Deadline]:
@@ -137,6 +145,10 @@ class Liveness:
         if now >= self._ask_at(connection):
             self._ask(connection, now)
 
+    def _stuck(self, connection: Connection, now: float) -> None:
+        connection.delivers = False
+        self._carry_elsewhere(connection)
+
     def _silent_for_long(self, connection: Connection, now: float) -> None:
         self._session.disconnect(connection, SILENT, abort=True)
 
@@ -158,12 +170,15 @@ class Liveness:
         connection.step(Step.SILENT, reason)
         connection.suspect_since = now
         connection.ask_after = ASK_SUSPECT
-        self._outbox.lose(connection)
-        self._sender.lose(connection)
-        self._session.receiver.everything_dirty()
+        self._carry_elsewhere(connection)
         self._session.notify(connection.changed())
         if tell is not None and any(c.delivers for c in self._connections.for_control()):
             self.say(connection, tell)
+
+    def _carry_elsewhere(self, connection: Connection) -> None:
+        self._outbox.lose(connection)
+        self._sender.lose(connection)
+        self._session.receiver.everything_dirty()
 
     def peer_waits(self, connection: Connection, now: float) -> None:
         """The peer waits there for signs of life in vain.
@@ -175,6 +190,15 @@ class Liveness:
         silent = now >= connection.heard_at + (connection.rtt or UNKNOWN_RTT) + SUSPECT_SLACK
         if connection.state is ConnectionState.ACTIVE and silent:
             self.suspect(connection, PEER_WAITS, now)
+
+    def progressed(self, connection: Connection, now: float) -> None:
+        """The transport got on with what it carries."""
+        if not connection.delivers and connection.state is not ConnectionState.SUSPECT and connection.alive:
+            connection.delivers = True
+            self._sender.recover(connection)
+        if connection.in_time(now):
+            # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
+            self.recovered(connection, PROGRESSED)
 
     def recovered(self, connection: Connection, reason: Reason) -> None:
         """A sign of life: a suspect connection is ACTIVE again."""

@@ -42,7 +42,7 @@ from multi.protocol.connection import SAMPLE_INTERVAL, Connection
 from multi.protocol.datagrams import Datagrams
 from multi.protocol.dispatch import Incoming, never
 from multi.protocol.handshake import DATAGRAMS, GOING_AWAY, STEERING, Extensions, Join, Refuse, RefuseCode
-from multi.protocol.liveness import DRAINED, DRAINED_HERE, PROGRESSED, Liveness
+from multi.protocol.liveness import DRAINED, DRAINED_HERE, Liveness
 from multi.protocol.payloads import (
     CLOSE_ABORTED,
     CLOSE_GOING_AWAY,
@@ -262,9 +262,8 @@ class SessionCore(SessionBase):
         if len(self.connections) > 1:
             self.needs_flush = True  # what one carries may be copied to another
         found = self._living(connection)
-        if found is not None and found.take_sample(sample, now) and found.in_time(now):
-            # A transport that acknowledges for a peer that no longer answers proves nothing: only the peer does then.
-            self._liveness.recovered(found, PROGRESSED)
+        if found is not None and found.take_sample(sample, now):
+            self._liveness.progressed(found, now)
 
     def pace(self, connection: ConnectionId) -> float:
         """Bytes per second the transport of `connection` should not exceed; 0.0 = any."""

@@ -111,6 +111,51 @@ def test_who_suspects_by_silence_says_so_on_what_is_left() -> None:
     assert drains == [(number, DrainStep.SILENT)]
 
 
+# --- a network that swallows large packets  ---
+
+
+def stuck(ends: Ends, *lines: Line) -> None:
+    """For a second the server hears its peer on `lines`, whose transports get on with nothing."""
+    for turn in range(20):
+        for line in lines:
+            sampled(ends, line)
+            line.inject(ends.segment(T.KEEPALIVE, encode_keepalive(Keepalive(turn + 1, pong=True))))
+        ends.advance(0.05)
+
+
+def carried(line: Line) -> int:
+    """Bytes of streams that the server has put on a line."""
+    return sum(len(segment) - HEADER_LENGTH for segment in line.sent_down if segment[1] == T.DATA)
+
+
+def test_what_a_stuck_transport_carries_goes_elsewhere_although_its_peer_is_heard() -> None:
+    ends, bad, good = two_lines()
+    ends.server.session.set_role(good.id, Role.BACKUP, now=ends.now)
+    bad.hold_down = True
+    ends.write(ends.server, bytes(1000))
+    assert (carried(bad), carried(good)) == (1000, 0)
+    stuck(ends, bad)
+    assert (carried(bad), carried(good)) == (1000, 1000)
+    assert ends.server.states()[bad.id] == "active", "it is alive"
+    ends.write(ends.server, bytes(500))
+    assert (carried(bad), carried(good)) == (1000, 1500)
+    sampled(ends, bad, acked=2)
+    ends.write(ends.server, bytes(500))
+    assert (carried(bad), carried(good)) == (1500, 1500), "it gets on again"
+
+
+def test_a_stuck_transport_carries_on_when_it_is_the_only_one() -> None:
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    line.hold_down = True
+    ends.write(ends.server, bytes(1000))
+    stuck(ends, line)
+    assert carried(line) == 1000, "nothing is sent twice into the same queue"
+    ends.write(ends.server, bytes(500))
+    assert carried(line) == 1500
+
+
 # --- questions and the end of patience  ---
 
 
