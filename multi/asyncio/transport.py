@@ -12,7 +12,7 @@ import logging
 import ssl
 from asyncio import sslproto
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 from weakref import ref
 
 from multi.asyncio.driver import SessionDriver
@@ -378,8 +378,7 @@ class SessionTransport(asyncio.Transport):
             buffer[: len(data)] = data
             protocol.buffer_updated(len(data))
         else:
-            assert isinstance(protocol, asyncio.Protocol)
-            protocol.data_received(self._pull(DELIVERY))
+            cast(asyncio.Protocol, protocol).data_received(self._pull(DELIVERY))  # of any class, as with asyncio
 
     def _pull(self, limit: int) -> bytes:
         if self.unread:
@@ -395,8 +394,7 @@ class SessionTransport(asyncio.Transport):
             self._guarded("eof_received", self._tell_eof)
 
     def _tell_eof(self) -> None:
-        assert isinstance(self._protocol, (asyncio.Protocol, asyncio.BufferedProtocol))
-        if not self._protocol.eof_received():
+        if not cast(asyncio.Protocol, self._protocol).eof_received():
             self.close()
 
     def _guarded(self, what: str, call: Callable[[], None]) -> None:

@@ -72,6 +72,12 @@ class Plain(Recorded, asyncio.Protocol):
         self._note("data")
 
 
+class Unrelated(Recorded, asyncio.BaseProtocol):
+    """Some libraries derive theirs from nothing better."""
+
+    data_received = Plain.data_received
+
+
 class Buffered(Recorded, asyncio.BufferedProtocol):
     memory = bytearray(50_000)
 
@@ -262,6 +268,15 @@ def test_protocols_are_told_what_asyncio_tells_them(scenario: Scenario, kind: An
             return await scenario(*ends)
 
     assert run(over_multi(), loop) == run(over_asyncio())
+
+
+def test_a_protocol_may_be_of_any_class() -> None:
+    async def both() -> list[object]:
+        async with asyncio_ends(Unrelated) as ends, multi_ends(Unrelated) as ours:
+            return [await half_close(*ends), await half_close(*ours)]
+
+    theirs, ours = run(both())
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("loop", LOOPS)
