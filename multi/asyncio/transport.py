@@ -272,6 +272,8 @@ class SessionTransport(asyncio.Transport):
         if (reader := self.reader) is not None:
             reader.keep_what_has_come()
         self.aborted = self.closing = self._ended = True
+        if self._pushing:
+            self.driver.loop.call_soon(self._lost, error)  # before the end of the session tells it without a reason
         if self._closes_session:
             self.driver.abort()
         else:
@@ -279,8 +281,6 @@ class SessionTransport(asyncio.Transport):
             self._core.reset(self.stream, 0, now=now)
             self._core.stop_sending(self.stream, 0, now=now)
             self.driver.pump()
-        if self._pushing:
-            self.driver.loop.call_soon(self._lost, error)
 
     # --- reading ---
 

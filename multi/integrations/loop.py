@@ -32,6 +32,10 @@ class SessionLoop:
             return {"host": found}
         return found if found is None else {"host": host, "port": port, **found}
 
+    def _tls(self, protocol: Any, context: Any, ready: Any, more: Any, name: Any = None, server: bool = False) -> Any:
+        times = {key: more.get(key) for key in ("ssl_handshake_timeout", "ssl_shutdown_timeout")}
+        return SSLProtocol(self._loop, protocol, context, ready, server, name, **times)
+
     async def create_connection(self, factory: Factory, host: Any = None, port: Any = None, **more: Any) -> Any:
         if (target := self._target(host, port, **more)) is None:
             return await self._connect(factory, host, port, **more)
@@ -39,8 +43,9 @@ class SessionLoop:
             return await multi.create_connection(factory, **target)
         context = ssl.create_default_context() if context is True else context
         ready, protocol = self._loop.create_future(), factory()
-        tls = SSLProtocol(self._loop, protocol, context, ready, False, more.get("server_hostname") or host)
-        await multi.create_connection(lambda: tls, **target)
+        tls = self._tls(protocol, context, ready, more, name=more.get("server_hostname") or host)
+        transport, _ = await multi.create_connection(lambda: tls, **target)
+        ready.add_done_callback(lambda done: transport.close() if done.cancelled() else None)
         await ready  # what fails here has closed the connection
         return tls._app_transport, protocol
 
@@ -48,8 +53,8 @@ class SessionLoop:
         if (target := self._target(host[0] if isinstance(host, list) else host, port, **more)) is None:
             return await self._serve(factory, host, port, **more)
         context = more.get("ssl")
-        none: Any = None  # nobody waits for the handshake
-        made = (lambda: SSLProtocol(self._loop, factory(), context, none, True)) if context else factory
+        # Nobody waits for the handshake.
+        made = (lambda: self._tls(factory(), context, None, more, server=True)) if context else factory
         return await multi.create_server(made, **target, start_serving=more.get("start_serving", True))
 
 

@@ -514,7 +514,7 @@ class Connection:
         return max(0.3, 2 * self.suspect_after)
 
     def stuck_at(self) -> float | None:
-        """When it is STUCK unless its transport makes progress, whatever is heard; None = nothing is expected."""
+        """When it is stuck unless its transport makes progress, whatever is heard; None = nothing is expected."""
         return self.acked_at + self.patience if self.unacked and self.delivers else None
 
     def in_time(self, now: float) -> bool:

@@ -55,9 +55,9 @@ class Liveness:
     silence later or not at all. A connection that only receives acknowledges at least every half of that time, so that
     a healthy one is not suspected because acknowledgements take another path.
 
-    A transport that makes no progress although its peer is heard is STUCK, as over a network that swallows large packets
-    and says nothing: it stays ACTIVE, but what it carries goes elsewhere, and so does what is new, until it gets on.
-    Nothing is dialled beside it, for that would be stuck as soon.
+    A transport that makes no progress although its peer is heard is *stuck*, as over a network that swallows large
+    packets and says nothing: it stays ACTIVE, but what it carries goes elsewhere, and so does what is new, until it
+    gets on. Nothing is dialled beside it, for that would be stuck as soon.
     """
 
     def __init__(self, session: SessionBase) -> None:

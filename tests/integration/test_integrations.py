@@ -304,6 +304,27 @@ def test_a_loop_of_sessions_leaves_to_others_what_is_not_theirs() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("bounded", ["by its caller", "by its own time"])
+def test_a_tls_handshake_that_is_given_up_leaves_no_session(bounded: str, contexts: tuple[Any, ssl.SSLContext]) -> None:
+    from multi.integrations.loop import SessionLoop
+
+    async def scenario() -> None:
+        async def says_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await multi.start_server(says_nothing, HOST, 0, transports=["tcp"])
+        own = {} if bounded == "by its caller" else {"ssl_handshake_timeout": 0.2}
+        opening = SessionLoop().create_connection(asyncio.Protocol, HOST, server.port, ssl=contexts[1], **own)
+        with pytest.raises((TimeoutError, ConnectionError)):
+            await asyncio.wait_for(opening, 10 if own else 0.5)
+        await until(lambda: not server.sessions)
+        server.close()
+        await server.wait_closed()
+
+    run(scenario())
+
+
 def postgres_programs() -> Path | None:
     """Where initdb and postgres are; Debian keeps them apart for each version."""
     found = [*map(str, Path("/usr/lib/postgresql").glob("*/bin/initdb")), shutil.which("initdb") or ""]
