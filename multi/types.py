@@ -220,6 +220,8 @@ class TransportSample:
     """Total put on the wire, repeats included; 0 where the transport does not tell. Monotonic."""
     bytes_lost: int = 0
     """Total the transport has put on the wire again. Monotonic."""
+    bytes_received: int = 0
+    """Total that has come, parts of TLS records included; 0 where the transport does not tell. Monotonic."""
     silent_for: float = 0.0
     """Seconds since the peer's transport acknowledged anything; 0 also when the transport does not know."""
 

@@ -155,6 +155,7 @@ class Connection:
     _sampled_bytes: int = 0
     """Bytes in both directions then."""
     sampled_acked: int = 0
+    _sampled_received: int = 0
     loss: float = 0.0
     """Share of what the transport has sent lately that it had to send again."""
     _loss_mark: tuple[int, int] = (0, 0)
@@ -360,6 +361,9 @@ class Connection:
         """Take the transport's own figures; return True when its peer made progress."""
         self.has_samples, self.sampled_at = True, now
         self._sampled_bytes = self.bytes_sent + self.bytes_received
+        if sample.bytes_received > self._sampled_received:
+            self._sampled_received = sample.bytes_received
+            self.heard(now)
         if sample.rtt:
             self.rtt, self.rtt_variation = sample.rtt, sample.rtt_variation
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):

@@ -63,4 +63,5 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         state=values[0],
         bytes_sent=values[48],
         bytes_lost=values[49],
+        bytes_received=values[35],
     )

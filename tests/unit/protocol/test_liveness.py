@@ -261,6 +261,20 @@ def test_parts_of_a_sealed_segment_are_signs_of_life() -> None:
     assert ends.client.states()[line.id] == "suspect", "nothing more has come"
 
 
+def test_parts_of_a_tls_record_are_signs_of_life() -> None:
+    """Only the kernel sees them: TLS hands out nothing before a record is whole."""
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    line.hold_up = line.hold_down = True
+    for received in [*range(0, 15_000, 1_000), 14_000]:
+        sample = TransportSample(rtt=RTT, rtt_variation=RTT / 2, unacked=1_000, bytes_received=received)
+        ends.client.session.sample(line.id, sample, now=ends.now)
+        assert ends.client.states()[line.id] == "active"
+        ends.advance(WITHIN, step=0.01)
+    assert ends.client.states()[line.id] == "suspect", "nothing more has come"
+
+
 def test_a_server_that_never_answers_the_handshake_is_left_in_time() -> None:
     ends = Ends(CLEAR, CLEAR)
     line = ends.connect()

@@ -35,6 +35,18 @@ def test_a_minimum_and_a_rate_that_were_not_measured_are_zero() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_what_has_come_and_was_not_read_is_counted() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        other, _ = server.accept()
+        with other:
+            other.sendall(bytes(1234))
+            client.recv(1)
+            found = read_tcp_info(client)
+            assert found is not None
+            assert found.bytes_received == 1234
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_a_closed_socket_and_one_that_is_not_tcp_tell_nothing() -> None:
     with socket.socket() as sock:
         assert read_tcp_info(sock) is not None
