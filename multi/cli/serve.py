@@ -14,7 +14,7 @@ from multi.asyncio.streams import SessionReader, SessionWriter
 from multi.cli.descriptors import allow_many_descriptors
 from multi.config import Config, ConfigLike, load_config
 from multi.errors import ConfigError, MultiError, printable
-from multi.forward.protocol import HELLO_KEY
+from multi.forward.protocol import asks_to_forward
 from multi.forward.rules import parse_rules
 from multi.forward.service import ForwardService, with_room_for_streams
 from multi.lab.files.protocol import LINE_LIMIT
@@ -56,25 +56,14 @@ def _announce(config: Config, what: str, server: Running) -> None:
 def _serve_in_process(
     directory: Path | None, allow_put: bool, forward_to: str | None, process: ServingProcess
 ) -> signal.Signals:
-    files = forwarding = None
     with ExitStack() as stack:
-        if directory is not None:
-            tree = stack.enter_context(FileTree(directory))
-            files = FileService(tree, allow_put=allow_put, log=_print)
-        if forward_to is not None:
-            forwarding = ForwardService(parse_rules(forward_to), log=_print)
-            allow_many_descriptors()
-        running = [service for service in (files, forwarding) if service is not None]
-        return asyncio.run(_serve(process, _on_client(files, forwarding), running))
-
-
-def _on_client(files: FileService | None, forwarding: ForwardService | None) -> ClientCallback:
-    if forwarding is None:
-        assert files is not None
-        return files.serve
-    if files is None:
-        return forwarding.serve
-    return partial(_either, files, forwarding)
+        tree = stack.enter_context(FileTree(directory)) if directory is not None else None
+        files = FileService(tree, allow_put=allow_put, log=_print)
+        if forward_to is None:
+            return asyncio.run(_serve(process, files.serve, [files]))
+        forwarding = ForwardService(parse_rules(forward_to), log=_print)
+        allow_many_descriptors()
+        return asyncio.run(_serve(process, partial(_either, files, forwarding), [files, forwarding]))
 
 
 async def _either(files: FileService, forwarding: ForwardService, reader: SessionReader, writer: SessionWriter) -> None:
@@ -85,7 +74,7 @@ async def _either(files: FileService, forwarding: ForwardService, reader: Sessio
     except (MultiError, ValueError, TimeoutError):
         writer.close()
         return
-    wanted = forwarding if HELLO_KEY.encode() in first else files
+    wanted = forwarding if asks_to_forward(first) else files
     await wanted.serve(reader, writer, first)
 
 

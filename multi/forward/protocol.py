@@ -124,16 +124,27 @@ class ByteReader(Protocol):
 
 def is_hello(line: bytes) -> bool:
     """A line of stream 0 that asks for forwarding. Raises RemoteProtocolError for a version that is not ours."""
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return False
-    if not isinstance(content, dict) or HELLO_KEY not in content:
+    content = _hello(line)
+    if not content:
         return False
     if content[HELLO_KEY] != VERSION:
         found = printable(str(content[HELLO_KEY])[:20])
         raise RemoteProtocolError(f"the peer speaks version {found} of the forwarding protocol, this is {VERSION}")
     return True
+
+
+def asks_to_forward(line: bytes) -> bool:
+    """The same, in whatever version."""
+    return bool(_hello(line))
+
+
+def _hello(line: bytes) -> dict[str, object]:
+    """Its content; empty for any other line."""
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) and HELLO_KEY in content else {}
 
 
 def check_host(host: str) -> str:

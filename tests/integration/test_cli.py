@@ -502,6 +502,8 @@ def test_connect_carries_standard_input_and_output_whatever_they_are(files: File
             )
         assert denied.returncode == 1
         assert "10.0.0.1 is private, and no rule names it" in denied.stderr
+        no_file = run_forked("get", client, "f", cwd=files.here)
+        assert no_file.stderr == "multi: this server has no files (it runs without --dir)\n"
     assert run("connect", client, "nowhere").returncode == 2
     assert run("connect", client, target).returncode == 1
 
@@ -554,8 +556,8 @@ def test_forward_says_what_leads_where_and_in_the_end_what_was_carried(files: Fi
             told, errors = forward.communicate(timeout=30)
             assert (forward.returncode, errors) == (130, "multi: interrupted\n")
             assert re.fullmatch(r"forwarded: 2 connections \(\d open\), 10 bytes out, 10 bytes in\n", told)
-        (files.served / "a").write_text("a file, by the same server")
-        assert run_forked("get", client, "a", cwd=files.here).returncode == 0
+        (files.served / "multi_forward").write_text("a file, by the same server")  # and named as what asks to forward
+        assert run_forked("get", client, "multi_forward", cwd=files.here).returncode == 0
 
 
 @pytest.mark.parametrize(

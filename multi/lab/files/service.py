@@ -42,9 +42,9 @@ EXPIRED_EVERY = 3600.0  # seconds
 
 
 class FileService:
-    """`serve` is the `on_client` of a server; `log` gets one line per transfer."""
+    """`serve` is the `on_client` of a server; `log` gets one line per transfer. Without a tree all is refused."""
 
-    def __init__(self, tree: FileTree, *, allow_put: bool, log: Callable[[str], None]) -> None:
+    def __init__(self, tree: FileTree | None, *, allow_put: bool, log: Callable[[str], None]) -> None:
         self._tree = tree
         self._allow_put = allow_put
         self._log = log
@@ -90,32 +90,29 @@ class FileService:
         except RemoteProtocolError as error:
             raise FileRefused(Problem.BAD_REQUEST, str(error)) from None
         transfer.what = f"{request.type} {printable(request.name)}".rstrip()
+        if self._tree is None:
+            raise FileRefused(Problem.FORBIDDEN, "this server has no files (it runs without --dir)")
         if isinstance(request, List):
-            await self._list(request, writer, transfer)
+            await self._list(self._tree, request, writer, transfer)
             return
         with self._tree.locate(request.name, _owner(writer)) as location:
             if isinstance(request, Get):
                 await self._send(request, location, writer, transfer)
             elif isinstance(request, Put):
+                if not self._allow_put:
+                    raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
+                await self._expire(self._tree)
                 await self._receive(request, location, reader, writer, transfer)
 
-    async def _list(self, request: List, writer: SessionWriter, transfer: _Transfer) -> None:
+    async def _list(self, tree: FileTree, request: List, writer: SessionWriter, transfer: _Transfer) -> None:
         async with self._listing:
             if writer.is_closing():
                 raise EOFError("the peer has ended the session")
-            lines, complete = await asyncio.to_thread(self._lines, request.name)
+            lines, complete = await asyncio.to_thread(_lines, tree, request.name)
         writer.writelines([*lines, encode(Listed(complete))])
         await writer.drain()
         transfer.count(sum(map(len, lines)))
         self._log(transfer.line(f"{len(lines)} files" + ("" if complete else ", not all there are")))
-
-    def _lines(self, name: str) -> tuple[list[bytes], bool]:
-        entries, complete = self._tree.listing(name)
-        lines = []
-        for entry in entries:
-            with suppress(FileRefused):  # no request for it would fit into a line either
-                lines.append(encode(entry))
-        return lines, complete
 
     async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
         with SentFile(location.open_for_reading(), location.shown) as source:
@@ -131,9 +128,6 @@ class FileService:
     async def _receive(
         self, request: Put, location: FileLocation, reader: SessionReader, writer: SessionWriter, transfer: _Transfer
     ) -> None:
-        if not self._allow_put:
-            raise FileRefused(Problem.FORBIDDEN, "this server is read-only (it runs without --allow-put)")
-        await self._expire()
         with receiving(location, force=request.force, spared=SPARED) as sink:
             offset = min(sink.kept, request.size)
             sink.check_room(request.size - offset)
@@ -150,12 +144,22 @@ class FileService:
             writer.write(encode(Stored(sink.position, sink.sha256)))
             self._log(transfer.line("done"))
 
-    async def _expire(self) -> None:
+    async def _expire(self, tree: FileTree) -> None:
         """Now and then remove what clients have begun to store long ago."""
         now = asyncio.get_running_loop().time()
         if now - self._expired > EXPIRED_EVERY:
             self._expired = now
-            await asyncio.to_thread(self._tree.expire_partials)
+            await asyncio.to_thread(tree.expire_partials)
+
+
+def _lines(tree: FileTree, name: str) -> tuple[list[bytes], bool]:
+    """What is said of the files in a directory, and whether these are all."""
+    entries, complete = tree.listing(name)
+    lines = []
+    for entry in entries:
+        with suppress(FileRefused):  # no request for it would fit into a line either
+            lines.append(encode(entry))
+    return lines, complete
 
 
 def _owner(writer: SessionWriter) -> str:
