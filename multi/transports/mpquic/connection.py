@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from math import inf
 from typing import Any, NamedTuple
 
 from aioquic.quic.connection import END_STATES
@@ -43,8 +44,16 @@ class _Waiting(NamedTuple):
 class MultipathConnection(ConnectionPaths):
     """See the module, and `paths`."""
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._far: dict[int, bool] = {}
+        """Whether a path is, by its id, while packets are made."""
+        self._near_says_limits = False
+        """A far path has left it to the nearest to tell what the peer may send."""
+
     def packets_to_send(self, now: float) -> list[tuple[bytes, Any, int]]:
         """Datagrams, where to, and the path each is of."""
+        self._far.clear()
         if not self.multipath or self._close_pending:
             if self._close_pending and self.multipath:
                 self._enter(self._best())
@@ -195,6 +204,7 @@ class MultipathConnection(ConnectionPaths):
             or not (network_path.is_validated or network_path.local_challenge_sent)
             or not all(each.was_sent for each in known["_host_cids"])
             or (path.state is PathState.ACTIVE and (self._due or self._handshake_done_pending or self._limits_lost()))
+            or (self._near_says_limits and path is self._best())
         )
 
     def _send(self, path: Path, now: float, most: int, *, data: bool) -> list[tuple[bytes, Any, int]]:
@@ -211,8 +221,10 @@ class MultipathConnection(ConnectionPaths):
             spin_bit=self._spin_bit,
             version=self._version or 1,
         )
-        room = self._most(path) - path.loss.bytes_in_flight
-        builder.max_flight_bytes = min(room, most) if data and room > 0 else self._max_datagram_size
+        room = self._most(path) - path.loss.bytes_in_flight if data else 0
+        # What is left of a window is no datagram: small ones would take the place of large ones in queues.
+        whole = min(room, most) // self._max_datagram_size * self._max_datagram_size
+        builder.max_flight_bytes = max(whole, self._max_datagram_size)
         if not network_path.is_validated and not self._is_client:
             builder.max_total_bytes = network_path.bytes_received * 3 - network_path.bytes_sent
         own_ack_at = path.space.ack_at
@@ -271,13 +283,43 @@ class MultipathConnection(ConnectionPaths):
         return self._current.state is PathState.SUSPECT and any(path.state is PathState.ACTIVE for path in self._open())
 
     def _write_connection_limits(self, builder: Any, space: Any) -> None:
-        if not self._only_probes():
-            self._write_due(builder)
+        if self._only_probes():
+            return
+        self._write_due(builder)
+        limit = self._local_max_data
+        if not self._is_far():
+            self._near_says_limits = False
             super()._write_connection_limits(builder, space)
+        elif not space.ack_eliciting_in_flight:
+            before = limit.sent
+            super()._write_connection_limits(builder, space)
+            limit.sent = before
+        else:
+            taken = sum(stream.receiver.starting_offset() for stream in self._streams.values())
+            self._near_says_limits = self._grant(limit.value, taken) != limit.sent
 
     def _write_stream_limits(self, builder: Any, space: Any, stream: Any) -> None:
-        if not self._only_probes():
+        if self._only_probes():
+            return
+        if not self._is_far():
             super()._write_stream_limits(builder, space, stream)
+        elif not space.ack_eliciting_in_flight:
+            before = stream.max_stream_data_local_sent
+            super()._write_stream_limits(builder, space, stream)
+            stream.max_stream_data_local_sent = before
+
+    def _is_far(self) -> bool:
+        """Another path is clearly nearer than the one in use, as far as is known. What the peer may send is said there,
+        and on this one besides; but not while something on it waits for an answer, whose absence is to be noticed."""
+        if not self._agreed:
+            return False
+        here = self._current.id
+        far = self._far.get(here)
+        if far is None:
+            rtt, best = self._current.facts().rtt, self._best()
+            nearest = best.facts().rtt
+            far = self._far[here] = best.id != here and 0 < nearest < (rtt * acks.CLEARLY or inf)
+        return far
 
     def _limits_lost(self) -> bool:
         """What the peer may send was said where it was not heard; it may be waiting for nothing else."""
