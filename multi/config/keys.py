@@ -17,6 +17,7 @@ MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
 GOOD_KEY = 32  # bytes; what is shorter may be words, which can be guessed at any length
 MIN_RESET_KEY = 32  # bytes
 MAX_ID = 64  # bytes; `multi.protocol.handshake.MAX_PSK_ID`
+MAX_FILE_SIZE = 16 << 20  # bytes; a hundred thousand keys, and a device has no end
 _HEX = re.compile(rf"\s*([0-9a-fA-F]{{2}}\s*){{{MIN_KEY},}}")
 
 
@@ -44,7 +45,11 @@ def _read(config: ConfigModel, auth: Auth) -> dict[bytes, bytes]:
 
 def _text_of(path: Path, key_path: str) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_SIZE + 1)
+        if len(content) > MAX_FILE_SIZE:
+            raise ConfigError(f"cannot read {path}: more than {MAX_FILE_SIZE} bytes", key_path)
+        return content.decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"cannot read {path}: {reason}", key_path) from None

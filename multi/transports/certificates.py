@@ -32,6 +32,8 @@ PIN_PREFIX = "sha256/"  # the only hash RFC 7469 defines
 EXPIRED = "has expired"
 NOT_YET_VALID = "is not valid yet"
 
+MAX_FILE_SIZE = 16 << 20  # bytes; the authorities of a system have a fifth of a MB, a device has no end
+
 
 def pin_of(certificate: bytes) -> str:
     """`sha256/BASE64` of the SubjectPublicKeyInfo of a DER certificate (RFC 7469 section 2.4).
@@ -146,9 +148,13 @@ def out_of_date(cert: Path) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_SIZE + 1)
     except OSError as error:
         raise transport_error(error, f"cannot read {path}") from error
+    if len(content) > MAX_FILE_SIZE:
+        raise TransportError(f"{path} has more than {MAX_FILE_SIZE} bytes: certificates and keys have less")
+    return content
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:

@@ -91,6 +91,14 @@ def test_keys_from_the_environment_open_a_session_and_appear_nowhere(
     assert not any(key in caplog.text for key in (ALICE, BOB))
 
 
+def test_of_a_file_of_keys_without_an_end_only_so_much_is_read(tmp_path: Path) -> None:
+    endless = tmp_path / "endless"
+    with endless.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(multi.ConfigError, match=r"auth.psk_file: cannot read .*endless: more than 16777216 bytes"):
+        load_keys(client(psk_file=str(endless)))
+
+
 @pytest.mark.parametrize("way", ["tcp-sealed", "tcp-tls", "quic"])
 @pytest.mark.parametrize("who", ["client", "server", "another id", "another key"])
 def test_keys_that_do_not_fit_are_a_clear_error(

@@ -85,6 +85,14 @@ def test_a_file_of_several_certificates_is_read_whole(directory: Path) -> None:
     assert ssl.DER_cert_to_PEM_cert(first_certificate(both)) == (directory / "ca.pem").read_text()
 
 
+def test_of_a_file_without_an_end_only_so_much_is_read(tmp_path: Path) -> None:
+    endless = tmp_path / "endless"  # what the system fills in, as of /dev/zero
+    with endless.open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(TransportError, match=r"endless has more than 16777216 bytes"):
+        read_certificates(endless)
+
+
 def test_a_stamp_tells_that_a_file_was_written_to(tmp_path: Path) -> None:
     file = tmp_path / "file"
     assert stamp(None) is stamp(file) is None
