@@ -276,12 +276,7 @@ class ServerAnswers:
 
     def _command(self, body: bytes) -> dict[str, object]:
         """Do what a request asks for; return what was done. Raises CommandError and what sessions raise."""
-        try:
-            wanted = json.loads(body)
-        except ValueError as error:
-            raise CommandError(f"no JSON: {error}") from error
-        if not isinstance(wanted, dict):
-            raise CommandError("found no object with `command`")
+        wanted = object_in(body)
         name = wanted.pop("command", None)
         if not isinstance(name, str) or name not in {**COMMANDS, **SERVER_COMMANDS}:
             raise CommandError(f"command: found {name!r}; allowed: {', '.join((*COMMANDS, *SERVER_COMMANDS))}")
@@ -364,6 +359,17 @@ SERVER_COMMANDS: dict[str, tuple[tuple[str, ...], Callable[..., int]]] = {"drain
 """What can be asked for of the server: parameters, which may be left out, and who does it and counts the sessions."""
 
 
+def object_in(body: bytes) -> dict[str, Any]:
+    """The JSON object of a command. Raises CommandError."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CommandError("found no object with `command`")
+    return found
+
+
 def done(command: str, sessions: int) -> dict[str, object]:
     """What the answer to a command says."""
     return {"done": f"{command} for {sessions} session{'s' * (sessions != 1)}", "sessions": sessions}
@@ -385,6 +391,10 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, str, bytes]:
     words = head[0].split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         raise failure("400 Bad Request", "this is no HTTP request")
+    try:
+        urlsplit(words[1])
+    except ValueError:
+        raise failure("400 Bad Request", "this is no URL") from None
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or len(length) > 6 or int(length) > REQUEST_LIMIT:

@@ -10,7 +10,17 @@ from operator import add
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
 
-from multi.asyncio.control import SESSIONS_SHOWN, Answer, done, failure, in_json, metrics_answer, not_one
+from multi.asyncio.control import (
+    SESSIONS_SHOWN,
+    Answer,
+    CommandError,
+    done,
+    failure,
+    in_json,
+    metrics_answer,
+    not_one,
+    object_in,
+)
 from multi.asyncio.stats import ServerStats
 
 Found = tuple[str, Any]
@@ -84,10 +94,13 @@ class AnswersOfAll:
 
     async def _command(self, body: bytes) -> Answer:
         """The beginning of a Session ID has to be that of one session of all workers."""
-        wanted = _object_in(body)
+        try:
+            wanted = object_in(body)
+        except CommandError as error:
+            return failure("400 Bad Request", str(error))
         meant = str(wanted.get("session", ""))
         if meant not in ("", "all"):
-            found = await self._ask_all("GET", f"/sessions?limit=2&begins={quote(meant)}")
+            found = await self._ask_all("GET", f"/sessions?limit=2&begins={quote(meant, errors='replace')}")
             count = sum(len(said) for status, said in found if status.startswith("200"))
             if count != 1:
                 return failure("400 Bad Request", not_one(count, meant))
@@ -110,12 +123,3 @@ class AnswersOfAll:
 
 def _idle(session: Any) -> float:
     return float(session["idle"])
-
-
-def _object_in(body: bytes) -> dict[str, Any]:
-    """Empty where there is none: the workers say what is wrong with it."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -211,6 +211,8 @@ def test_what_is_no_request_is_refused_and_the_server_goes_on(tmp_path: Path) ->
                 (b"POST /command HTTP/1.1\r\nContent-Length: -1\r\n\r\n", b"413"),
                 (b"POST /command HTTP/1.1\r\nContent-Length: 2\r\n\r\n[]", b"400"),
                 (b"GET /sessions?limit=x HTTP/1.1\r\n\r\n", b"400"),
+                (b"GET http://[ HTTP/1.1\r\n\r\n", b"400"),
+                (b"POST /command HTTP/1.1\r\nContent-Length: 9999\r\n\r\n" + b"[" * 9999, b"400"),
                 (b"GET /nothing HTTP/1.1\r\n\r\n", b"404"),
             ):
                 reader, writer = await asyncio.open_unix_connection(str(path))

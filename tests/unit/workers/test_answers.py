@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from multi.asyncio.stats import ServerStats
 from multi.workers.answers import AnswersOfAll, Found
 
@@ -64,3 +66,13 @@ def test_a_worker_that_ends_while_others_are_asked_is_counted_once() -> None:
         assert seen(await answers.stats()) == (2, 8)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("body", [b"[" * 9999, b'{"command": "abort", "session": "\\ud800"}'])
+def test_a_command_that_cannot_be_meant_is_refused(body: bytes) -> None:
+    class Empty(Worker):
+        async def ask(self, method: str, target: str, body: bytes = b"") -> Found | None:
+            return "200 OK", []
+
+    answer = asyncio.run(AnswersOfAll([Empty(0)]).everything("POST", "/command", body))
+    assert answer.status.startswith("400")
