@@ -109,10 +109,12 @@ class FileService:
             if writer.is_closing():
                 raise EOFError("the peer has ended the session")
             lines, complete = await asyncio.to_thread(_lines, tree, request.name)
-        writer.writelines([*lines, encode(Listed(complete))])
-        await writer.drain()
         transfer.count(sum(map(len, lines)))
-        self._log(transfer.line(f"{len(lines)} files" + ("" if complete else ", not all there are")))
+        outcome = f"{len(lines)} files" + ("" if complete else ", not all there are")
+        writer.writelines([*lines, encode(Listed(complete))])
+        del lines  # the session keeps, and counts, what the client does not take; beside it they would not be counted
+        await writer.drain()
+        self._log(transfer.line(outcome))
 
     async def _send(self, request: Get, location: FileLocation, writer: SessionWriter, transfer: _Transfer) -> None:
         with SentFile(location.open_for_reading(), location.shown) as source:
