@@ -236,7 +236,7 @@ def test_interruption_does_not_wait_for_a_name_to_be_resolved(files: Files) -> N
     wait_for_line(process, "resolving")
     before = time.monotonic()
     assert interrupt(process) == (130, "multi: interrupted\n")
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < 15
 
 
 def test_an_interruption_while_a_command_is_being_loaded_ends_it_without_a_traceback() -> None:

@@ -121,8 +121,8 @@ def test_an_interrupted_demo_exits_with_130_at_once_and_leaves_nothing(
         assert len(children) == 2
         interrupted = time.monotonic()
         process.send_signal(number)
-        _, errors = process.communicate(timeout=10)
-        assert time.monotonic() - interrupted < 3
+        _, errors = process.communicate(timeout=20)
+        assert time.monotonic() - interrupted < 10  # of 45 seconds that it takes
         assert (process.returncode, errors) == (130, "multi: interrupted\n")
     _nothing_is_left(children, tmp_path)
 
