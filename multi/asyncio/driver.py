@@ -249,8 +249,6 @@ class SessionDriver:
         self._pumping = False
         self.over = False
         """The session has ended; `closed` is done."""
-        self.share = send_buffer
-        """Of `limits.max_send_buffer`, for each stream as of the last pump."""
         self._warnings: deque[Warned | BudgetChanged] = deque(maxlen=ENDED_KEPT)
         self._announced: AddressesAnnounced | None = None
         self._unreached = ""
@@ -311,7 +309,7 @@ class SessionDriver:
         sender, writers = core.sender, self.writers
         sender.held_back = bool(writers)
         now = loop.time()
-        exact = False
+        exact, waits = False, True
         for _ in range(ROUNDS_PER_PUMP):
             for effect in core.effects(now=now):
                 if type(effect) is SendBytes:  # the common cases, written out
@@ -334,11 +332,11 @@ class SessionDriver:
                 link.channel.flush()
                 core.set_credit(link.id, link.channel.credit(), now=now)
             touched.clear()
-            if not (core.left or core.datagrams.waiting):
+            waits = core.left or bool(core.datagrams.waiting)
+            if not waits:
                 break
         else:
             self.pump_soon()
-        self.share = self.send_buffer // (len(sender.streams) or 1)
         if sender.ranked is not self._ranked:
             self._ranked = sender.ranked
             for link in self.links.values():
@@ -349,7 +347,7 @@ class SessionDriver:
             self._progress = progress
             for stream in list(writers):
                 _wake_all(writers, stream)
-        if exact or self._timer is None or core.waits_for_time:
+        if exact or self._timer is None or (waits and core.waits_for_time):
             self._look_at_deadlines(now)
         self._be_watched(now)
         if core.datagrams.counts.sent != self._datagrams:
@@ -475,24 +473,19 @@ class SessionDriver:
         all the time something is received and pumped before timers are looked at, and a timer that is moved whenever
         that happens never fires.
         """
-        if self._timer is None or self._timer_at > now:
-            deadline = self._next_deadline()
-            if self._timer is None or deadline is None or deadline < self._timer_at:
-                self._set_timer(deadline)
-
-    def _next_deadline(self) -> float | None:
-        """As the core's `next_timer`, without asking for what can only have moved away: the timer is set for that."""
-        self._arm_far_deadline()
+        if self._timer is not None and self._timer_at <= now:
+            return
+        if self.core.unsettled or self._timer is None:
+            self._arm_far_deadline()
         near = self.core.near_timer()
-        if self._timer is None or (near is not None and near < self._timer_at):
-            return near
-        return self._timer_at
+        if near is not None and (self._timer is None or near < self._timer_at):
+            self._set_timer(near)
 
     def _arm_far_deadline(self) -> None:
-        if self.core.unsettled or self._timer is None:
-            far = self.core.far_timer()
-            if far is None or self._timer is None or far < self._timer_at:
-                self._set_timer(far)
+        """Arm the timer for what bytes do not bring nearer; asked for only when that may have changed otherwise."""
+        far = self.core.far_timer()
+        if far is None or self._timer is None or far < self._timer_at:
+            self._set_timer(far)
 
     def look(self, now: float, watched: int) -> bool:
         """See to what is due, as one of `watched` sessions; False when nothing is under way any more.
@@ -513,7 +506,8 @@ class SessionDriver:
 
     def _see_to(self, now: float, watched: int) -> None:
         core = self.core
-        self._arm_far_deadline()
+        if core.unsettled or self._timer is None:
+            self._arm_far_deadline()
         silent, due = core.silence_timer(), core.flush_timer()
         self.look_at = min(now + LOOK, silent, due)
         if silent <= now or core.sample_due(now, max(SAMPLE_INTERVAL / 2, watched * SAMPLE_SHARE)):
@@ -739,6 +733,11 @@ class SessionDriver:
         So all streams together keep no more than twice the limit, and none waits for what others keep.
         """
         return stream is not None and stream.memory > self.share and self.kept_to_send > self.send_buffer
+
+    @property
+    def share(self) -> int:
+        """Bytes of `limits.max_send_buffer` for each stream."""
+        return self.send_buffer // (len(self.core.sender.streams) or 1)
 
     @property
     def kept_to_send(self) -> int:

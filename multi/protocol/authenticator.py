@@ -409,7 +409,7 @@ class ServerAuthenticator(Authenticator):
         refuse = Refuse(code)
         # In clear even where segments are sealed by now: whoever failed cannot open a sealed one, and the answer to
         # every failed JOIN has to be the same bytes.
-        connection.output[0].append(encode(SegmentType.REFUSE, self.session.session_id, refuse.encode()))
+        connection.send_clear(encode(SegmentType.REFUSE, self.session.session_id, refuse.encode()))
         self.session.disconnect(connection, refuse.reason, abort=False)
 
     def _cipher_for(self, connection: Connection, terms: ConnectionTerms) -> Cipher | None:

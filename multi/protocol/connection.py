@@ -104,6 +104,8 @@ class Connection:
     """One per lane; None = what comes is not sealed."""
     output: list[list[Buffer]] = field(init=False)
     """What is to be written, per lane."""
+    written: bool = False
+    """There is some of it, or of `messages`."""
     bytes_written: int = 0
     """Given to the transport, headers included."""
     _transport_sent: int = 0
@@ -223,10 +225,14 @@ class Connection:
     def send_join(self, payload: bytes, route: bytes, now: float) -> None:
         """Queue a JOIN; `route` is the token by which whoever stands between finds the server."""
         self.sent_at = now
-        segment = encode_routed(SegmentType.JOIN, self.session_id, payload, route)
         self.control_backlog += len(payload) + SEGMENT_MEMORY
+        self.send_clear(encode_routed(SegmentType.JOIN, self.session_id, payload, route))
+
+    def send_clear(self, segment: bytes) -> None:
+        """Queue a whole segment as it is, whatever keys there are."""
         self.bytes_written += len(segment)
         self.output[0].append(segment)
+        self.written = True
 
     def send_data(self, buffers: Sequence[Buffer], size: int, start: int, stream: StreamId, now: float) -> None:
         """Queue `size` bytes of `stream` from offset `start`, and account for them."""
@@ -265,6 +271,7 @@ class Connection:
         self._carried_datagrams = True
         if self.carries_datagrams:
             self.bytes_written += HEADER_LENGTH + len(data)
+            self.written = True
             self.messages.append(encode_header(DATAGRAM, self.session_id, number, STREAM_ZERO, len(data)) + data)
         else:
             self._write(self.lanes - 1, DATAGRAM, [data], len(data), number, STREAM_ZERO)
@@ -274,6 +281,7 @@ class Connection:
     ) -> None:
         output = self.output[lane]
         self.bytes_written += HEADER_LENGTH + size
+        self.written = True
         if self.sealers is None:
             header = encode_header(type_, self.session_id, sequence, stream, size)
             if size <= JOINED:

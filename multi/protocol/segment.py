@@ -33,6 +33,7 @@ _HEADER = struct.Struct("!BBHI16sQ")
 HEADER_LENGTH = _HEADER.size
 _STREAM_HEADER = struct.Struct("!BBHI16sQBBI")  # with the extension that names a stream
 STREAM_HEADER_LENGTH = _STREAM_HEADER.size
+_STREAM_EXTENSION = struct.Struct("!BBI")  # alone
 _EXTENSION_STREAM = 1
 _EXTENSION_ROUTE = 2
 
@@ -177,6 +178,10 @@ def _header_at(data: bytes | bytearray | memoryview, position: int) -> _Header:
 
 def _stream_of(data: memoryview, start: int, end: int) -> StreamId:
     """Read the extensions; unknown ones are skipped so that later versions may add some."""
+    if end - start == _STREAM_EXTENSION.size:  # the common case, written out
+        kind, length, only = _STREAM_EXTENSION.unpack_from(data, start)
+        if kind == _EXTENSION_STREAM and length == 4:
+            return StreamId(only)
     stream, named = STREAM_ZERO, False
     while start < end:
         if end - start < 2:

@@ -260,7 +260,7 @@ class SendStream:
         if cumulative > self.next_offset or (ranges and ranges[-1][1] > self.next_offset):
             raise RemoteProtocolError("acknowledgement of data that was never sent")
         if cumulative == self.end_offset:
-            return self._all_arrived() if self.acked < cumulative else []
+            return self._release_all() if self.acked < cumulative else []
         newly: list[Outstanding] = []
         items = self._outstanding
         head = self._outstanding_head
@@ -291,22 +291,21 @@ class SendStream:
             item.acked = True
         return newly
 
-    def _all_arrived(self) -> list[Outstanding]:
-        """Everything written has arrived: keep nothing; return the ranges that were outstanding."""
-        newly = [item for item in self._outstanding[self._outstanding_head :] if not item.acked]
-        for item in newly:
-            item.acked = True
-        self._forget()
-        self.acked = self.end_offset
-        self.active.pop(self.id, None)
-        return newly
-
-    def _forget(self) -> None:
+    def _release_all(self) -> list[Outstanding]:
+        """Nothing written need be kept any more; return the ranges that were outstanding."""
+        newly: list[Outstanding] = []
+        for item in self._outstanding[self._outstanding_head :]:
+            if not item.acked:
+                item.acked = True
+                newly.append(item)
         self._outstanding.clear()
         self._offsets.clear()
         self._buffers.clear()
         self._outstanding_head = self._buffers_head = 0
         self._tail_open = False
+        self.acked = self.end_offset
+        self.active.pop(self.id, None)
+        return newly
 
     def _release(self, below: int) -> None:
         """Drop the buffers that end at or before `below`."""
@@ -322,11 +321,6 @@ class SendStream:
 
     def discard(self) -> list[Outstanding]:
         """Forget everything unsent and unacknowledged (RESET); return what was outstanding."""
-        self.active.pop(self.id, None)
-        dropped = list(self.outstanding())
-        for item in dropped:
-            item.acked = True
         self.lost.clear()
-        self._forget()
-        self.end_offset = self.acked = self.next_offset
-        return dropped
+        self.end_offset = self.next_offset
+        return self._release_all()

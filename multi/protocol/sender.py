@@ -121,9 +121,10 @@ class Sender:
         self._rank(stream.priority, 1)
 
     def set_priority(self, stream: SendStream, priority: int) -> None:
-        self._rank(stream.priority, -1)
-        stream.priority = priority
-        self._rank(priority, 1)
+        if priority != stream.priority:
+            self._rank(stream.priority, -1)
+            stream.priority = priority
+            self._rank(priority, 1)
 
     def remove(self, stream: StreamId) -> None:
         self._rank(self.streams.pop(stream).priority, -1)
@@ -248,12 +249,14 @@ class Sender:
     def fill(self, usable: Sequence[Connection], now: float) -> None:
         """Give the usable connections what they have credit for. `usable` is in order of id."""
         self.hold_until = self.reinject_at = None
-        if not self._has_credit(usable):
-            return
         several = len(usable) > 1
         if several:
+            if not self._has_credit(usable):
+                return
             for connection in usable:
                 connection.estimate_not_sent(now)
+        elif not usable or usable[0].credit <= 0:
+            return
         if not self.active:
             return
         lost, deadlines = [], False

@@ -582,7 +582,7 @@ class SessionCore(SessionBase):
 
     def near_timer(self) -> float | None:
         """Of `next_timer`, what bytes that come and go bring nearer: acknowledgements owed either way, and copies."""
-        return self._ahead((self.silence_timer(), self.flush_timer()))
+        return self._ahead(min(self.silence_timer(), self.flush_timer()))
 
     def silence_timer(self) -> float:
         """Of `near_timer`, when something has to have been heard or said; `handle_timer` sees to it. inf = never."""
@@ -623,9 +623,11 @@ class SessionCore(SessionBase):
         self.unsettled = False
         if self.state is SessionState.CLOSED:
             return None
-        due: list[float | None] = [self._open_deadline]
-        if self.paths is not None:
-            due.append(self.paths.next_timer())
+        due = [inf]
+        if self._open_deadline is not None:
+            due.append(self._open_deadline)
+        if self.paths is not None and (at := self.paths.next_timer()) is not None:
+            due.append(at)
         if self._detached_at is not None:
             due.append(self._detached_at + self._patience)
         if self.lingering_since is not None:
@@ -635,13 +637,9 @@ class SessionCore(SessionBase):
             due.append(self._created_at + self.settings.handshake_timeout)
         for connection in alive:
             due += [at for at, _ in self._liveness.far(connection)]
-        return self._ahead(due)
+        return self._ahead(min(due))
 
-    def _ahead(self, due: Sequence[float | None]) -> float | None:
-        soonest = inf
-        for at in due:
-            if at is not None and at < soonest:
-                soonest = at
+    def _ahead(self, soonest: float) -> float | None:
         # A timer in the past would spin; what was due has been handled with the last input.
         return None if soonest == inf else max(soonest, self.now + 1e-4)
 
@@ -732,7 +730,8 @@ class SessionCore(SessionBase):
         usable, receiver, sender = self.steady, self.receiver, self.sender
         if self.outbox.queue or self.datagrams.waiting:
             return False
-        if receiver.is_due(now) or (receiver.rides(now) and sender.waiting):
+        due = receiver.ack_due
+        if receiver.ack_now or (due is not None and (now >= due or (receiver.rides(now) and sender.waiting))):
             receiver.ack_now = True
             if len(self.connections) == 1:
                 receiver.acknowledge_on(usable, now)
@@ -835,7 +834,9 @@ class SessionCore(SessionBase):
             paths.resumed()
 
     def _collect(self, connection: Connection) -> None:
-        collected = len(self.pending)
+        if not connection.written:
+            return
+        connection.written = False
         for lane, buffers in enumerate(connection.output):
             if buffers:
                 self.pending.append(SendBytes(connection.id, lane, buffers))
@@ -843,7 +844,7 @@ class SessionCore(SessionBase):
         if connection.messages:
             self.pending.append(SendBytes(connection.id, MESSAGES, connection.messages))
             connection.messages = []
-        if len(self.pending) > collected and connection.unsampled_at is None:
+        if connection.unsampled_at is None:
             connection.unsampled_at = self.now
 
     @property
