@@ -11,9 +11,9 @@ import subprocess
 import sys
 
 NO_TESTS = 5  # exit code of pytest when nothing was selected
-# One more than there are processors, since one of them always waits. Files as they come: by default those of few tests
-# come last, and those are the long ones.
-WORKERS = min(4, (os.cpu_count() or 1) + 1)
+# Two more than there are processors, since nearly half of their time they wait. Files as they come: by default those of
+# few tests come last, and those are the long ones.
+WORKERS = min(4, (os.cpu_count() or 1) + 2)
 SIDE_BY_SIDE = ["-m", "not alone", "-n", str(WORKERS), "--dist", "loadfile", "--no-loadscope-reorder"]
 ALONE = ["-m", "alone"]
 LIBRARY = ["tests/unit", "tests/sim", "--ignore=tests/unit/benchmarks"]
