@@ -109,11 +109,12 @@ async def main(plan: Plan) -> None:
     for client in clients:
         tasks.append(asyncio.ensure_future(client.run()))
         await asyncio.sleep(plan.apart)
+        gc.freeze()  # they stand for devices of their own: no collection of one stops the others
     with suppress(TimeoutError):
         async with asyncio.timeout(PATIENCE):
             while not all(c.met.second or c.met.error for c in clients):  # noqa: ASYNC110 - each has events enough
                 await asyncio.sleep(0.05)
-    gc.freeze()  # they stand for devices of their own: no collection of one stops the others
+    gc.freeze()
     say({"open": [client.id for client in clients if client.met.opened]})
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)  # the play is over
     for client in clients:

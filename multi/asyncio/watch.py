@@ -3,6 +3,10 @@
 A timer for each session, moved whenever bytes come or go, costs more than the bytes do where messages are small. So a
 session that moves bytes joins the watch of its loop, and leaves it when nothing is under way any more. What bytes make
 due soon (acknowledgements, samples of the transports, copies of what is late) is seen at the next tick, at the latest.
+
+Where the tick itself comes late, the process was busy or had no processor, and what peers have said meanwhile waits in
+its sockets. It is taken in first: else hundreds of sessions find their peers silent at once, and what they do about it
+keeps the process busy for longer.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 TICK = 0.010  # seconds
+LATE = 0.030  # seconds; clearly less than what makes a path suspect
 
 
 class Watched(Protocol):
@@ -32,7 +37,7 @@ class Watched(Protocol):
 class Watch:
     """The sessions of one event loop; see `watch_of`."""
 
-    __slots__ = ("__weakref__", "_loop", "_sessions", "_soon", "_timer")
+    __slots__ = ("__weakref__", "_due", "_loop", "_sessions", "_soon", "_timer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -40,6 +45,7 @@ class Watch:
         self._soon: list[Watched] = []
         """Those that wait for the callback which pumps all of them."""
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
 
     def pump_soon(self, session: Watched) -> None:
         """Pump it in the next turn of the event loop, unless it is no longer `soon` by then."""
@@ -62,17 +68,31 @@ class Watch:
         """Look after it from now on, at `look_at` or a tick later, until `Watched.look` says no."""
         self._sessions[session] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(TICK, self._tick)
+            self._set(self._loop.time())
 
     def leave(self, session: Watched) -> None:
         """It has ended."""
         self._sessions.pop(session, None)
 
+    def _set(self, now: float) -> None:
+        self._due = now + TICK
+        self._timer = self._loop.call_at(self._due, self._tick)
+
     def _tick(self) -> None:
+        now, due = self._loop.time(), self._due
+        # Set first: a bug in one session must not end the watch over the others.
+        self._timer = None
+        if self._sessions:
+            self._set(now)
+        if now < due + LATE:
+            self._look()
+        else:
+            # Sockets are read before or after the timers of a turn, by the loop; what was read is told in the next one.
+            self._loop.call_soon(self._loop.call_soon, self._look)
+
+    def _look(self) -> None:
         sessions = self._sessions
         now, count = self._loop.time(), len(sessions)
-        # Set first: a bug in one session must not end the watch over the others.
-        self._timer = self._loop.call_later(TICK, self._tick) if sessions else None
         for session in list(sessions):
             if session.look_at <= now and not session.look(now, count):
                 sessions.pop(session, None)

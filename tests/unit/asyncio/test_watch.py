@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
+import time
 import weakref
 
 import pytest
 
-from multi.asyncio.watch import Watch, watch_of
+from multi.asyncio.watch import LATE, TICK, Watch, watch_of
 
 
 class Watched:
@@ -57,6 +59,30 @@ async def test_who_leaves_is_not_looked_at() -> None:
     async with asyncio.timeout(5):
         await stays.done.wait()
     assert gone.together == []
+
+
+async def test_a_loop_that_was_busy_takes_in_what_has_come_before_it_looks() -> None:
+    loop, order = asyncio.get_running_loop(), list[str]()
+    here, there = socket.socketpair()
+
+    class Looks(Watched):
+        def look(self, now: float, watched: int) -> bool:
+            order.append("look")
+            return super().look(now, watched)
+
+    def read() -> None:
+        loop.remove_reader(here)
+        loop.call_soon(order.append, "told")
+
+    with here, there:
+        loop.add_reader(here, read)
+        watch, looks = Watch(loop), Looks(1)
+        watch.join(looks)
+        there.send(b"x")
+        time.sleep(TICK + 2 * LATE)  # noqa: ASYNC251 - that is the point
+        async with asyncio.timeout(5):
+            await looks.done.wait()
+    assert order == ["told", "look"]
 
 
 async def test_a_loop_has_one_watch() -> None:
