@@ -18,7 +18,7 @@ import multi
 from multi.discovery import interfaces
 
 T = TypeVar("T")
-TIMEOUT = 30.0  # seconds; far above what any of these needs
+TIMEOUT = 60.0  # seconds; far above what any of these needs
 LOOPS = ["asyncio", "uvloop"]
 WAYS = ["tcp-sealed", "tcp-plain", "tcp-tls", "mptcp-sealed", "quic"]
 HOST = "127.0.0.1"
@@ -209,7 +209,7 @@ async def asyncio_pair(*, limit: int = 2**16) -> AsyncIterator[Pair]:
         await server.wait_closed()
 
 
-async def until(condition: Callable[[], bool], what: str = "", timeout: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], what: str = "", timeout: float = 30.0) -> None:
     """Turn the loop until `condition` holds, where no event can be awaited."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not condition():
