@@ -15,7 +15,8 @@ import pytest
 from multi.lab.testbed import paper_links
 from multi.lab.testbed.pytest_plugin import MakeTestbed, make_testbed
 from tests.findings.bounded import given
-from tests.integration.cli_runner import Files, run
+from tests.integration.cli_runner import Files
+from tests.integration.cli_runner import run_forked as run
 
 __all__ = ["make_testbed"]
 

@@ -494,7 +494,7 @@ def test_connect_carries_standard_input_and_output_whatever_they_are(files: File
             here.shutdown(socket.SHUT_WR)
             assert here.makefile("rb").read() == b"over a socket"
             assert process.wait(30) == 0
-        refused = run("connect", client, "127.0.0.1:1")
+        refused = run_forked("connect", client, "127.0.0.1:1")
         assert (refused.returncode, refused.stderr) == (1, "multi: 127.0.0.1:1: connection refused\n")
         with sink.open("wb") as written:
             denied = subprocess.run(
@@ -504,8 +504,8 @@ def test_connect_carries_standard_input_and_output_whatever_they_are(files: File
         assert "10.0.0.1 is private, and no rule names it" in denied.stderr
         no_file = run_forked("get", client, "f", cwd=files.here)
         assert no_file.stderr == "multi: this server has no files (it runs without --dir)\n"
-    assert run("connect", client, "nowhere").returncode == 2
-    assert run("connect", client, target).returncode == 1
+    assert run_forked("connect", client, "nowhere").returncode == 2
+    assert run_forked("connect", client, target).returncode == 1
 
 
 def test_connect_ends_when_it_is_interrupted_or_nobody_reads(files: Files) -> None:
