@@ -97,17 +97,19 @@ class QueueBound:
 
     def update(self, now: float, acked: int, in_flight: int, rtt: float, min_rtt: float) -> None:
         """`acked` bytes in all so far; `rtt`: of the latest round trip, inf = there is no new one, `min_rtt`: the
-        smallest of all, seconds."""
+        smallest of those that came back the same way, seconds."""
         if not self._max_queue:
             return
         current = self._round
-        current.least, current.most = min(current.least, rtt), max(current.most, in_flight)
+        current.most = max(current.most, in_flight)
+        if rtt - min_rtt < current.least - current.shortest:
+            current.least, current.shortest = rtt, min_rtt
         if current.least == inf or now < current.since + max(ROUND, current.least):
             return
         before = self._bound
         if self._settled and current.since:
             rate = (acked - current.acked) / (now - current.since)
-            self._judge(now, rate, current, max(min_rtt, self._longer if now < self._longer_until else 0.0))
+            self._judge(now, rate, current, max(current.shortest, self._longer if now < self._longer_until else 0.0))
         self._settled = self._bound == before
         self._round = _Round(now, acked)
 
@@ -129,10 +131,11 @@ class QueueBound:
 
 
 class _Round:
-    """What is seen of a path in a round trip: what was acknowledged before, the smallest round trip, most in flight."""
+    """What is seen of a path in a round trip: what was acknowledged before, the round trip with the shortest queue and
+    how long it is without, most in flight."""
 
-    __slots__ = ("acked", "least", "most", "since")
+    __slots__ = ("acked", "least", "most", "shortest", "since")
 
     def __init__(self, since: float = 0.0, acked: int = 0) -> None:
         self.since, self.acked = since, acked
-        self.least, self.most = inf, 0
+        self.least, self.shortest, self.most = inf, 0.0, 0

@@ -17,6 +17,7 @@ from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_num
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
+from multi.multipath.acks import AckRoute
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
@@ -166,6 +167,7 @@ class Path:
         self.heard_at = 0.0
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
+        self.acks_leave = AckRoute()
         self.given_up: set[int] = set()
         """Packets that were sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0
@@ -177,6 +179,8 @@ class Path:
         self.queue = QueueBound(max_queue)
         self.min_rtts: dict[int, float] = {}
         """By the path that brought the acknowledgements."""
+        self.carrier = path_id
+        """The path that has brought the latest."""
         self.challenged_at: float | None = None
         self.first_rtt = 0.0
         """Of the challenge that validated it."""
@@ -187,7 +191,7 @@ class Path:
     def facts(self) -> PathFacts:
         loss = self.loss
         known = loss._rtt_initialized
-        min_rtt = min(self.min_rtts.values(), default=inf)
+        min_rtt = self.min_rtts.get(self.carrier, inf)
         return PathFacts(
             self.id,
             self.state,

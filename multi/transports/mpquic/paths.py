@@ -488,8 +488,9 @@ class ConnectionPaths(BoundedConnection):
             )
             if loss._rtt_min < inf:
                 path.min_rtts[carrier] = loss._rtt_min
+            path.carrier = carrier
             latest = loss._rtt_latest if loss._rtt_latest != sampled else inf
-            path.queue.update(context.time, loss.acked, in_flight, latest, min(path.min_rtts.values(), default=inf))
+            path.queue.update(context.time, loss.acked, in_flight, latest, path.min_rtts.get(carrier, inf))
             self._answers(path, acknowledged, context.time)
             path.rate.update(context.time, loss.acked, loss._rtt_smoothed)
 

@@ -107,6 +107,17 @@ def test_a_way_that_has_become_longer_is_no_queue(longer: float) -> None:
     assert queue < 0.020
 
 
+def test_acknowledgements_that_come_back_another_way_are_no_queue() -> None:
+    """The way back took 76 ms instead of 1: the bound fell to its least, and the path carried a quarter."""
+    path = Carrying(0.010)
+    path.run(2.0)
+    path.round_trip = path.min_rtt = 0.085
+    path.run(2.0)
+    rate, queue = path.run(4.0)
+    assert rate > 0.97 * RATE
+    assert queue < 0.016
+
+
 def test_what_others_queue_costs_no_more_than_a_look_now_and_then() -> None:
     path = Carrying(0.040)
     path.run(3.0)
