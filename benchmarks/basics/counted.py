@@ -121,6 +121,8 @@ class Attack:
     """Ask so many and hear no answer."""
     answers: int = 0
     """Have the application write so many times, after as many that were taken, and take nothing."""
+    all_but_one: bool = False
+    """Take all but one byte of what the application writes."""
     gaps: bool = False
     """Fill what the QUIC engine grants with single bytes above gaps."""
 
@@ -154,6 +156,7 @@ ATTACKS: dict[str, Attack] = {
     "TLS, unread": Attack(unread, "TLS"),
     "TLS, eight connections": Attack(unread, "TLS", connections=8),
     "TLS, answers": Attack(way="TLS", answers=16, sessions=FEW),
+    "all but one byte": Attack(all_but_one=True, sessions=FEW),
     "QUIC, bare": Attack(way="QUIC"),
     "QUIC, unread": Attack(unread, "QUIC"),
     "QUIC, islands": Attack(islands, "QUIC", sessions=FEW),
@@ -176,6 +179,8 @@ async def _serve(name: str, certificates: str, traced: bool) -> None:
     async def serve(reader: Any, writer: Any) -> None:
         if attack.grown:
             await reader.readexactly(_bulk(attack.grown))
+        if attack.all_but_one:
+            writer.write(bytes(ANSWER + 1))
         while attack.answers:
             await reader.readexactly(1)
             writer.write(bytes(ANSWER))
@@ -220,7 +225,8 @@ class _Session:
         from tests.integration.hostile import OverChannels  # from this checkout
 
         self._attack = attack
-        self._client = OverChannels(attack.way, port, source)
+        self._client = OverChannels(attack.way, port, source, *([ANSWER] if attack.all_but_one else []))
+        self._client.reads = not attack.all_but_one
         self.said = 0
         """Bytes of DATA."""
 
@@ -238,6 +244,8 @@ class _Session:
     async def do_its_worst(self) -> None:
         attack, client = self._attack, self._client
         first, window = 0, WINDOW
+        if attack.all_but_one:
+            await client.until(lambda: client.core.receiver.charged >= ANSWER)
         if attack.grown:
             first = self.said = _bulk(attack.grown)
             client.core.write(STREAM_ZERO, bytes(first), now=client.now())

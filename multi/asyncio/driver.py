@@ -728,11 +728,14 @@ class SessionDriver:
             raise
 
     def holds_too_much(self, stream: SendStream | None) -> bool:
-        """More is kept for the peer than `limits.max_send_buffer` allows, and of this stream more than an equal share.
+        """More waits for the peer than `limits.max_send_buffer` allows, and of this stream more than an equal share.
 
-        So all streams together keep no more than twice the limit, and none waits for what others keep.
+        So all streams together keep no more than twice the limit, and none waits for what others keep. A large buffer
+        counts as what is left of it: who writes such would otherwise wait for the end of each before the next one.
         """
-        return stream is not None and stream.memory > self.share and self.kept_to_send > self.send_buffer
+        if stream is None or stream.backlog <= self.share:
+            return False
+        return sum([each.backlog for each in self.core.sender.active.values()]) > self.send_buffer
 
     @property
     def share(self) -> int:

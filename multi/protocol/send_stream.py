@@ -138,9 +138,15 @@ class SendStream:
         return self.end_offset - self.acked
 
     @property
-    def memory(self) -> int:
-        """Bytes kept, with the overhead of the objects that hold them."""
+    def backlog(self) -> int:
+        """Bytes not acknowledged, with the overhead of the objects that hold them."""
         return self.end_offset - self.acked + CHUNK_OVERHEAD * (len(self._buffers) - self._buffers_head)
+
+    @property
+    def memory(self) -> int:
+        """Bytes kept, with that overhead: a buffer stays whole until the last byte of it is acknowledged."""
+        count = len(self._buffers) - self._buffers_head
+        return self.end_offset - self._offsets[self._buffers_head] + CHUNK_OVERHEAD * count if count else 0
 
     @property
     def sendable(self) -> int:

@@ -98,12 +98,14 @@ class OverChannels:
     Several connections lead to one session. Time stands still for it: it asks nothing and suspects nobody.
     """
 
-    def __init__(self, way: str, port: int, source: str) -> None:
+    def __init__(self, way: str, port: int, source: str, window: int = WIDE) -> None:
         self._name, self._tls, protect = WAYS[way]
         self._port, self._source = port, source
         self._channels: list[Channel] = []
-        self.core = client_core(SessionSettings(protect=protect, initial_window=WIDE))
+        self.core = client_core(SessionSettings(protect=protect, initial_window=window))
         self._got = 0
+        self.reads = True
+        """What comes is read, and room for more is granted."""
         self._stuck = False
         """Within a segment that is not finished."""
 
@@ -150,7 +152,7 @@ class OverChannels:
         for effect in self.core.effects():
             if isinstance(effect, SendBytes) and not self._stuck:
                 self._channels[effect.connection].write(effect.buffers, effect.lane)
-            elif isinstance(effect, StreamReadable) and effect.stream == STREAM_ZERO:
+            elif isinstance(effect, StreamReadable) and effect.stream == STREAM_ZERO and self.reads:
                 self._got += len(self.core.read(STREAM_ZERO, -1, now=0.0))
         for channel in self._channels:
             channel.flush()

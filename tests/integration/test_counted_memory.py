@@ -17,6 +17,7 @@ CLASSES = (
     "unfinished segments",
     "grown, large islands",
     "sealed, eight connections",
+    "all but one byte",
     "QUIC, eight connections",
     "QUIC, questions",
 )

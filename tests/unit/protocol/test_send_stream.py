@@ -227,6 +227,14 @@ def test_the_memory_figure_is_close_to_what_sent_writes_really_take(size: int, p
     assert 0.8 * kept < stream.memory < 1.2 * kept
 
 
+def test_a_buffer_of_which_a_byte_is_not_acknowledged_is_kept_and_counted_whole() -> None:
+    stream, size = new_stream(), 1 << 20
+    stream.write(bytes(size))
+    stream.take(size, ONE, 0.0)
+    stream.acknowledge(size - 1, ())
+    assert (stream.memory, stream.backlog) == (size + CHUNK_OVERHEAD, 1 + CHUNK_OVERHEAD)
+
+
 def test_acknowledged_chunks_are_released() -> None:
     stream = new_stream()
     for _ in range(2000):
