@@ -112,7 +112,7 @@ class FileService:
         transfer.count(sum(map(len, lines)))
         outcome = f"{len(lines)} files" + ("" if complete else ", not all there are")
         writer.writelines([*lines, encode(Listed(complete))])
-        del lines  # the session keeps, and counts, what the client does not take; beside it they would not be counted
+        lines.clear()  # the session keeps, and counts, what the client does not take; a future may hold them for longer
         await writer.drain()
         self._log(transfer.line(outcome))
 
