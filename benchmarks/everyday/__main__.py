@@ -49,7 +49,9 @@ ROWS = (
     ),
     Row("chat", f"chat of {CLIENTS}, one process, median latency", "ms", ("sealed",), (6.0,), 200, 40, absolute=True),
     Row("streams", "stream opened, 100 bytes each way, closed", "ms", ("sealed",), (0.3,), 2_000, 400, absolute=True),
+    Row("first_quic", "a session waits while QUIC is loaded, longest", "ms", ("sealed",), (20.0,), 1, 1, absolute=True),
 )
+WITHOUT_ASYNCIO = ("streams", "first_quic")  # it has no such thing
 LIGHT = {"s": 0.15, "MB": 30.0}
 ASYNCIO = "asyncio"
 
@@ -66,7 +68,7 @@ def verdict(value: float, promise: float) -> str:
 
 
 def _row(row: Row, rounds: int, *, quick: bool) -> None:
-    beside = () if row.figure == "streams" else (ASYNCIO,)
+    beside = () if row.figure in WITHOUT_ASYNCIO else (ASYNCIO,)
     values: dict[str, list[float]] = {party: [] for party in (*beside, *row.parties)}
     for _ in range(rounds):
         for party, measured in values.items():

@@ -244,6 +244,35 @@ async def streams(party: str, count: int) -> Figure:
     return {"ms": used / count * 1e3}
 
 
+async def first_quic(party: str, count: int) -> Figure:
+    """Milliseconds, the longest that a running session waited for its event loop while QUIC was loaded."""
+    longest, ends = 0.0, False
+
+    async def talk(reader: Reader, writer: Writer) -> None:
+        nonlocal longest
+        while not ends:
+            writer.write(LINE)
+            await reader.readline()
+            before = time.perf_counter()
+            await asyncio.sleep(0.001)
+            longest = max(longest, time.perf_counter() - before - 0.001)
+
+    async with conversation(party, echo) as (reader, writer):
+        talking = asyncio.create_task(talk(reader, writer))
+        await asyncio.sleep(0.3)
+        longest = 0.0
+        from multi.transports.base import loaded_transport
+
+        await loaded_transport("quic")
+        from multi.transports.quic.engine import loaded_implementation
+        from multi.transports.quic.settings import QuicSettings
+
+        await loaded_implementation(QuicSettings().engine)
+        ends = True
+        await talking
+    return {"ms": longest * 1e3}
+
+
 def resident() -> float:
     """MB of memory this process has now."""
     with open("/proc/self/status") as status:
@@ -279,6 +308,7 @@ FIGURES: dict[str, Callable[[str, int], Coroutine[Any, Any, Figure]]] = {
     "listeners": listeners,
     "chat": chat,
     "streams": streams,
+    "first_quic": first_quic,
 }
 
 if __name__ == "__main__":
