@@ -47,6 +47,7 @@ ACCELERATION = 1.5  # times its rate a round trip before, at least, of a path wh
 PEAK_TIME = 0.5  # seconds for which the largest rate counts, and up to twice as long
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 SAMPLE_INTERVAL = 0.010  # seconds between looks at a transport while much is on its way
+ANSWER_KEPT = 2.0  # seconds for which the answer to a question is fresher than the transport's mean
 SAMPLE_REFRESH = 0.5  # seconds between looks at one that carries little: round trips change slowly
 LITTLE = 16 * 1024  # bytes in both directions since the last look
 
@@ -168,6 +169,12 @@ class Connection:
     rtt: float = field(init=False)
     rtt_variation: float = field(init=False)
     min_rtt: float = field(init=False)
+    _mean_rtt: float = 0.0
+    """What the transport said last: over round trips that may be of long ago."""
+    _answer: tuple[float, float] = (0.0, -inf)
+    """The round trip of the last question that was shorter, and until when it counts."""
+    look_again_after: float = 0.0
+    """Seconds between questions while others carry what this one may carry sooner; 0 = they do not."""
     rate: float = 0.0
     _peaks: tuple[float, float] = (0.0, 0.0)
     """The largest rate since `_peak_since`, and in the PEAK_TIME before."""
@@ -373,7 +380,8 @@ class Connection:
             self._sampled_received = sample.bytes_received
             self.heard(now)
         if sample.rtt:
-            self.rtt, self.rtt_variation = sample.rtt, sample.rtt_variation
+            self._take_mean(sample.rtt, now)
+            self.rtt_variation = sample.rtt_variation
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
             self.min_rtt = sample.min_rtt
         if sample.rate and not (sample.app_limited and sample.rate < self.rate):
@@ -452,11 +460,21 @@ class Connection:
         """What schedulers may count on: the network may be faster than the cap, this connection never is."""
         return min(rate, self.max_rate) if self.max_rate else rate
 
-    def take_rtt(self, rtt: float) -> None:
-        """A keep-alive came back; used while the transport itself does not tell (RFC 6298 section 2)."""
+    def _take_mean(self, mean: float, now: float) -> None:
+        """An answer that came sooner counts as long as what else comes does not make the transport's mean longer."""
+        if mean > self._mean_rtt:
+            self._answer = (0.0, -inf)
+        self._mean_rtt = mean
+        answer, until = self._answer
+        self.rtt = min(mean, answer) if now < until else mean
+
+    def take_rtt(self, rtt: float, now: float) -> None:
+        """A keep-alive came back (RFC 6298 section 2). Where the transport tells, only if it came sooner: see above."""
         if not self.min_rtt or rtt < self.min_rtt:
             self.min_rtt = rtt
         if self.has_samples and self.rtt:
+            if rtt < self.rtt:
+                self.rtt, self._answer = rtt, (rtt, now + ANSWER_KEPT)
             return
         if self.rtt:
             self.rtt_variation += (abs(self.rtt - rtt) - self.rtt_variation) / 4

@@ -259,7 +259,7 @@ class Incoming:
     def _keepalive(self, connection: Connection, keepalive: Keepalive, now: float) -> None:
         if keepalive.pong:
             if connection.ping_sent_at and keepalive.token == connection.ping_token:
-                connection.take_rtt(now - connection.ping_sent_at)
+                connection.take_rtt(now - connection.ping_sent_at, now)
                 connection.ping_sent_at = 0.0
         else:
             pong = encode_keepalive(Keepalive(keepalive.token, pong=True))

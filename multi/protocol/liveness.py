@@ -15,12 +15,13 @@ from multi.protocol.segment import SegmentType
 from multi.protocol.settings import KEEPALIVE_INTERVAL
 from multi.protocol.state import Phase, Step
 from multi.reasons import Cause, Reason
-from multi.types import ConnectionState, Side
+from multi.types import ConnectionState, Role, Side
 
 DEAD_AFTER = 4.0  # seconds SUSPECT while another connection lives; TCP needs seconds to find its way back
 DEAD_AFTER_LAST = 10.0  # seconds SUSPECT when it is the last one
 ASK_SUSPECT = 0.2  # seconds between questions to a suspect connection, at least
 ASK_GROWTH, MAX_ASK_INTERVAL = 1.5, 1.0  # how that grows, and to what: an overloaded peer is not asked to death
+LOOK_AGAIN, MAX_LOOK_AGAIN = 0.5, 2.0  # seconds between questions to one that may be nearer than what is used
 MIN_PROBE, MAX_PROBE = 0.2, 5.0  # seconds between questions for a window that may have been lost
 
 NO_PROGRESS = Reason(Cause.NO_PROGRESS, "no progress")
@@ -269,6 +270,20 @@ class Liveness:
             self.probe_at, self._probe_wait = None, MIN_PROBE
         elif self.probe_at is None:
             self.probe_at = now + self._probe_wait
+
+    def look_again(self, connection: Connection, now: float) -> None:
+        """Ask whether it is near again, if it was nearer than what is used meanwhile: nothing else would tell."""
+        if connection.state is not ConnectionState.ACTIVE or connection.role is not Role.ACTIVE:
+            return
+        if not any(
+            connection.min_rtt < other.rtt < connection.rtt and now < other.sent_at + LOOK_AGAIN
+            for other in self._connections.values()
+            if other.state is ConnectionState.ACTIVE
+        ):
+            connection.look_again_after = 0.0
+        elif not connection.in_flight and now >= connection.sent_at + max(LOOK_AGAIN, connection.look_again_after):
+            connection.look_again_after = min(MAX_LOOK_AGAIN, 2 * connection.look_again_after or LOOK_AGAIN)
+            self.ping(connection, now)
 
     def ping(self, connection: Connection, now: float) -> None:
         """Ask for a sign of life, unless the last question is still open."""

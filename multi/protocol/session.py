@@ -262,8 +262,11 @@ class SessionCore(SessionBase):
         if len(self.connections) > 1:
             self.needs_flush = True  # what one carries may be copied to another
         found = self._living(connection)
-        if found is not None and found.take_sample(sample, now):
+        if found is None:
+            return
+        if found.take_sample(sample, now):
             self._liveness.progressed(found, now)
+        self._liveness.look_again(found, now)
 
     def pace(self, connection: ConnectionId) -> float:
         """Bytes per second the transport of `connection` should not exceed; 0.0 = any."""

@@ -8,6 +8,7 @@ import pytest
 
 from multi.errors import LocalProtocolError, RemoteProtocolError
 from multi.protocol.connection import (
+    ANSWER_KEPT,
     BUCKET_SECONDS,
     FAST_SEGMENT,
     FASTEST_SEGMENT,
@@ -179,10 +180,10 @@ def test_the_smallest_round_trip_is_remembered() -> None:
 
 def test_answers_to_questions_give_the_round_trip_of_a_transport_that_does_not_tell() -> None:
     made = connection()
-    made.take_rtt(0.100)
+    made.take_rtt(0.100, 0.0)
     assert (made.rtt, made.rtt_variation) == (0.100, 0.050)
     for _ in range(100):
-        made.take_rtt(0.020)
+        made.take_rtt(0.020, 0.0)
     assert made.rtt == pytest.approx(0.020, abs=0.001)
     assert made.min_rtt == 0.020
 
@@ -190,10 +191,22 @@ def test_answers_to_questions_give_the_round_trip_of_a_transport_that_does_not_t
 def test_a_transport_that_tells_knows_better_than_answers_to_questions() -> None:
     made = connection()
     made.take_sample(sample(rtt=0.030), 0.0)
-    made.take_rtt(0.500)
+    made.take_rtt(0.500, 0.0)
     assert made.rtt == 0.030
-    made.take_rtt(0.010)
-    assert (made.rtt, made.min_rtt) == (0.030, 0.010)
+
+
+def test_an_answer_that_came_sooner_than_the_transports_mean_counts_until_newer_round_trips_are_known() -> None:
+    made = connection()
+    made.take_sample(sample(rtt=0.300), 0.0)
+    made.take_rtt(0.010, 1.0)
+    assert (made.rtt, made.min_rtt) == (0.010, 0.010)
+    made.take_sample(sample(rtt=0.260), 1.5)
+    assert made.rtt == 0.010
+    made.take_sample(sample(rtt=0.270), 1.6)
+    assert made.rtt == 0.270, "it grows: what came since took longer"
+    made.take_rtt(0.010, 2.0)
+    made.take_sample(sample(rtt=0.250), 2.0 + ANSWER_KEPT)
+    assert made.rtt == 0.250, "that was long ago"
 
 
 def test_the_sessions_own_acknowledgements_give_a_rate_where_the_transport_tells_none() -> None:

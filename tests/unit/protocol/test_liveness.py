@@ -111,6 +111,46 @@ def test_who_suspects_by_silence_says_so_on_what_is_left() -> None:
     assert drains == [(number, DrainStep.SILENT)]
 
 
+# --- a path that was slow for a while  ---
+
+
+def test_who_was_near_before_is_asked_again_while_others_are_used() -> None:
+    ends, near, far = two_lines()
+    server = ends.server.session
+    connection = server.connections[near.id]
+
+    def talk(mean: float, seconds: float = 1.0) -> int:
+        """The server speaks over `far`; the other's transport remembers a mean. Returns how often it is asked."""
+        before = questions(near, down=True)
+        for _ in range(round(seconds * 10)):
+            server.connections[far.id].sent_at = ends.now
+            server.sample(far.id, TransportSample(rtt=0.06, min_rtt=0.05), now=ends.now)
+            server.sample(near.id, TransportSample(rtt=mean, min_rtt=0.01), now=ends.now)
+            ends.advance(0.02)
+            near.hold_up = False
+            ends.pump()
+            near.hold_up = True
+            ends.advance(0.08)
+        return questions(near, down=True) - before
+
+    near.hold_up = True
+    assert talk(mean=0.05) == 0, "it is known to be near"
+    assert talk(mean=0.25) >= 1
+    assert connection.rtt < 0.05, "the answer was sooner"
+    assert talk(mean=0.25) <= 1, "and for a while that is known"
+
+
+def test_who_was_never_nearer_is_left_alone() -> None:
+    ends, one, other = two_lines()
+    server = ends.server.session
+    for _ in range(30):
+        server.connections[other.id].sent_at = ends.now
+        server.sample(other.id, TransportSample(rtt=0.06, min_rtt=0.05), now=ends.now)
+        server.sample(one.id, TransportSample(rtt=0.25, min_rtt=0.08), now=ends.now)
+        ends.advance(0.1)
+    assert questions(one, down=True) == 0
+
+
 # --- a network that swallows large packets  ---
 
 
