@@ -38,7 +38,7 @@ LINKS = {"wifi": "wifi", "5g": "cellular"}
 START_TIMEOUT = 30.0  # seconds; two Python processes on a busy machine
 OPEN_TIMEOUT = 20.0  # seconds
 ABANDON_TIMEOUT = 3.0  # seconds
-USABLE_TIMEOUT = 10.0  # seconds a link may take to be usable after it was given back
+USABLE_TIMEOUT = 30.0  # seconds a link may take to be usable after it was given back, by programs that start for it
 PROBE_INTERVAL = 0.004  # seconds between two datagrams that ask whether a link is usable
 
 
