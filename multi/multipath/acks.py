@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath
@@ -11,7 +10,6 @@ from multi.multipath.scheduling import usable
 
 CLEARLY = 7 / 8  # of a round trip: a path that is hardly nearer would only make round trips of several kinds
 LATELY = 0.02  # seconds; a path is heard more often than once a round trip while it carries something
-STAYING = 1.0  # seconds on the own path after another has fallen silent
 PING_INTERVAL = 0.1  # seconds at least between two probes of a path that carries nothing but acknowledgements
 
 
@@ -36,29 +34,6 @@ def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts], now: fl
     if own is not None and (not best.rtt or (own.rtt and best.rtt > own.rtt * CLEARLY)):
         best = own
     return [best.id]
-
-
-class AckRoute:
-    """Keeps acknowledgements of one path from going to and fro: each change makes the sender's round trips others, and
-    lets it send in a burst what the quicker way acknowledges at once. A nearer path on which something is heard now and
-    then only is left alone for a while."""
-
-    def __init__(self) -> None:
-        self._elsewhere = False
-        self._own_until = -inf
-
-    def settle(self, chosen: list[int], own: int, now: float) -> list[int]:
-        """Of what `carriers` has chosen for the path `own`."""
-        if len(chosen) != 1:
-            return chosen
-        if chosen[0] == own:
-            if self._elsewhere:
-                self._elsewhere, self._own_until = False, now + STAYING
-        elif now < self._own_until:
-            return [own]
-        else:
-            self._elsewhere = True
-        return chosen
 
 
 def probe_due(last_probe: float, rtt: float, now: float) -> bool:

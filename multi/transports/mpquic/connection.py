@@ -103,10 +103,7 @@ class MultipathConnection(ConnectionPaths):
                 continue
             path.space.ack_at = None
             known = known if known is not None else [each.facts() for each in self._open()]
-            chosen = acks.carriers(self._policy.ack_path, path.facts(), known, now)
-            if path.state is PathState.ACTIVE:
-                chosen = path.acks_leave.settle(chosen, path.id, now)
-            for carrier in chosen:
+            for carrier in acks.carriers(self._policy.ack_path, path.facts(), known, now):
                 self._paths[carrier].acks_due[path.id] = path
 
     def _acknowledged_together(self) -> list[Path]:

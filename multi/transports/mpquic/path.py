@@ -17,7 +17,6 @@ from aioquic.quic.packet import NON_ACK_ELICITING_FRAME_TYPES, decode_packet_num
 from aioquic.quic.packet_builder import QuicSentPacket
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
 
-from multi.multipath.acks import AckRoute
 from multi.multipath.cap import QueueBound, RateMeter
 from multi.multipath.coupling import CoupledWindow
 from multi.multipath.facts import PathFacts, PathState
@@ -167,7 +166,6 @@ class Path:
         self.heard_at = 0.0
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
-        self.acks_leave = AckRoute()
         self.given_up: set[int] = set()
         """Packets that were sent on others although nobody knows that they are lost."""
         self.given_up_at = 0.0

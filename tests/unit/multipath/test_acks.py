@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multi.multipath.acks import AckRoute, carriers, probe_due
+from multi.multipath.acks import carriers, probe_due
 from multi.multipath.facts import PathFacts, PathState
 from multi.multipath.policy import AckPath
 
@@ -64,13 +64,3 @@ def test_acknowledgements_ask_for_one_about_once_a_round_trip() -> None:
     assert probe_due(1.0, 0.2, 1.2)
     assert not probe_due(1.0, 0.2, 1.19)
     assert not probe_due(1.0, 0.001, 1.05)
-
-
-def test_acknowledgements_do_not_go_to_and_fro() -> None:
-    route = AckRoute()
-    assert route.settle([1], 0, 1.0) == [1]
-    assert route.settle([1], 0, 1.1) == [1]
-    assert route.settle([0], 0, 1.2) == [0], "nothing was heard on the other"
-    assert route.settle([1], 0, 1.3) == [0]
-    assert route.settle([0, 1], 0, 1.4) == [0, 1], "where all paths carry them nothing changes"
-    assert route.settle([1], 0, 2.3) == [1]
