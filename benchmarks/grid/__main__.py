@@ -3,7 +3,8 @@
 Every scheduler in virtual time at every point (`benchmarks.grid.points`), and at some points `adaptive`, `RR` and
 kernel MPTCP over emulated links with real kernels; the same transfers tell how far the models of virtual time are off.
 Each run is stored as JSON under `benchmarks/results/grid`, and what is there is not measured again. The report is
-`benchmarks/results/grid.md`, with pictures.
+`benchmarks/results/grid.md`, with pictures. `--windows` measures another grid instead: small receive windows
+(`benchmarks.grid.windows`), in virtual time.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 
 from benchmarks import RESULTS
+from benchmarks.grid import windows
 from benchmarks.grid.points import Point, grid, testbed_points
 from benchmarks.grid.report import Store, write_report
 from benchmarks.grid.stage import TOGETHER, play
@@ -39,6 +41,7 @@ SIZE = 20_000_000
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench-grid", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few points, once, less data: a look, not a measurement")
+    parser.add_argument("--windows", action="store_true", help="small receive windows, in virtual time")
     parser.add_argument("--only", choices=["virtual", "testbed"], help="default: both")
     parser.add_argument("--congestion", choices=CONGESTION, help="in virtual time; default: both")
     parser.add_argument("--scheduler", action="append", help="in virtual time; repeatable; default: all")
@@ -55,7 +58,7 @@ def main() -> int:
 def run(*, quick: bool) -> None:
     """As a part of `make bench`."""
     arguments = argparse.Namespace(
-        quick=quick, only=None, congestion=None, scheduler=None, rounds=None, report=False, fresh=False
+        quick=quick, windows=False, only=None, congestion=None, scheduler=None, rounds=None, report=False, fresh=False
     )
     arguments.processes = os.cpu_count() or 1
     benchmark(arguments)
@@ -66,30 +69,34 @@ def benchmark(chosen: argparse.Namespace) -> int:
     # A shell that starts this in the background has it ignore interruptions, and SIGTERM is made one of them.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    directory = RESULTS / ("grid-quick" if chosen.quick else "grid")
+    name = "grid-windows" if chosen.windows else "grid"
+    directory = RESULTS / (f"{name}-quick" if chosen.quick else name)
     if chosen.fresh:
         shutil.rmtree(directory, ignore_errors=True)
     store = Store(directory, QUICK_SIZE if chosen.quick else SIZE)
+    tasks, write = (
+        (windows.tasks(quick=chosen.quick), windows.write_report) if chosen.windows else (_tasks(chosen), write_report)
+    )
     status = 0
     try:
         if not chosen.report and chosen.only in (None, "virtual"):
-            _virtual(chosen, store)
-        if not chosen.report and chosen.only in (None, "testbed"):
+            _virtual(tasks, chosen.processes, store)
+        if not chosen.windows and not chosen.report and chosen.only in (None, "testbed"):
             asyncio.run(_on_testbed(chosen, store))
     except KeyboardInterrupt:
         status = 130
     except TestbedNotAllowed as error:
         print(f"no testbed here: {error}", file=sys.stderr)
     path = RESULTS / f"{directory.name}.md"
-    print(f"\n{write_report(store, path, quick=chosen.quick)}\nThis report: {path}")
+    print(f"\n{write(store, path, quick=chosen.quick)}\nThis report: {path}")
     return status
 
 
-def _virtual(chosen: argparse.Namespace, store: Store) -> None:
-    tasks = [task for task in _tasks(chosen) if not store.virtual(task).exists()]
+def _virtual(wanted: Iterable[Task], processes: int, store: Store) -> None:
+    tasks = [task for task in wanted if not store.virtual(task).exists()]
     print(f"virtual time: {len(tasks)} transfers to go", flush=True)
     began = time.monotonic()
-    for number, (task, outcome) in enumerate(transfers(tasks, chosen.processes), 1):
+    for number, (task, outcome) in enumerate(transfers(tasks, processes), 1):
         store.put(store.virtual(task), asdict(outcome))
         if number % 50 == 0 or number == len(tasks):
             print(f"  {number} of {len(tasks)} after {time.monotonic() - began:.0f} s", flush=True)

@@ -33,6 +33,8 @@ class Path:
     rtt: float
     loss: float
     queue: float
+    jitter: float = 0.0
+    """Seconds a packet may be earlier or later."""
 
     @property
     def rate(self) -> float:

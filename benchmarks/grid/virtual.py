@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pool
 
 from benchmarks.grid.points import Path, Point
@@ -32,6 +33,8 @@ class Task:
     congestion: str
     seed: int = 1
     size: int = SIZE
+    window: int = 0
+    """Bytes that the receiver allows at most, of a stream and in all; 0 = as usual."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,16 @@ class Run:
 
 def routes(paths: Iterable[Path], congestion: str) -> list[Route]:
     """What the simulator needs to know of the paths."""
-    specs = [PathSpec(p.rate, p.rtt / 2, p.loss, p.queue, congestion) for p in paths]
+    specs = [PathSpec(p.rate, p.rtt / 2, p.loss, p.queue, congestion, jitter=p.jitter) for p in paths]
     return [Route(spec, spec) for spec in specs]
+
+
+def _limited(settings: SessionSettings, window: int) -> SessionSettings:
+    """`settings` of an end whose windows are configured to be at most `window` bytes."""
+    if not window:
+        return settings
+    begins = min(settings.initial_window, window)
+    return replace(settings, initial_window=begins, max_stream_window=window, max_session_window=window)
 
 
 def transfer(task: Task) -> Run:
@@ -58,22 +69,25 @@ def transfer(task: Task) -> Run:
     alone = task.part.isdigit()
     paths: Sequence[Path] = [task.point.paths[int(task.part) - 1]] if alone else task.point.paths
     policy = Policy("adaptive" if alone else task.part)
+    client, server = _limited(CLIENT, task.window), _limited(CLEAR, task.window)
     pair = Pair(
-        routes(paths, task.congestion), seed=task.seed, client=CLIENT, server=CLEAR, policy=policy, watched=False
+        routes(paths, task.congestion), seed=task.seed, client=client, server=server, policy=policy, watched=False
     )
-    client, count = pair.client, len(paths)
-    opened = pair.until(lambda: pair.server is not None and len(pair.peer.active) == len(client.active) == count, 30.0)
+    receiver, count = pair.client, len(paths)
+    opened = pair.until(
+        lambda: pair.server is not None and len(pair.peer.active) == len(receiver.active) == count, 30.0
+    )
     if not opened:
         raise AssertionError(f"{task}: the paths did not open")
     pair.run(0.3 + 2 * max(p.rtt for p in paths))
     start = pair.clock.now
-    client.write(b"%d\n" % task.size)
+    receiver.write(b"%d\n" % task.size)
     pair.until(lambda: pair.peer.got() > 0, LIMIT)
     pair.peer.write(bytes(task.size))
     arrivals = [(0.0, 0)]
 
     def all_there() -> bool:
-        got = client.got()
+        got = receiver.got()
         if got - arrivals[-1][1] >= task.size / STEPS or got >= task.size:
             arrivals.append((pair.clock.now - start, got))
         return got >= task.size
@@ -81,7 +95,7 @@ def transfer(task: Task) -> Run:
     pair.clock.run_until(all_there, LIMIT, max_events=MAX_EVENTS)
     seconds = pair.clock.now - start
     reinjected = sum(c.reinjected for c in pair.peer.session.connections.values())
-    return Run(client.got() * 8 / 1e6 / seconds, seconds, reinjected, arrivals if alone else [])
+    return Run(receiver.got() * 8 / 1e6 / seconds, seconds, reinjected, arrivals if alone else [])
 
 
 def ideal_mbps(alone: Sequence[Sequence[tuple[float, int]]], size: int) -> float:
@@ -115,7 +129,7 @@ def transfers(tasks: Sequence[Task], processes: int) -> Iterator[tuple[Task, Run
     if processes < 2:
         yield from ((task, transfer(task)) for task in tasks)
         return
-    with Pool(processes) as pool:
+    with Pool(processes, signal.signal, (signal.SIGTERM, signal.SIG_DFL)) as pool:  # the pool ends them with it
         yield from pool.imap_unordered(_done, tasks)
 
 
