@@ -17,6 +17,7 @@ from multi.protocol.sealing import Cipher, Opener, Sealer
 from multi.protocol.segment import HEADER_LENGTH, TAG_LENGTH, SegmentDecoder, SegmentType, encode_header, encode_routed
 from multi.protocol.state import TRAITS, Phase, Step, next_phase
 from multi.reasons import Cause, Reason
+from multi.schedulers.estimates import INITIAL_WINDOW
 from multi.types import (
     STREAM_ZERO,
     Buffer,
@@ -41,6 +42,8 @@ UNKNOWN_RTT = 0.200
 JOINED = 2048  # payload bytes up to which a segment is one buffer: copying them costs less than a second buffer
 BUCKET_SECONDS = 0.010  # depth of the token bucket of a capped connection
 RATE_WINDOW = 0.100  # seconds over which the session's own rate estimate averages
+DOUBTED = 4096  # bytes on a path of unknown rate from which it is doubtful when they arrive; fewer need a moment
+ACK_WAITS = 0.010  # seconds the peer may wait with an acknowledgement
 SEGMENT_MEMORY = 256  # bytes that a segment of control takes with its objects until the transport takes it
 SLOWDOWN = 0.5  # of a rate is left at least by one sample: a kernel that repeats what was lost tells far too little
 ACCELERATION = 1.5  # times its rate a round trip before, at least, of a path whose congestion control has just begun
@@ -179,6 +182,11 @@ class Connection:
     _peaks: tuple[float, float] = (0.0, 0.0)
     """The largest rate since `_peak_since`, and in the PEAK_TIME before."""
     _peak_since: float = -inf
+    rate_told: bool = False
+    """By the transport."""
+    _begun_at: float = field(init=False)
+    """When the peer began to owe acknowledgements, and the bytes it has acknowledged since then."""
+    _returned: int = 0
     accelerates: bool = True
     _rate_before: float = 0.0
     """At the last look whether it still grows, and when that was."""
@@ -197,7 +205,7 @@ class Connection:
         self.decoders = [SegmentDecoder() for _ in range(facts.lanes)]
         self.output = [[] for _ in range(facts.lanes)]
         self.heard_at = self.sent_at = self.progress_at = self.acked_at = self.session_progress_at = now
-        self._not_sent_at = self._rate_since = self._tokens_at = now
+        self._not_sent_at = self._rate_since = self._begun_at = self._tokens_at = now
         self.rtt, self.rtt_variation, self.min_rtt = facts.rtt, facts.rtt / 2, facts.rtt
         self._tokens = self.bucket_depth
 
@@ -385,7 +393,7 @@ class Connection:
         if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
             self.min_rtt = sample.min_rtt
         if sample.rate and not (sample.app_limited and sample.rate < self.rate):
-            self.rate = self._capped(max(sample.rate, self.rate * SLOWDOWN))
+            self.rate, self.rate_told = self._capped(max(sample.rate, self.rate * SLOWDOWN)), True
         self._take_peak(sample.rate, now)
         if self.accelerates and self.rate and self.in_flight and now >= self._rate_looked_at + self.min_rtt:
             self.accelerates = self.rate >= ACCELERATION * self._rate_before
@@ -495,6 +503,28 @@ class Connection:
                 self.rate = self._capped(measured if not self.rate else self.rate + (measured - self.rate) / 2)
                 self.accelerates = False  # it is an average already
             self._rate_bytes, self._rate_since = 0, now
+        self._returned += size
+        if not self.rate_told and (rate := self._early_rate(now)):
+            self.rate, self.accelerates = self._capped(rate), False
+
+    def _early_rate(self, now: float) -> float:
+        """Bytes per second of what has come back, if that is less than any window lets through; else 0.0.
+
+        Transports tell a rate late, and until then a window that doubles with every round trip is all that is known
+        of a path. One that does not even return its first windows in time, though it was given more, shows what it
+        carries.
+        """
+        trip = self.min_rtt or self.rtt
+        took = now - self._begun_at - trip
+        if not self.congestion_window or self.in_flight < self._returned or not trip or took < trip + ACK_WAITS:
+            return 0.0
+        flights = min((took - ACK_WAITS) / trip, 10.0)
+        return self._returned / took if self._returned < INITIAL_WINDOW * (2.0**flights - 1.0) else 0.0
+
+    @property
+    def doubtful(self) -> bool:
+        """It carries more than a moment's bytes, and nothing is known of its rate but its window."""
+        return not self.rate and self.in_flight > DOUBTED and self.congestion_window > 0
 
     def carries_control(self, number: int, now: float) -> None:
         """A control segment is on its way here."""
@@ -507,6 +537,7 @@ class Connection:
         """From now on the peer owes an acknowledgement."""
         self.session_progress_at = self.progress_at = self._rate_since = now
         self._rate_bytes = 0
+        self._begun_at, self._returned = now, 0
 
     def estimate_not_sent(self, now: float) -> None:
         """Since the last sample the transport has sent some of what it had."""

@@ -17,7 +17,7 @@ from multi.protocol.connection import SLOW_SEGMENT, UNKNOWN_RTT, Connection
 from multi.protocol.payloads import StreamAck
 from multi.protocol.send_stream import Outstanding, SendStream
 from multi.schedulers.base import Scheduler, SendRequest
-from multi.schedulers.estimates import arrival, soonest
+from multi.schedulers.estimates import arrival, flights, soonest
 from multi.types import ConnectionId, StreamId
 
 REINJECT_CHECK = 0.020  # seconds between looks at late bytes while nothing else happens
@@ -39,7 +39,8 @@ ROOM = 0.015  # seconds of sending that may wait on the way of bytes which are m
 LATE = 0.030  # seconds an acknowledgement may take besides a round trip: waiting in kernels, and at the peer
 DEADLINE_SLACK = 2 * REINJECT_CHECK  # seconds a copy leaves before the last moment: nobody looks more often
 MAX_COPIES = 3  # connections that may carry the same range
-SPREAD = 1.1  # windows sent within a round trip: headers count for a kernel, and a mean is no peak
+SPREAD = 1.1  # windows sent within a round trip, or times a rate: headers count for a kernel, and a mean is no peak
+AMPLE = 2.5  # times what is under way at the rate of a path, from which a window does not bound it
 SPREAD_FROM = 0.001  # seconds of round trip; inside a machine or a rack queues hold any burst, and pacing takes timers
 RUN_GAP = 0.050  # seconds without anything new to send that end a run of writing
 GROWING = 1  # windows sent since it has grown, or writing has begun, within which it can be expected to grow further
@@ -92,6 +93,7 @@ class Sender:
     _run: int = 0
     """Bytes sent for the first time since writing last paused."""
     _run_at: float = 0.0
+    """When the last of them was sent; inf = the window keeps more of them waiting, which is no pause."""
     _window_size: int = field(init=False)
     _window_grown_at: int = 0
     """What had been sent then."""
@@ -274,7 +276,8 @@ class Sender:
                 self._meet_deadlines(usable, now)
             if copies and self._window_runs_out(usable):
                 self._reinject(usable, now, only_head=True)
-            if self._send_new(usable, now) and copies and self._looks_again(now) and self._any_late(now):
+            settled = self._send_new(usable, now) and reinjects and self._looks_again(now)
+            if settled and ((copies and self._any_late(now)) or self._any_doubtful(usable)):
                 self._reinject(usable, now)
         if deadlines and several and self.reinject != "off":
             self.reinject_at = now + REINJECT_CHECK
@@ -297,14 +300,19 @@ class Sender:
     def pace(self, connection: Connection) -> float:
         """Bytes per second that are enough on `connection` where a small window is what bounds the speed; 0.0 = any.
 
-        More than a window per round trip cannot pass, but all of it leaves at once when it opens after a loss: a
-        congestion control that is never given enough does not learn what the network carries (BBR stays in its startup
-        and sends at 2.9 times the rate), a short queue loses some of it again, and so on.
+        More than a window per round trip cannot pass, nor more than the network carries, but all of it leaves at once
+        when it opens after a loss: a congestion control that is never given enough does not learn what the network
+        carries (BBR stays in its startup and sends at 2.9 times the rate), a short queue loses some of it again, and so
+        on. A window that is larger than what is under way at the largest rate of late is shut only by losses: sent as
+        fast as it arrives, it stays open, and BBR goes on. With a smaller one that rate shows what the window allows.
         """
         shut, size = self._shut_at, self._window_size
         if shut is None or size > WINDOW_SMALL or self.used - shut > size or self._window_grows:
             return 0.0
-        return SPREAD * size / connection.min_rtt if connection.min_rtt >= SPREAD_FROM else 0.0
+        if connection.min_rtt < SPREAD_FROM:
+            return 0.0
+        rate, peak = size / connection.min_rtt, connection.peak_rate
+        return SPREAD * (peak if 0.0 < AMPLE * peak < rate and not connection.accelerates else rate)
 
     def _looks_again(self, now: float) -> bool:
         """With thousands of streams looks for late bytes would take more time than all the rest."""
@@ -312,6 +320,13 @@ class Sender:
             return False
         self._looked_at = now
         return True
+
+    @staticmethod
+    def _any_doubtful(usable: Sequence[Connection]) -> bool:
+        for connection in usable:  # noqa: SIM110 - asked with every flush
+            if connection.doubtful:
+                return True
+        return False
 
     def _any_late(self, now: float) -> bool:
         """Whether a range may be old enough to be copied: small messages are acknowledged before theirs is."""
@@ -403,7 +418,7 @@ class Sender:
                 return
             size = stream.worth_sending(min(stream.window - stream.next_offset, self.window - self.used))
             if size <= 0:
-                self._shut_at = self.used
+                self._shut_at, self._run_at = self.used, inf
                 return
             if size > SLOW_SEGMENT:
                 size = min(size, connection.segment_size)
@@ -455,14 +470,14 @@ class Sender:
         for stream in self._turns(waiting):
             room = self.window - self.used
             if room <= 0:
-                self._shut_at = self.used
+                self._shut_at, self._run_at = self.used, inf
                 break
             if stream.priority != priority:
                 priority = stream.priority
                 self._backlog = self._ahead_of(priority, backlog)
             available = stream.worth_sending(min(stream.window - stream.next_offset, room))
             if available <= 0:
-                self._shut_at = self.used
+                self._shut_at, self._run_at = self.used, inf
                 return True
             if self.ranked:
                 self._leave_room(stream, usable, now)
@@ -543,6 +558,16 @@ class Sender:
                 if 0 <= left - arrival(best, size + best.not_sent) <= DEADLINE_SLACK:
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
 
+    def _in_doubt(self, usable: Sequence[Connection]) -> set[ConnectionId]:
+        """Connections whose bytes are copied however young they are: little else is left to send.
+
+        While nothing is known of rates, bytes at the end of a transfer may be on a path that needs ten times as long
+        as another. That shows after several round trips of the other one, when all could have been there.
+        """
+        doubtful = [connection for connection in usable if connection.doubtful]
+        left = sum([stream.end_offset - stream.next_offset for stream in self.active.values()]) if doubtful else 0
+        return {c.id for c in doubtful} if left < sum([c.in_flight for c in doubtful]) else set()
+
     def _reinject(self, usable: Sequence[Connection], now: float, *, only_head: bool = False) -> None:
         """Copy old outstanding ranges to idle connections that would deliver them clearly earlier.
 
@@ -551,6 +576,7 @@ class Sender:
         by_id = {c.id: c for c in usable}
         min_rtt = min((c.min_rtt for c in usable if c.min_rtt), default=0.0)
         min_age = max(min(1.1 * min_rtt, MAX_REINJECT_AGE), MIN_REINJECT_AGE)
+        doubted = set() if only_head else self._in_doubt(usable)
         queues: dict[ConnectionId, _Queue] = {}
         for stream in sorted(self.active.values(), key=_priority):
             scanned = 0
@@ -560,10 +586,12 @@ class Sender:
                     break
                 for carrier in item.carriers:
                     queues.setdefault(carrier, _Queue(now - item.sent_at)).size += item.end - item.start
-                if item.lost or len(item.carriers) >= MAX_COPIES or now - item.sent_at < min_age:
-                    continue
                 size = item.end - item.start
                 age = now - item.sent_at
+                if item.lost or len(item.carriers) >= MAX_COPIES:
+                    continue
+                if age < min_age and not doubted.issuperset(item.carriers):
+                    continue
                 over = self._opportunistic_bytes + size > REINJECT_ALLOWANCE + REINJECT_BUDGET * self.used
                 if over and age < OVERDUE:
                     return
@@ -573,7 +601,7 @@ class Sender:
                     continue
                 best = soonest(candidates)
                 remaining = min(
-                    (_remaining(by_id[c], queues[c], now - item.sent_at) if c in by_id else inf for c in item.carriers),
+                    (_remaining(by_id[c], queues[c], age) if c in by_id else inf for c in item.carriers),
                     default=inf,
                 )
                 # A path that was good when it was given all this and is next to dead now must not hold it back for as
@@ -612,7 +640,8 @@ def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
     """Estimated time until the last range of `queue`, given to the connection `age` ago, has been acknowledged.
 
     A connection delivers in order, so what counts is what it carries before the range and not all it holds. What should
-    have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late.
+    have been acknowledged by now waits for a repetition: one more round trip, and as much again as it is late. A path
+    of which nothing is known may need as long again for each window as its round trip.
     """
     rtt = connection.rtt or UNKNOWN_RTT
     rate = connection.rate or connection.congestion_window / rtt or 1e6
@@ -623,4 +652,10 @@ def _remaining(connection: Connection, queue: _Queue, age: float) -> float:
     if unsent > 0 and not connection.rate:
         # It is not even on its way, and a path that has just begun sends no more before it has heard of what is.
         remaining = max(remaining, rtt + unsent / rate)
+    if connection.rate and not connection.rate_told:
+        remaining = max(remaining, queue.size / connection.rate)
+    if connection.doubtful:
+        window = connection.congestion_window
+        doubt = rtt * (flights(window, queue.size) - 0.5 + queue.size / window)
+        remaining = max(remaining, doubt - queue.age)
     return remaining

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import ceil, inf, log2
+from math import ceil, inf, log, log2
 from typing import TypeVar
 
 from multi.schedulers.base import WAIT, ConnectionView
 
 PROBE = 32 * 1024  # bytes: two usual segments, enough for a first rate sample, 0.25 s at 1 Mbit/s
 INITIAL_WINDOW = 14_600  # bytes: ten packets, RFC 6928
+GROWN = 1.25 * INITIAL_WINDOW  # bytes of a window that acknowledgements have made larger
 ASSUMED_RTT = 0.1  # seconds, for a connection that tells nothing at all
 
 
@@ -28,8 +29,9 @@ def arrival(connection: ConnectionView, size: int) -> float:
     (queue + size) / rate + half the smallest round trip. The queue is what is in flight beyond one
     bandwidth-delay product, and at least what has not left the transport; the session counts those bytes in
     `in_flight` as well, so the two are not added. A connection that has just begun sends its congestion window, and
-    twice as much with every round trip: the smoothed one, whose growth is the first sign of a slow path. One of which
-    nothing is known is taken for infinitely fast until `PROBE` bytes are in flight, or it would never be measured.
+    twice as much with every round trip: the smoothed one, whose growth is the first sign of a slow path. Once the
+    window has grown, acknowledgements keep coming, each of which lets two packets leave. A connection of which nothing
+    is known is taken for infinitely fast until `PROBE` bytes are in flight, or it would never be measured.
     """
     rate = connection.rate
     in_flight = connection.in_flight
@@ -40,8 +42,10 @@ def arrival(connection: ConnectionView, size: int) -> float:
             if in_flight < PROBE:
                 return min_rtt / 2
             window = INITIAL_WINDOW
-        flights = max(1, ceil(log2(1.0 + (in_flight + size) / window)))
-        return (connection.rtt or min_rtt or ASSUMED_RTT) * (flights - 0.5)
+        trip = connection.rtt or min_rtt or ASSUMED_RTT
+        if window > GROWN and in_flight >= window:
+            return trip * (0.5 + log2(1.0 + (connection.not_sent + size) * log(2.0) / (2 * window)))
+        return trip * (flights(window, in_flight + size) - 0.5)
     queue = in_flight - rate * min_rtt
     not_sent = connection.not_sent
     if queue < not_sent:
@@ -50,6 +54,11 @@ def arrival(connection: ConnectionView, size: int) -> float:
     if connection.accelerates and min_rtt > 0.0:
         sending = min_rtt * log2(1.0 + sending / min_rtt)
     return sending + min_rtt / 2
+
+
+def flights(window: int, size: int) -> int:
+    """Round trips that begin until `size` bytes have left, where a window leaves at once and doubles with each."""
+    return max(1, ceil(log2(1.0 + size / window)))
 
 
 def tells(connection: ConnectionView) -> bool:

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from multi.lab.sim.pair import Pair
-from multi.lab.sim.path_model import PathDirection, PathSpec
+from multi.lab.sim.path_model import TICK, PathDirection, PathSpec
 from multi.lab.sim.wire import Route, route
 from multi.protocol.payloads import Policy
 from multi.protocol.settings import Protect, SessionSettings
@@ -148,6 +148,23 @@ SHORT = [
 @pytest.mark.parametrize(("fast", "slow", "size"), SHORT)
 def test_short_transfers_do_not_wait_for_the_slow_path(fast: Route, slow: Route, size: int) -> None:
     assert download(fast, size=size) / download(fast, slow, size=size) >= 0.97
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "size"),
+    [
+        # Each was given a part of 30 kB before anything was known of rates, and the slow one kept its own for long.
+        (path(21, 0.004), path(4.9, 0.006), 30_000),
+        (path(36.2, 0.011, congestion="cubic"), path(2.6, 0.021, congestion="cubic"), 30_000),
+        # The nearer one got 64 KiB at once, and looked fast until it had delivered as much.
+        (path(4.2, 0.005, congestion="cubic"), path(20.7, 0.015, products=8, congestion="cubic"), 100_000),
+        # What the acknowledgements of a growing window were about to let through was expected a round trip later.
+        (path(44.8, 0.087, congestion="cubic"), path(2.3, 0.216, congestion="cubic"), 100_000),
+    ],
+)
+def test_paths_of_unknown_rates_are_no_slower_together(first: Route, second: Route, size: int) -> None:
+    alone = min(download(first, size=size), download(second, size=size))
+    assert download(first, second, size=size) <= max(alone / 0.97, alone + TICK)
 
 
 def test_a_long_path_starts_although_the_window_is_small_yet() -> None:

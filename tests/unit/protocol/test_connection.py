@@ -137,6 +137,33 @@ def test_what_a_starting_path_has_delivered_is_no_rate_where_its_congestion_wind
         assert (made.rate > 0.0) is known
 
 
+def test_a_starting_path_that_does_not_return_its_first_window_in_time_shows_its_rate() -> None:
+    made = ready()
+    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
+    carry(made, 60_000)
+    made.in_flight -= 6_000
+    made.delivered(6_000, 0.015)
+    assert made.rate == 0.0, "its acknowledgements may have waited"
+    made.in_flight -= 6_000
+    made.delivered(6_000, 0.035)
+    assert made.rate == pytest.approx(12_000 / 0.030)
+    made.take_sample(sample(rate=MBYTE), 0.036)
+    made.in_flight -= 6_000
+    made.delivered(6_000, 0.060)
+    assert made.rate == MBYTE, "the transport knows better"
+
+
+def test_a_path_that_is_given_little_shows_no_rate() -> None:
+    made = ready()
+    made.take_sample(replace(sample(rtt=0.005), congestion_window=14_600), 0.0)
+    carry(made, 2_000)
+    for at in range(1, 20):
+        carry(made, 1_000, at / 200)
+        made.in_flight -= 1_000
+        made.delivered(1_000, at / 200)
+    assert made.rate == 0.0
+
+
 def test_segments_grow_with_the_rate() -> None:
     made = connection()
     sizes = []

@@ -180,17 +180,32 @@ def test_before_the_peer_has_answered_only_so_much_is_sent() -> None:
 
 def test_a_small_window_that_is_shut_is_spread_over_a_round_trip() -> None:
     size = 256 * 1024
-    bench = Bench((MBYTE, 0.020), (MBYTE, 0.0001), window=size)
-    far, local = bench.connections.values()
+    bench = Bench((20 * MBYTE, 0.020), (MBYTE, 0.020), (20 * MBYTE, 0.0001), window=size)
+    far, slow, local = bench.connections.values()
     assert bench.sender.pace(far) == 0.0, "nothing has stopped it yet"
     bench.write(size + 1)
     bench.fill()
     assert bench.sender.pace(far) == pytest.approx(1.1 * size / 0.020)
+    assert bench.sender.pace(slow) == pytest.approx(1.1 * MBYTE), (
+        "the network carries less than the window lets through"
+    )
     assert bench.sender.pace(local) == 0.0, "inside a machine it would only cost time"
     bench.sender.widen(16 * size)
     bench.write(2 * size)
     bench.fill()
     assert bench.sender.pace(far) == 0.0, "a large window is bounded by the networks"
+
+
+def test_a_window_that_stays_shut_for_long_is_not_taken_for_one_that_grows() -> None:
+    size, scheduler = 128 * 1024, numbered(0)
+    bench = Bench(*TWO, scheduler=scheduler, window=size)
+    bench.write(3 * size)
+    bench.fill()
+    bench.now = 0.5
+    bench.acknowledge(size)
+    bench.sender.widen(2 * size)
+    bench.fill()
+    assert not scheduler.requests[-1].window_grows
 
 
 def test_a_sender_that_the_window_never_stopped_is_not_paced() -> None:
@@ -574,6 +589,33 @@ def test_bytes_that_have_only_just_left_are_not_copied() -> None:
     bench = late()
     bench.now = 0.005
     assert bench.fill() == {}
+
+
+def beginning(*trips: float) -> Bench:
+    """Connections that have just begun: their windows and round trips are known, and no rate."""
+    bench = Bench(*[(0.0, trip) for trip in trips], scheduler=create_scheduler("adaptive", {}))
+    for connection in bench.connections.values():
+        connection.congestion_window, connection.accelerates = 14_480, True
+    return bench
+
+
+def test_the_end_of_a_transfer_over_paths_of_unknown_rates_is_copied_at_once() -> None:
+    bench = beginning(0.011, 0.022)
+    bench.write(30_000)
+    given = bench.fill()
+    assert covered(given[1]) == 30_000 - SLOW_SEGMENT, "it would arrive there a moment sooner"
+    assert covered(given[0]) == 30_000, "unless that path is slow"
+    assert bench.fill() == {}, "once is enough"
+
+
+@pytest.mark.parametrize("size", [2_000, 300_000])
+def test_a_message_and_what_much_waits_behind_are_not_copied_at_once(size: int) -> None:
+    bench = beginning(0.011, 0.022)
+    bench.credit(0, 48_000)
+    bench.credit(1, 16_000)
+    bench.write(size)
+    bench.fill()
+    assert bench.sender.reinjected_bytes == 0
 
 
 def test_a_connection_whose_peer_has_not_proved_itself_gets_no_copies() -> None:
