@@ -46,8 +46,8 @@ MOST_LEFT = 3  # sessions of a source that fall with a client; when more do at o
 AT_ONCE = 1.0  # seconds
 FREE_SHARE = 0.5  # of that goes to whoever is first; from then on no window grows beyond an equal share
 MUCH = 1 / 64  # of what a source may take: only so few sources can have more that each may be told of
-SOURCE_SHARE = 0.25  # of the descriptors one source may take; as much as of the sessions, where that is more
-MEMORY_SHARE = 0.5  # the same of the memory: a quarter of it would not do for 2,000 sessions over QUIC
+SOURCE_SHARE = 0.25  # of descriptors and grown windows for one source; as of the sessions, where that is more
+MEMORY_SHARE = 0.5  # the same of all memory: a quarter of it would not do for 2,000 sessions over QUIC
 ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have proved themselves
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
@@ -716,7 +716,7 @@ class Admission(AdmissionControl):
             ("", self._sessions_in_all),
             (source, len(self._sessions[source]) + self._counts.elsewhere("sessions", source)),
         ):
-            most = GROWTH_SHARE * self._most(place)
+            most = GROWTH_SHARE * self._limits.max_memory * (self._share if place else 1)
             taken = self._taken_in_all(place) + size
             # Who came first could take all, and what is advertised cannot be taken back.
             if taken > most or (taken > most * FREE_SHARE and wanted > most / sessions):

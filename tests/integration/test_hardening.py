@@ -444,7 +444,7 @@ def test_windows_stop_growing_when_the_memory_of_the_server_is_taken(development
 def test_who_comes_first_leaves_windows_for_the_others(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        async with serving(way, max_memory=8 * MIB) as (server, inbox):  # of which one source has half
+        async with serving(way, max_memory=16 * MIB) as (server, inbox):  # windows of one source have a quarter
             data = pattern(8 * MIB)
             sessions, ends = [], []
             for _ in range(6):
@@ -471,7 +471,7 @@ def test_who_comes_first_leaves_windows_for_the_others(development_certificates:
 def test_who_comes_late_gets_what_those_before_do_not_use_any_more(development_certificates: Path) -> None:
     async def scenario() -> None:
         way = Way(development_certificates)
-        limits = {"max_memory": 4 * MIB, "max_stream_window": 256 * KIB}  # of the memory one source has half
+        limits = {"max_memory": 8 * MIB, "max_stream_window": 256 * KIB}  # windows of one source have a quarter
         async with serving(way, **limits) as (server, inbox):
             data = pattern(MIB)
 
