@@ -27,6 +27,7 @@ from multi.schedulers.estimates import arrival, soonest
 from multi.types import STREAM_ZERO, StreamId
 
 ACK_DELAY = 0.010  # seconds an acknowledgement may wait for more bytes
+SMALL_WINDOW = 2 * 1024 * 1024  # bytes, of all streams
 GAP_DELAY = 0.005  # seconds between two that tell of gaps
 AS_GOOD = 0.002  # seconds later than the first that an acknowledgement may arrive where that spares another
 ACK_BYTES = 128 * 1024  # acknowledge at once after so many bytes, more when the window is large
@@ -271,9 +272,12 @@ class Receiver:
             self.ack_due = now + ACK_DELAY
 
     def _acknowledge_gaps(self, now: float) -> None:
-        """Soon, but not with every batch: where two connections carry a stream gaps come and go with each of them."""
+        """Soon, but not with every batch: where two connections carry a stream gaps come and go with each of them.
+
+        The sender of a small window waits for each word about its room.
+        """
         at = self._acked_at + GAP_DELAY
-        if now >= at:
+        if now >= at or self.window.size <= SMALL_WINDOW:
             self.ack_now = True
         elif self.ack_due is None or self.ack_due > at:
             self.ack_due = at

@@ -104,12 +104,20 @@ def test_a_gap_is_told_of_soon_and_a_repeat_at_once() -> None:
 
 
 def test_gaps_that_come_and_go_are_not_told_of_one_by_one() -> None:
-    end = End()
+    end = End(SessionSettings(initial_window=4 * 1024 * 1024))
     end.ack()
     for start in range(1000, 9000, 2000):
         end.arrive(start, start + 1000, now=0.001)
     assert (end.receiver.ack_now, end.receiver.ack_due) == (False, GAP_DELAY)
     assert end.receiver.is_due(GAP_DELAY)
+
+
+def test_the_sender_of_a_small_window_hears_of_gaps_at_once() -> None:
+    end = End(SessionSettings(initial_window=256 * 1024))
+    end.ack()
+    for start in range(1000, 9000, 2000):
+        end.arrive(start, start + 1000, now=0.001)
+    assert end.receiver.ack_now
 
 
 def test_the_end_of_a_stream_is_acknowledged_at_once() -> None:
