@@ -3,7 +3,7 @@ anything."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from typing import Any, NewType
 
@@ -186,6 +186,13 @@ class Candidate(Preferences):
     def sources(self) -> tuple[Source, ...]:
         """Where it and its subflows start from."""
         return (Source(self.interface, self.local_address, self.kind), *self.more_sources)
+
+    def begun_from(self, first: Source) -> Candidate:
+        """The same with this one of its sources before the others."""
+        others = tuple(source for source in self.sources if source != first)
+        return replace(
+            self, interface=first.interface, local_address=first.address, kind=first.kind, more_sources=others
+        )
 
     @property
     def more_interfaces(self) -> tuple[str, ...]:

@@ -640,6 +640,8 @@ class SessionDriver:
             channel.abort()
             return
         info = channel.info
+        if (begun := next((one for one in candidate.sources if one.interface == info.interface), None)) is not None:
+            candidate = candidate.begun_from(begun)
         facts = replace(
             info,
             interface=info.interface or candidate.interface,

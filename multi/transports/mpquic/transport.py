@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from typing import Any, cast
 
-from multi.transports.base import TlsSettings, TransportSettings
+from multi.transports.base import Channel, TlsSettings, TransportSettings
 from multi.transports.mpquic.channel import MpquicChannel
 from multi.transports.mpquic.settings import MpquicSettings
 from multi.transports.quic.channel import QuicChannel
@@ -22,12 +22,37 @@ from multi.transports.quic.transport import Quic, connected_socket
 from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.types import Candidate, Source
 
+HEAD_START = 0.250  # seconds that a network is tried before the next one is, too: RFC 8305 section 8
+
 
 class Mpquic(Quic):
     """QUIC with several paths. Its listener takes plain QUIC too; `info.transport` says which it is."""
 
     name = "mpquic"
     CHANNEL = MpquicChannel
+
+    async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
+        """The first of its networks on which the server answers gives the first path; each has a head start."""
+        coming, dials = list(candidate.sources), list[asyncio.Task[Channel]]()
+        won: asyncio.Task[Channel] | None = None
+        try:
+            while coming or not all(dial.done() for dial in dials):
+                if coming:
+                    dials.append(asyncio.create_task(super().dial(candidate.begun_from(coming.pop(0)), settings)))
+                running = [dial for dial in dials if not dial.done()]
+                head_start = HEAD_START if coming else None
+                await asyncio.wait(running, timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
+                won = next((dial for dial in dials if dial.done() and dial.exception() is None), None)
+                if won is not None:
+                    return won.result()
+            return dials[0].result()  # raises what the first has failed with
+        finally:
+            others = [dial for dial in dials if dial is not won]
+            for dial in others:
+                dial.cancel()
+            for late in await asyncio.gather(*others, return_exceptions=True):
+                if not isinstance(late, BaseException):
+                    late.abort()
 
     def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
         mpquic = settings.section("mpquic", MpquicSettings)

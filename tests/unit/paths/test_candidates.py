@@ -73,6 +73,16 @@ def reasons(rejected: Sequence[Rejection]) -> list[str]:
 # What an element of the interface list stands for
 
 
+def test_a_candidate_may_begin_from_another_of_its_sources() -> None:
+    one, two, three = (Source(f"if{n}", f"10.0.{n}.2", "wifi" if n == 1 else "cellular") for n in (1, 2, 3))
+    made = Candidate("mpquic", Family.IPV4, "h", "192.0.2.1", 1, "if1", "10.0.1.2", (two, three), "wifi")
+    assert made.begun_from(one) == made
+    other = made.begun_from(two)
+    assert other.sources == (two, one, three)
+    assert (other.interface, other.local_address, other.kind) == ("if2", "10.0.2.2", "cellular")
+    assert other.begun_from(one) == made
+
+
 def test_tcp_and_quic_make_one_candidate_per_listed_interface_in_that_order() -> None:
     for transport in ("tcp", "quic", "registered"):
         found, rejected = expand(spec(transport, interfaces=("wifi", "eth")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +17,12 @@ from multi.transports.base import TransportSettings
 from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.channel import FELL_BACK
 from multi.transports.mpquic.settings import MpquicSettings
+from multi.transports.quic import transport as quic_transport
+from multi.transports.quic.transport import connected_socket
 from multi.types import Candidate, Family
 from tests.integration.certificates import certificates_in
-from tests.integration.transports.mpquic.ends import dialled, listening
+from tests.integration.support import until
+from tests.integration.transports.mpquic.ends import SOURCES, dialled, listening
 from tests.integration.transports.test_contract import Recorder
 
 
@@ -61,6 +66,55 @@ async def test_another_aioquic_is_refused_with_its_name(
     monkeypatch.setattr(aioquic_engine, "missing", lambda: ["_loss"])
     with pytest.raises(TransportError, match="it has no _loss"):
         await listening("mpquic", settings[1])
+
+
+async def test_a_first_network_that_swallows_everything_does_not_keep_it_from_opening(
+    settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[socket.socket] = []
+
+    def connected(candidate: Candidate) -> socket.socket:
+        sock = connected_socket(candidate)
+        if candidate.local_address == SOURCES[0].address:
+            sock.connect(nobody.getsockname())
+        opened.append(sock)
+        return sock
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(quic_transport, "connected_socket", connected)
+        server = await listening("mpquic", settings[1])
+        channel, sink = await dialled(server, settings[0])
+        assert channel.info.local.startswith(SOURCES[1].address)
+        assert [sock.fileno() == -1 for sock in opened] == [True, False]
+        await until(lambda: channel.info.subflows == 3)  # over the first, too, once it carries
+        channel.close()
+        await sink.until_lost()
+        server.listener.close()
+
+
+async def test_a_dial_that_is_given_up_leaves_no_socket(
+    settings: tuple[TransportSettings, TransportSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[socket.socket] = []
+
+    def connected(candidate: Candidate) -> socket.socket:
+        opened.append(connected_socket(candidate))
+        return opened[-1]
+
+    monkeypatch.setattr(quic_transport, "connected_socket", connected)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        first, *others = SOURCES
+        port = nobody.getsockname()[1]
+        candidate = Candidate("mpquic", Family.IPV4, "localhost", "127.0.0.1", port).begun_from(first)
+        candidate = replace(candidate, more_sources=tuple(others))
+        dialling = asyncio.ensure_future(transport("mpquic").dial(candidate, settings[0]))
+        await until(lambda: len(opened) == 2)
+        dialling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        assert [sock.fileno() for sock in opened] == [-1, -1]
 
 
 async def test_a_session_runs_over_it(tmp_path: Path, engine: str) -> None:
