@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 
 from multi.config.model import Auth, ConfigModel
+from multi.discovery.resources import read_bounded
 from multi.errors import ConfigError
 
 MIN_KEY = 16  # bytes; shorter keys could be guessed from one recorded handshake
@@ -45,11 +46,7 @@ def _read(config: ConfigModel, auth: Auth) -> dict[bytes, bytes]:
 
 def _text_of(path: Path, key_path: str) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_SIZE + 1)
-        if len(content) > MAX_FILE_SIZE:
-            raise ConfigError(f"cannot read {path}: more than {MAX_FILE_SIZE} bytes", key_path)
-        return content.decode()
+        return read_bounded(path, MAX_FILE_SIZE).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"cannot read {path}: {reason}", key_path) from None

@@ -1,6 +1,7 @@
 """What to do when the system is out of descriptors, memory or threads: say so, and let the caller ask again.
 
-Whoever took a failed look for a look at nothing would believe that all networks are gone.
+Whoever took a failed look for a look at nothing would believe that all networks are gone. And how to read files that
+may have no end.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN})
 ENOUGH_DESCRIPTORS = 1 << 20  # where the system sets no limit
+PIECE = 16 * 1024  # bytes of a file that are read at once
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -23,6 +26,17 @@ Result = TypeVar("Result")
 def is_exhaustion(error: OSError) -> bool:
     """It may well work a moment later; nothing is wrong with what was asked."""
     return error.errno in SHORTAGES
+
+
+def read_bounded(path: Path, most: int) -> bytes:
+    """A file that a user has named. Raises OSError, also where it has more than `most` bytes: a device has no end."""
+    content = bytearray()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE):
+            content += piece
+            if len(content) > most:
+                raise OSError(errno.EFBIG, f"more than {most} bytes", str(path))
+    return bytes(content)
 
 
 def allowed_descriptors() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from multi.discovery.resources import read_bounded
 from multi.errors import ConfigError, TransportError
 from multi.forward.client import ForwardClient
 from multi.forward.dial import words_of
@@ -17,7 +18,7 @@ from multi.forward.opening import answer_of, listen, open_stream
 from multi.forward.protocol import Address, Code, Connect, ForwardRefused
 from multi.forward.proxy import Credentials, Refusal, Wish, read_wish, unpack_datagram
 from multi.forward.relay import BUFFERED, ENDS, Pair, relay
-from multi.forward.rules import read_bounded
+from multi.forward.rules import FILE_LIMIT
 from multi.forward.specs import EVERYWHERE, Forward, ProxyListener, Treatment
 from multi.forward.udp import Flows, ForwardPort
 
@@ -224,7 +225,7 @@ def is_loopback(host: str) -> bool:
 
 def read_credentials(path: Path) -> Credentials:
     """A file of `user:password` lines, with empty ones and comments (`#`). Raises ConfigError, OSError."""
-    content = read_bounded(path)
+    content = read_bounded(path, FILE_LIMIT)
     try:
         lines = content.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from multi.discovery.resources import read_bounded
 from multi.errors import ConfigError, closest, printable
 from multi.forward.protocol import parse_port
 
@@ -190,22 +191,13 @@ def parse_rules(text: str) -> Rules:
         listen = [part.removeprefix(LISTEN) for part in parts if part.startswith(LISTEN)]
         allow = [part for part in parts if not part.startswith(LISTEN)]
         return Rules(_permissions({"allow": allow, "listen": listen}, "--forward-to"), {})
-    content = read_bounded(Path(text))
+    content = read_bounded(Path(text), FILE_LIMIT)
     try:
         return rules_of(json.loads(content), text)
     except (ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"not JSON ({error})", text) from None
-
-
-def read_bounded(path: Path) -> bytes:
-    """A file that a user has named, with FILE_LIMIT bytes at most. Raises ConfigError, OSError."""
-    with path.open("rb") as file:
-        content = file.read(FILE_LIMIT + 1)
-    if len(content) > FILE_LIMIT:
-        raise ConfigError(f"more than {FILE_LIMIT} bytes", str(path))
-    return content
 
 
 def rules_of(content: object, where: str) -> Rules:

@@ -21,6 +21,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes, PublicKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from multi.discovery.resources import read_bounded
 from multi.errors import TransportError
 from multi.transports.base import TlsSettings
 from multi.transports.sockets import transport_error
@@ -148,13 +149,9 @@ def out_of_date(cert: Path) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_FILE_SIZE + 1)
+        return read_bounded(path, MAX_FILE_SIZE)
     except OSError as error:
         raise transport_error(error, f"cannot read {path}") from error
-    if len(content) > MAX_FILE_SIZE:
-        raise TransportError(f"{path} has more than {MAX_FILE_SIZE} bytes: certificates and keys have less")
-    return content
 
 
 def _certificates(path: Path) -> list[x509.Certificate]:

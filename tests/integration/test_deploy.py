@@ -349,7 +349,8 @@ def _run_without_rights(words: list[str], user: int, group: int, stop: str) -> N
     script = f"""
 import os
 import encodings.idna, encodings.utf_8_sig
-import multi.cli.serve, multi.asyncio.server, multi.transports.tcp.transport, multi.transports.mptcp.transport
+import multi.cli.parser, multi.cli.logs, multi.cli.serve
+import multi.asyncio.server, multi.transports.tcp.transport, multi.transports.mptcp.transport
 from multi.cli.main import main
 os.setgroups([]); os.setgid({group}); os.setuid({user})
 raise SystemExit(main({words!r}))

@@ -550,7 +550,7 @@ def test_a_proxy_on_another_address_needs_a_password(tmp_path: Path) -> None:
     users.write_bytes(b"me:\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_credentials(users)
-    with pytest.raises(ConfigError, match="more than"):
+    with pytest.raises(OSError, match="more than"):
         read_credentials(Path("/dev/zero"))
 
     async def scenario() -> None:

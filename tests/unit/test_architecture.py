@@ -78,7 +78,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "multi.linux": ("multi.types", "multi.discovery"),
     "multi.budgets": (),
     "multi.transports": (*VALUES, "multi.multipath", "multi.discovery", "multi.linux"),
-    "multi.config": (*VALUES, "multi.schedulers", "multi.transports"),
+    "multi.config": (*VALUES, "multi.schedulers", "multi.discovery", "multi.transports"),
     "multi.asyncio": (
         "multi.reasons",
         *VALUES,
