@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
+from math import inf
 from typing import Any, NewType
 
 SessionId = NewType("SessionId", bytes)  # 16 bytes, paper Table 3
@@ -227,10 +228,10 @@ class TransportSample:
     """Total put on the wire, repeats included; 0 where the transport does not tell. Monotonic."""
     bytes_lost: int = 0
     """Total the transport has put on the wire again. Monotonic."""
-    bytes_received: int = 0
-    """Total that has come, parts of TLS records included; 0 where the transport does not tell. Monotonic."""
     silent_for: float = 0.0
     """Seconds since the peer's transport acknowledged anything; 0 also when the transport does not know."""
+    received_ago: float = inf
+    """Seconds since data last came, parts of TLS records included; infinite when the transport does not know."""
 
 
 MESSAGES = -1

@@ -161,7 +161,6 @@ class Connection:
     _sampled_bytes: int = 0
     """Bytes in both directions then."""
     sampled_acked: int = 0
-    _sampled_received: int = 0
     loss: float = 0.0
     """Share of what the transport has sent lately that it had to send again."""
     _loss_mark: tuple[int, int] = (0, 0)
@@ -384,9 +383,7 @@ class Connection:
         """Take the transport's own figures; return True when its peer made progress."""
         self.has_samples, self.sampled_at = True, now
         self._sampled_bytes = self.bytes_sent + self.bytes_received
-        if sample.bytes_received > self._sampled_received:
-            self._sampled_received = sample.bytes_received
-            self.heard(now)
+        self.heard(now - sample.received_ago)
         if sample.rtt:
             self._take_mean(sample.rtt, now)
             self.rtt_variation = sample.rtt_variation
@@ -545,8 +542,11 @@ class Connection:
             self.not_sent = max(0, self.not_sent - int(self.rate * (now - self._not_sent_at)))
         self._not_sent_at = now
 
-    def heard(self, now: float) -> None:
-        self.heard_at = self.progress_at = self.session_progress_at = now
+    def heard(self, at: float) -> None:
+        """Something of the peer has come, at this time or since."""
+        self.heard_at = max(self.heard_at, at)
+        self.progress_at = max(self.progress_at, at)
+        self.session_progress_at = max(self.session_progress_at, at)
 
     # --- silence  ---
 

@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 from dataclasses import dataclass
+from math import inf
 
 from multi.types import TransportSample
 
@@ -63,5 +64,5 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         state=values[0],
         bytes_sent=values[48],
         bytes_lost=values[49],
-        bytes_received=values[35],
+        received_ago=values[19] / 1e3 if values[35] else inf,
     )

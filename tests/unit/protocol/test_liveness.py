@@ -307,12 +307,30 @@ def test_parts_of_a_tls_record_are_signs_of_life() -> None:
     line = ends.connect()
     ends.pump()
     line.hold_up = line.hold_down = True
-    for received in [*range(0, 15_000, 1_000), 14_000]:
-        sample = TransportSample(rtt=RTT, rtt_variation=RTT / 2, unacked=1_000, bytes_received=received)
+    for _ in range(15):
+        sample = TransportSample(rtt=RTT, rtt_variation=RTT / 2, unacked=1_000, received_ago=0.0)
         ends.client.session.sample(line.id, sample, now=ends.now)
         assert ends.client.states()[line.id] == "active"
         ends.advance(WITHIN, step=0.01)
+    ends.advance(WITHIN, step=0.01)
     assert ends.client.states()[line.id] == "suspect", "nothing more has come"
+
+
+def test_what_came_before_the_silence_does_not_lengthen_it() -> None:
+    """A sample is taken when silence is about to be believed: the bytes it counts may have come long before."""
+    ends = Ends(CLEAR, CLEAR)
+    line = ends.connect()
+    ends.pump()
+    line.hold_up = line.hold_down = True
+    since = ends.now
+    ends.client.session.sample(line.id, TransportSample(rtt=RTT, rtt_variation=RTT / 2, unacked=1_000), now=since)
+    connection = ends.client.session.connections[line.id]
+    ends.advance(connection.suspect_after - 0.01, step=0.01)
+    assert ends.client.states()[line.id] == "active"
+    late = TransportSample(rtt=RTT, rtt_variation=RTT / 2, unacked=1_000, received_ago=ends.now - since)
+    ends.client.session.sample(line.id, late, now=ends.now)
+    ends.advance(since + connection.suspect_after + 0.02 - ends.now, step=0.01)
+    assert ends.client.states()[line.id] == "suspect"
 
 
 def test_a_server_that_never_answers_the_handshake_is_left_in_time() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import sys
+import time
+from math import inf
 
 import pytest
 
@@ -35,15 +38,19 @@ def test_a_minimum_and_a_rate_that_were_not_measured_are_zero() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
-def test_what_has_come_and_was_not_read_is_counted() -> None:
+def test_what_has_come_is_told_with_its_time_read_or_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         other, _ = server.accept()
         with other:
-            other.sendall(bytes(1234))
-            client.recv(1)
             found = read_tcp_info(client)
             assert found is not None
-            assert found.bytes_received == 1234
+            assert found.received_ago == inf, "nothing yet"
+            other.sendall(bytes(1234))
+            select.select([client], [], [])
+            time.sleep(0.05)
+            found = read_tcp_info(client)
+            assert found is not None
+            assert 0.03 < found.received_ago < inf
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
