@@ -96,11 +96,12 @@ class SessionTable(Generic[T]):
             found = self._sessions.get(session_id, {}).get(origin)
             if found is not None:
                 return found
-            if (peer := self._peer_of(route_of(first))) is not None:
+            route = route_of(first)
+            if (peer := self._peer_of(route)) is not None:
                 return refusal(session_id, Refuse(RefuseCode.ELSEWHERE, address=peer), "JOIN for another server")
-            if self._elsewhere(route_of(first)):
+            if self._elsewhere(route):
                 return refusal(session_id, Refuse(RefuseCode.ELSEWHERE), "JOIN for another process of this server")
-            token = reset_token(self._reset_key, session_id, origin) if self._reset_key else b""
+            token = reset_token(self._reset_key, session_id, origin, route) if self._reset_key else b""
             return refusal(session_id, Refuse(RefuseCode.UNKNOWN, token=token), "JOIN for an unknown session")
         part = bytes(payload[2 : 2 + int.from_bytes(payload[:2], "big")])
         return self._greeted(session_id, origin_of(part), source)

@@ -485,8 +485,11 @@ class ServerAuthenticator(Authenticator):
         return ((WHEREABOUTS, where.encode()),) if where != NOWHERE else ()
 
     def _reset_commitment(self) -> bytes:
-        key = self.session.settings.reset_key
-        return reset_commitment(reset_token(key, self.session.session_id, self._origin)) if key else bytes(PROOF_LENGTH)
+        settings = self.session.settings
+        if not settings.reset_key:
+            return bytes(PROOF_LENGTH)
+        route = settings.whereabouts.route
+        return reset_commitment(reset_token(settings.reset_key, self.session.session_id, self._origin, route))
 
     def may_join(self, join: Join, binding: bytes) -> bool:
         if self.keys is None or join.origin != self._origin:

@@ -335,9 +335,13 @@ def origin_of(hello_part: bytes) -> bytes:
     return hashlib.sha256(hello_part).digest()[:ORIGIN_LENGTH]
 
 
-def reset_token(key: bytes, session_id: SessionId, origin: bytes) -> bytes:
-    """What only a server with `key` can say of a session: that it holds it no longer (compare RFC 9000 10.3)."""
-    return hmac.digest(key, b"multi1 reset" + session_id + origin, "sha256")
+def reset_token(key: bytes, session_id: SessionId, origin: bytes, route: bytes = b"") -> bytes:
+    """What only a server with `key` can say of a session: that it holds it no longer (compare RFC 9000 10.3).
+
+    `route` is that of the server, or of the process of one, that accepted the session: others with the same key do not
+    know what it holds, and whoever asks them with another route gets a token that proves nothing.
+    """
+    return hmac.digest(key, b"multi1 reset" + session_id + origin + route, "sha256")
 
 
 def reset_commitment(token: bytes) -> bytes:

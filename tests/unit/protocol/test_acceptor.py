@@ -118,10 +118,13 @@ def test_nothing_is_said_of_sessions_that_another_process_with_the_same_key_has(
     payload = Join(origin_of(_hello(bytes(32)).session_part()), bytes(32), ConnectionTerms(True)).encode()
     astray = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(1), payload, theirs), "a"))
     assert (astray.meaning, astray.token, astray.address) == (RefuseCode.ELSEWHERE, b"", None)
-    for route in (own, b""):
+    told = set()
+    for route in (own, b"", b"server\0\x02"):
         gone = refusal(sessions.route(encode_routed(SegmentType.JOIN, sid(1), payload, route), "a"))
         assert gone.meaning is RefuseCode.UNKNOWN
-        assert gone.token
+        assert gone.token == reset_token(b"key", sid(1), origin_of(_hello(bytes(32)).session_part()), route)
+        told.add(gone.token)
+    assert len(told) == 3, "a stranger may show any route: what is said under one proves nothing under another"
 
 
 def test_whoever_confirms_first_owns_a_session_id() -> None:

@@ -24,6 +24,7 @@ from multi.protocol.handshake import (
     Ticket,
     Whereabouts,
     origin_of,
+    reset_token,
 )
 from multi.protocol.payloads import Policy
 from multi.protocol.sealing import Cipher
@@ -764,6 +765,18 @@ def test_a_wrong_reset_token_is_no_proof_and_silence_on_another_network_is_no_an
                 ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN, token=bytes(32)).encode()),
                 replace(PLAIN, interface=network),
             )
+        assert (ends.client.closed is not None) is ended
+
+
+def test_a_reset_token_counts_only_under_the_route_of_the_server_that_holds_the_session() -> None:
+    """Processes of a server share the key: those that do not hold a session may be asked for it by anybody."""
+    key, mine = b"k" * 32, b"\x0a\x01"
+    settings = SessionSettings(reset_key=key, whereabouts=Whereabouts(mine))
+    ends, line = opened(settings)
+    ends.lose(line)
+    for route, ended in ((b"", False), (b"\x0a\x02", False), (mine, True)):
+        token = reset_token(key, ends.session_id, origin(ends), route)
+        answered_by_somebody_else(ends, ends.segment(T.REFUSE, Refuse(RefuseCode.UNKNOWN, token=token).encode()))
         assert (ends.client.closed is not None) is ended
 
 
