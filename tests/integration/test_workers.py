@@ -336,7 +336,6 @@ def test_datagrams_for_a_worker_that_is_not_there_reach_one_that_is(files: Files
     certificates = files.root / "certs"
     tls = TlsSettings(cert=certificates / "server-cert.pem", key=certificates / "server-key.pem")
     trusted = TlsSettings(ca=certificates / "ca.pem", server_name="localhost")
-    of_dead = ConnectionIds(base + b"\x01", key)
 
     async def scenario() -> None:
         inbox, outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -345,6 +344,7 @@ def test_datagrams_for_a_worker_that_is_not_there_reach_one_that_is(files: Files
         for _ in range(2):
             group.append(listening_socket("127.0.0.1", port, lambda family: share_port(Quic().open_socket(family))))
             port = group[0].getsockname()[1]
+        of_dead = ConnectionIds(base + b"\x01", key, port)
         steer_by_connection_id(group[0], PlaceInId(of_dead.new()[0], of_dead.length, ROUTE_LENGTH), 2)
         settings = TransportSettings(tls=tls, route=base + b"\0", bound=group[0], steering=steering, reset_key=key)
         accepted: list[Channel] = []

@@ -26,6 +26,8 @@ class ConnectionIds:
     """At most ROUTE_LENGTH bytes, zeros follow; empty = ids tell nobody anything."""
     reset_key: bytes = field(default=b"", repr=False)
     """Of a server: who has it can say in its place that a connection is gone. Empty = nobody can."""
+    port: int = 0
+    """That it listens on: at another one of its ports nobody knows which connections there are."""
 
     @cached_property
     def _start(self) -> bytes:
@@ -55,7 +57,8 @@ class ConnectionIds:
         """What tells the peer that nobody has the connection of this id any more (RFC 9000 section 10.3.2)."""
         if not self.reset_key:
             return os.urandom(TOKEN_LENGTH)
-        return hmac.digest(self.reset_key, RESET_LABEL + connection_id, "sha256")[:TOKEN_LENGTH]
+        what = RESET_LABEL + self.port.to_bytes(2, "big") + connection_id
+        return hmac.digest(self.reset_key, what, "sha256")[:TOKEN_LENGTH]
 
 
 PLAIN_IDS = ConnectionIds()

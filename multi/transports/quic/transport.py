@@ -127,15 +127,17 @@ class Quic(Transport):
             raise TransportError("QUIC needs ssl_config.cert and ssl_config.key")
         engine_type = await self._loaded_engine(settings)
         tls, cert = settings.tls, settings.tls.cert
-        ids = ConnectionIds(settings.route, settings.reset_key)
+        with ExitStack() as undo:
+            sock = settings.bound or undo.enter_context(listening_socket(host, port, self.open_socket))
+            ids = ConnectionIds(settings.route, settings.reset_key, sock.getsockname()[1])
 
-        def read() -> Identity:
-            issuers = read_certificates(tls.client_ca) if tls.client_ca else b""
-            return self._configure(engine_type, settings, tls, issuers, None, ids), first_certificate(cert)
+            def read() -> Identity:
+                issuers = read_certificates(tls.client_ca) if tls.client_ca else b""
+                return self._configure(engine_type, settings, tls, issuers, None, ids), first_certificate(cert)
 
-        identity = read()
-        sock = settings.bound or listening_socket(host, port, self.open_socket)
-        return QuicListener(sock, engine_type, identity, read, ids, settings, accept, self.CHANNEL)
+            listener = QuicListener(sock, engine_type, read, ids, settings, accept, self.CHANNEL)
+            undo.pop_all()
+        return listener
 
     def open_socket(self, family: int) -> socket.socket:
         return socket.socket(family, socket.SOCK_DGRAM)
@@ -279,7 +281,6 @@ class QuicListener:
         self,
         sock: socket.socket,
         engine_type: type[QuicEngine],
-        identity: Identity,
         read: Callable[[], Identity],
         ids: ConnectionIds,
         settings: TransportSettings,
@@ -289,7 +290,7 @@ class QuicListener:
         self._channel_type = channel_type
         self._loop = asyncio.get_running_loop()
         self._engine_type = engine_type
-        self._configuration, self._certificate = identity
+        self._configuration, self._certificate = read()
         self._read = read
         self._tls = settings.tls or TlsSettings()
         self._quic = settings.section("quic", QuicSettings)

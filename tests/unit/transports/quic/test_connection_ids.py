@@ -36,5 +36,8 @@ def test_who_has_the_key_knows_the_reset_tokens_and_nobody_else() -> None:
     one, another = ids.new(), ids.new()
     assert ids.reset_token(one) == ConnectionIds(b"\x0b", b"key").reset_token(one)
     assert len({ids.reset_token(one), ids.reset_token(another), ConnectionIds(b"\x0a", b"other").reset_token(one)}) == 3
+    # A server has the connection at one of its ports: whoever asks at another one learns nothing that ends it.
+    at_ports = {ConnectionIds(b"\x0a", b"key", port).reset_token(one) for port in (7788, 7801, 65535)}
+    assert len(at_ports) == 3
     assert PLAIN_IDS.reset_token(one) != PLAIN_IDS.reset_token(one)  # a client's, which nobody uses
     assert "key" not in repr(ids)
