@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from multi.transports.quic.channel import QuicChannel
 from multi.transports.quic.connection_ids import ConnectionIds
 from multi.transports.quic.engine import PathEngine, QuicEngine, implementation
 from multi.transports.quic.settings import QuicSettings
-from multi.transports.quic.transport import Quic, connected_socket
+from multi.transports.quic.transport import Quic, connected_socket, first_to_answer
 from multi.transports.quic.udp_port import PeerAddress, UdpPort
 from multi.types import Candidate, Source
 
@@ -33,26 +34,9 @@ class Mpquic(Quic):
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
         """The first of its networks on which the server answers gives the first path; each has a head start."""
-        coming, dials = list(candidate.sources), list[asyncio.Task[Channel]]()
-        won: asyncio.Task[Channel] | None = None
-        try:
-            while coming or not all(dial.done() for dial in dials):
-                if coming:
-                    dials.append(asyncio.create_task(super().dial(candidate.begun_from(coming.pop(0)), settings)))
-                running = [dial for dial in dials if not dial.done()]
-                head_start = HEAD_START if coming else None
-                await asyncio.wait(running, timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
-                won = next((dial for dial in dials if dial.done() and dial.exception() is None), None)
-                if won is not None:
-                    return won.result()
-            return dials[0].result()  # raises what the first has failed with
-        finally:
-            others = [dial for dial in dials if dial is not won]
-            for dial in others:
-                dial.cancel()
-            for late in await asyncio.gather(*others, return_exceptions=True):
-                if not isinstance(late, BaseException):
-                    late.abort()
+        dial = super().dial
+        dials = [partial(dial, candidate.begun_from(source), settings) for source in candidate.sources]
+        return await first_to_answer(dials, HEAD_START, after_failure=True)
 
     def _engine(self, settings: TransportSettings) -> type[QuicEngine]:
         mpquic = settings.section("mpquic", MpquicSettings)

@@ -24,7 +24,12 @@ from aioquic.quic.connection import (
     QuicConnectionError,
 )
 from aioquic.quic.events import ConnectionTerminated
-from aioquic.quic.packet import QuicErrorCode, QuicFrameType, QuicProtocolVersion
+from aioquic.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    QuicProtocolVersion,
+    pull_quic_transport_parameters,
+)
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketPacer, QuicPacketRecovery
@@ -41,6 +46,8 @@ from multi.transports.quic.settings import QuicSettings
 from multi.transports.quic.udp_port import PeerAddress
 from multi.transports.quic.verification import verify
 
+MAX_UDP_PAYLOAD_SIZE = b"\x03\x02"  # transport parameter whose value has two bytes
+QUIC_UINT14 = 0x4000  # marks them (RFC 9000 section 16)
 MAX_DATAGRAM = 16_383  # bytes; aioquic writes the length of a frame in 14 bits and does not look whether it fits
 OFFERED_GROUPS = (Group.X25519, Group.SECP256R1)  # what RFC 8446 section 9.1 has everybody or nearly so support
 FIRST_WINDOW = 64 * 1024
@@ -144,6 +151,23 @@ class BoundedConnection(QuicConnection):
     def begin_with(self, first_id: bytes) -> None:
         """The destination id of a client's first packet."""
         self._peer_cid.cid = self._original_destination_connection_id = first_id
+
+    # aioquic neither says nor heeds which datagrams an end takes (RFC 9000 section 18.2).
+
+    def _serialize_transport_parameters(self) -> bytes:
+        size = QUIC_UINT14 | self._max_datagram_size
+        return super()._serialize_transport_parameters() + MAX_UDP_PAYLOAD_SIZE + size.to_bytes(2, "big")
+
+    def _parse_transport_parameters(self, data: bytes, from_session_ticket: bool = False) -> None:
+        super()._parse_transport_parameters(data, from_session_ticket)
+        taken = pull_quic_transport_parameters(Buffer(data=data)).max_udp_payload_size
+        if taken is not None:
+            self._max_datagram_size = min(self._max_datagram_size, taken)
+
+    @property
+    def datagram_size(self) -> int:
+        """Bytes of the largest that is sent: known with the peer's first flight."""
+        return self._max_datagram_size
 
     def _replenish_connection_ids(self) -> None:
         known = len(self._host_cids)

@@ -36,7 +36,6 @@ class LibraryEngine(QuicEngine):
     ) -> None:
         self._written = 0
         self._is_client: bool = configuration.is_client
-        self._datagram_size = datagram_size
         self._secrets = Secrets()
         self._connection = self.CONNECTION(
             configuration=replace(configuration, max_datagram_size=datagram_size, secrets_log_file=self._secrets),
@@ -125,8 +124,9 @@ class LibraryEngine(QuicEngine):
 
     @property
     def message_size(self) -> int:
-        peer = self._connection._remote_max_datagram_frame_size or 0
-        return max(0, min(peer - FRAME_OVERHEAD, self._datagram_size - PACKET_OVERHEAD - FRAME_OVERHEAD))
+        peer: int = self._connection._remote_max_datagram_frame_size or 0
+        size: int = self._connection.datagram_size
+        return max(0, min(peer - FRAME_OVERHEAD, size - PACKET_OVERHEAD - FRAME_OVERHEAD))
 
     def send_message(self, data: bytes) -> None:
         if self.closing is None:

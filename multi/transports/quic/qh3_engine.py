@@ -16,11 +16,16 @@ from typing import Any
 from aioquic.tls import Alert as AioquicAlert
 from cryptography import x509
 from qh3 import tls as qh3_tls
-from qh3._hazmat import QuicConnectionCore, pull_quic_header
+from qh3._hazmat import Buffer, QuicConnectionCore, pull_quic_header
 from qh3.quic.configuration import QuicConfiguration
 from qh3.quic.connection import QuicConnection
 from qh3.quic.events import ConnectionTerminated
-from qh3.quic.packet import QuicErrorCode, QuicFrameType
+from qh3.quic.packet import (
+    QuicErrorCode,
+    QuicFrameType,
+    pull_quic_transport_parameters,
+    push_quic_transport_parameters,
+)
 
 from multi.errors import TransportError
 from multi.transports.quic.connection_ids import PLAIN_IDS, ConnectionIds
@@ -33,6 +38,7 @@ from multi.transports.quic.verification import verify
 INITIAL_RTT = 0.1  # seconds; what aioquic assumes, a lost first flight is repeated after three times as much
 TOO_LITTLE_ROOM = "packet builder capacity exhausted"
 """What `poll_transmit` raises where it may not send more to an address yet; it goes on when more came from there."""
+TRANSPORT_PARAMETERS = 1024  # bytes of all of them, more than ever
 ADDRESSES_KEPT = 8  # addresses of a peer that moves; more are those of somebody who forges them
 
 # qh3 logs every ending of a connection as a warning; here it is told to whoever holds the connection.
@@ -71,12 +77,22 @@ class _Connection(QuicConnection):
         """The peer has nothing any more."""
         self._close_event = ConnectionTerminated(int(QuicErrorCode.NO_ERROR), int(QuicFrameType.PADDING), GONE)
 
+    @property
+    def datagram_size(self) -> int:
+        """Bytes of the largest that is sent: known with the peer's first flight."""
+        known, size = self._applied_transport_parameters, self.configuration.max_datagram_size
+        return min(size, known.max_udp_payload_size or size) if known is not None else size
+
     def _create_tls(self, remote_source_cid: bytes | None) -> Any:
         bridge = super()._create_tls(remote_source_cid)
         if not self._is_client:
             bridge.stateless_reset_token = self._ids.reset_token(self.host_cid)
-            (kind, _), *more = bridge.tls.handshake_extensions
-            bridge.tls.handshake_extensions = [(kind, bridge.serialize_transport_parameters()), *more]
+        parameters = pull_quic_transport_parameters(Buffer(data=bridge.serialize_transport_parameters()))
+        parameters.max_udp_payload_size = self.configuration.max_datagram_size  # qh3 says 1472, or nothing
+        told = Buffer(capacity=TRANSPORT_PARAMETERS)
+        push_quic_transport_parameters(told, parameters)
+        (kind, _), *more = bridge.tls.handshake_extensions
+        bridge.tls.handshake_extensions = [(kind, told.data), *more]
         if self.configuration.cadata:
             install = bridge.tls.update_traffic_key_cb
 
@@ -224,7 +240,7 @@ class Engine(LibraryEngine):
     def unacknowledged(self) -> int:
         # What is in flight counts with its headers; what is known to be lost is not in flight, and not yet queued.
         core = self._core
-        again: int = (core.loss_total - self._lost) * self._connection.configuration.max_datagram_size
+        again: int = (core.loss_total - self._lost) * self._connection.datagram_size
         return min(self._written, core.get_send_buffer_size() + core.bytes_in_flight + again)
 
     def all_acknowledged(self) -> bool:

@@ -12,8 +12,9 @@ import socket
 import time
 from asyncio.trsock import TransportSocket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, ClassVar
 
 from aioquic.quic.packet import QuicErrorCode, QuicHeader, QuicPacketType
@@ -69,6 +70,8 @@ Identity = tuple[Any, bytes]
 logger = logging.getLogger("multi.transports")
 
 HANDSHAKE_TIMEOUT = 10.0  # seconds; enough for five lost flights, racing gives up earlier
+SMALL_AFTER = 1.0  # seconds without an answer after which small datagrams are tried as well
+SMALL_DATAGRAM = 1232  # bytes of UDP payload that fit into 1,280, which every network with IPv6 carries (RFC 8200)
 RETRY_ABOVE = 64  # unfinished handshakes; from then on addresses are validated before any state is kept
 GOODBYE_TIME = 2.0  # seconds a closed connection still answers: three probe timeouts of a slow network
 INBOX_TIME = 0.002  # seconds of a turn for what a stranger has sent
@@ -85,13 +88,20 @@ class Quic(Transport):
     CHANNEL: ClassVar[type[QuicChannel]] = QuicChannel
 
     async def dial(self, candidate: Candidate, settings: TransportSettings) -> Channel:
+        """With small datagrams beside where the usual ones are not answered: some networks swallow large packets."""
+        sizes = [settings.section("quic", QuicSettings).max_datagram_size]
+        if sizes[0] > SMALL_DATAGRAM:
+            sizes.append(SMALL_DATAGRAM)
+        dials = [partial(self._dial, candidate, settings, size) for size in sizes]
+        return await first_to_answer(dials, SMALL_AFTER, after_failure=False)
+
+    async def _dial(self, candidate: Candidate, settings: TransportSettings, size: int) -> Channel:
         tls = settings.tls or TlsSettings()  # there is no QUIC without
         issuers = trusted_authorities(tls) if tls.verify else b""
         host = tls.server_name or candidate.remote_host or candidate.remote_address
         engine_type = await self._loaded_engine(settings)
         configuration = self._configure(engine_type, settings, tls, issuers, host, PLAIN_IDS)
         first_id = ConnectionIds(settings.route).new() if settings.route else None
-        size = settings.section("quic", QuicSettings).max_datagram_size
         with ExitStack() as undo:
             sock = connected_socket(candidate)
             undo.callback(sock.close)
@@ -180,6 +190,35 @@ class Quic(Transport):
         except TransportError as error:
             return str(error)
         return ""
+
+
+async def first_to_answer(
+    dials: Sequence[Callable[[], Coroutine[Any, Any, Channel]]], head_start: float, *, after_failure: bool
+) -> Channel:
+    """The channel of whichever dial is done first; the others are given up.
+
+    Each has a `head_start` of some seconds before the next one is begun, too, and with `after_failure` none where all
+    that were begun have failed. Raises what the first has failed with.
+    """
+    coming, begun = list(dials), list[asyncio.Task[Channel]]()
+    won: asyncio.Task[Channel] | None = None
+    try:
+        while not all(dial.done() for dial in begun) or (coming and (after_failure or not begun)):
+            if coming:
+                begun.append(asyncio.create_task(coming.pop(0)()))
+            running = [dial for dial in begun if not dial.done()]
+            await asyncio.wait(running, timeout=head_start if coming else None, return_when=asyncio.FIRST_COMPLETED)
+            won = next((dial for dial in begun if dial.done() and dial.exception() is None), None)
+            if won is not None:
+                return won.result()
+        return begun[0].result()
+    finally:
+        others = [dial for dial in begun if dial is not won]
+        for dial in others:
+            dial.cancel()
+        for late in await asyncio.gather(*others, return_exceptions=True):
+            if not isinstance(late, BaseException):
+                late.abort()
 
 
 def connected_socket(candidate: Candidate) -> socket.socket:

@@ -71,11 +71,13 @@ async def dial(
 
 
 class Relay:
-    """A UDP relay in front of a server: loses packets by seed, holds them back to a rate."""
+    """A UDP relay in front of a server: loses packets by seed and by size, holds them back to a rate."""
 
-    def __init__(self, server_port: int, loss: float = 0.0, rate: float = 0.0, queue: int = 100_000) -> None:
+    def __init__(
+        self, server_port: int, loss: float = 0.0, rate: float = 0.0, queue: int = 100_000, largest: int = 65_535
+    ) -> None:
         self._server = ("127.0.0.1", server_port)
-        self._loss, self._rate, self._queue = loss, rate, queue
+        self._loss, self._rate, self._queue, self._largest = loss, rate, queue, largest
         self._random = random.Random(1)
         self._client: tuple[str, int] | None = None
         self._free_at = {True: 0.0, False: 0.0}
@@ -96,7 +98,8 @@ class Relay:
         self._back.close()
 
     def _from_client(self, data: bytes, address: tuple[str, int]) -> None:
-        self._client = address
+        if len(data) <= self._largest:
+            self._client = address
         self._pass(data, True, lambda: self._back.sendto(data))
 
     def _from_server(self, data: bytes, address: tuple[str, int]) -> None:
@@ -105,7 +108,8 @@ class Relay:
     def _pass(self, data: bytes, up: bool, send: Callable[[], None]) -> None:
         now = self._loop.time()
         waiting = max(0.0, self._free_at[up] - now)
-        if self._random.random() < self._loss or waiting * self._rate > self._queue:
+        full = waiting * self._rate > self._queue
+        if self._random.random() < self._loss or full or len(data) > self._largest:
             self.dropped += 1
         elif self._rate:
             self._free_at[up] = now + waiting + len(data) / self._rate

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aioquic._buffer import Buffer
@@ -24,7 +25,7 @@ from multi.transports.quic import transport as quic_transport
 from multi.transports.quic.settings import QuicSettings
 from multi.transports.tls import ALPN
 from tests.integration.certificates import Certificates, bad_certificates
-from tests.integration.transports.quic.ends import Engines, QuicServer, dial, stranger
+from tests.integration.transports.quic.ends import Engines, QuicServer, Relay, dial, stranger
 from tests.integration.transports.test_contract import pattern, until, write_all
 
 pytestmark = pytest.mark.usefixtures("engines")
@@ -44,6 +45,50 @@ async def test_certificate_facts_are_the_same_on_both_sides(files: Certificates)
     assert channel.info.peer_certificate
     assert not peer.info.peer_certificate
     channel.abort()
+    server.listener.close()
+
+
+async def test_a_network_that_swallows_large_packets_is_used_with_small_ones(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if Engines.client == "noq":
+        pytest.skip("noq does not tell its peer to send small datagrams")
+    monkeypatch.setattr(quic_transport, "SMALL_AFTER", 0.05)
+    server = QuicServer()
+    relay = Relay(await server.listen(files.server_settings()), largest=1280 - 28)
+    channel, sink = await dial(files.client_settings(), await relay.open())
+    assert relay.dropped  # as usual
+    peer, peer_sink = await server.channels.get()
+    assert channel.info.message_size < 1252
+    assert peer.info.message_size < 1252
+    dropped, data = relay.dropped, pattern(300_000)
+    write_all(channel, sink, data, 1, 16384)
+    write_all(peer, peer_sink, data, 1, 16384)
+    assert await peer_sink.until_received(len(data), 1) == data
+    assert await sink.until_received(len(data), 1) == data
+    assert relay.dropped == dropped
+    channel.abort()
+    relay.close()
+    server.listener.close()
+
+
+async def test_a_dial_that_is_answered_with_a_refusal_is_not_repeated(
+    files: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quic_transport, "SMALL_AFTER", 1.0)
+    sizes = []
+    real = quic_transport.Quic._dial
+
+    def counted(self: Any, candidate: Any, settings: Any, size: int) -> Any:
+        sizes.append(size)
+        return real(self, candidate, settings, size)
+
+    monkeypatch.setattr(quic_transport.Quic, "_dial", counted)
+    server = QuicServer()
+    port = await server.listen(files.server_settings())
+    with pytest.raises(TransportError, match="certificate"):
+        await dial(files.client_settings(), port, name="another.example")
+    assert sizes == [QuicSettings().max_datagram_size]
     server.listener.close()
 
 
