@@ -406,6 +406,11 @@ class Session:
         self._core.network_changed(interface, usable, now=self._driver.now())
         self._driver.pump_due()
 
+    def ping(self, connection: int) -> None:
+        """Ask for a sign of life over a connection. Its `rtt` and `min_rtt` fall to what the answer took, or stay."""
+        self._core.ping(ConnectionId(connection), now=self._driver.now())
+        self._driver.pump()
+
     def announce(self, *addresses: str, port: int = 0) -> None:
         """Server: tell the client further IP addresses of this server (at most 4); replaces what was told before.
 

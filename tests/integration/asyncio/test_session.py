@@ -690,6 +690,23 @@ def test_network_changed_suspends_and_brings_back(development_certificates: Path
     run(scenario())
 
 
+def test_one_connection_is_asked_for_a_sign_of_life(development_certificates: Path) -> None:
+    async def scenario() -> None:
+        async with (
+            world(development_certificates) as w,
+            multi.connect(w.config(OVER_IPV6, OVER_IPV4, multi_config={"wait": "all"})) as session,
+        ):
+            await session.confirmed()
+            await asyncio.sleep(0.1)  # nothing else is under way
+            asked, other = session.connections
+            session.ping(asked.id)
+            session.ping(99)  # there is none: nothing happens
+            await until(lambda: session.connections[0].bytes_received > asked.bytes_received, "the answer")
+            assert session.connections[1].bytes_received == other.bytes_received
+
+    run(scenario())
+
+
 # --- streams ---
 
 
