@@ -185,7 +185,8 @@ def _text_of(path: Path) -> str:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_SIZE + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        raise ConfigError(f"cannot read {_named(path)}: {getattr(error, 'strerror', '') or error}") from error
+        hint = "; a server's address is written multi://HOST:PORT" if ":" in str(path) else ""
+        raise ConfigError(f"cannot read {_named(path)}: {getattr(error, 'strerror', '') or error}{hint}") from error
     if len(content) > MAX_FILE_SIZE:
         raise ConfigError(f"{_named(path)}: found more than {MAX_FILE_SIZE} bytes; allowed: a file of at most so many")
     try:

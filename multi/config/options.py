@@ -29,7 +29,14 @@ OF_ASYNCIO = {
     "local_addr": "interfaces= with the address",
     "ssl_handshake_timeout": "open_timeout=",
     "happy_eyeballs_delay": "connect=",
+    "family": "listen or connection_priority in a configuration",
+    "reuse_port": "workers=",
+    **dict.fromkeys(("sock", "proto", "flags", "interleave", "all_errors"), ""),
+    **dict.fromkeys(("reuse_address", "keep_alive", "ssl_shutdown_timeout"), ""),
 }
+"""Options of asyncio's calls and what takes their place. None, which is given for most of them when there is nothing to
+say, is no mistake.
+"""
 UNPROVED = (
     "%s: sealed against listeners, but nobody proves who the server is; pass ca= or pin= of its certificate "
     "(a server makes one with identity=True), or psk= with a file of `multi psk`"
@@ -117,25 +124,28 @@ def _sorted(options: Mapping[str, Any], *more: str) -> dict[str, Any]:
     """Options under the sections that they belong to."""
     sections: dict[str, type[BaseModel]] = {**SECTIONS, **({"listen": Listen} if more else {})}
     known = {key: section for section, model in sections.items() for key in model.model_fields}
+    apart = ("interfaces", "transports")[bool(more) :]
     config: dict[str, Any] = {}
     for option, value in options.items():
         name = OTHER_NAMES.get(option, option)
-        if name in ("interfaces", "transports")[bool(more) :]:
+        if name in apart or (value is None and name in OF_ASYNCIO):
             continue
         if name in known:
             config.setdefault(known[name], {})[name] = os.fspath(value) if isinstance(value, os.PathLike) else value
         elif name in ConfigModel.model_fields or name.endswith("_config"):
             config[name] = value
         else:
-            raise _unknown(option, [*known, *OTHER_NAMES, "interfaces", "transports"])
+            raise _unknown(option, {*known, *OTHER_NAMES, *apart})
     return config
 
 
-def _unknown(option: str, known: Iterable[str]) -> ConfigError:
+def _unknown(option: str, known: set[str]) -> ConfigError:
     if option in OF_ASYNCIO:
-        return ConfigError(f"found {option}=, which is asyncio's; here it is {OF_ASYNCIO[option]}")
-    guess = closest(option, known)
-    return ConfigError(f"found {option}=, no option" + (f"; did you mean {guess}=?" if guess else ""))
+        instead = OF_ASYNCIO[option] or "nothing"
+        return ConfigError(f"found {option}=, which is asyncio's; in its place there is {instead} here")
+    guess = closest(option, sorted(known))
+    asked = f"; did you mean {guess}=?" if guess else ""
+    return ConfigError(f"found {option}=, no option; allowed: {', '.join(sorted(known))}{asked}")
 
 
 def _warn(where: str) -> None:

@@ -67,6 +67,7 @@ def test_options_say_what_keys_say() -> None:
                 "scheduler": "RR",
                 "wait": "all",
                 "resume_timeout": 3,
+                "ssl": None,  # as programs pass it on to asyncio when there is none
             }
             reader, writer = await multi.open_connection(HOST, server.port, **given)
             session = await answer(reader, writer)
@@ -124,7 +125,9 @@ def test_a_client_writes_no_keys_and_skips_no_verification(state: Iterator[Path]
     ("arguments", "given", "message"),
     [
         ((HOST, 1), {"schedular": "RR"}, "did you mean scheduler=?"),
-        ((HOST, 1), {"ssl": True}, "asyncio's; here it is ca="),
+        ((HOST, 1), {"intrfaces": "any"}, "no option; allowed: abandon_timeout, ca, cert,"),
+        ((HOST, 1), {"ssl": True}, "asyncio's; in its place there is ca="),
+        ((HOST, 1), {"sock": 3}, "asyncio's; in its place there is nothing here"),
         ((HOST, 1), {"transports": "quic"}, "quic without ca= or pin="),
         ((HOST, 1), {"interfaces": "celular"}, 'did you mean "cellular"?'),
         ((HOST, "7788"), {}, 'port: found "7788"'),

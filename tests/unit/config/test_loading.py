@@ -107,6 +107,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert "No such file" in str(error)
 
 
+@pytest.mark.parametrize("address", ["server.example:7788", "http://server.example"])
+def test_an_address_in_place_of_a_file_is_told_how_to_be_written(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*; a server's address is written multi://HOST:PORT$"):
+        load_config(address)
+
+
 def test_a_directory_is_no_config(tmp_path: Path) -> None:
     assert "directory" in str(refused(tmp_path)).lower()
 
