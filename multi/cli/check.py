@@ -19,7 +19,7 @@ from multi.asyncio.budgets import LEVELS, Account, accounts_of
 from multi.asyncio.resolution import Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
 from multi.config import Config, Entry, json_schema, load_config
-from multi.config.keys import key_of, key_warnings, load_keys
+from multi.config.keys import key_of, key_warnings, load_keys, load_reset_key
 from multi.config.model import Listen
 from multi.errors import ConfigError, TransportError, printable
 from multi.linux.mptcp_pm import NO_MPTCP, mptcp_available
@@ -65,7 +65,8 @@ def _explain(config: str) -> int:
     for warning in loaded.warnings():
         print(f"warning: {warning}")
     if loaded.is_server:
-        print("tried: binding the ports, reading the files; not tried: whether clients can reach them")
+        besides = "" if loaded.control is None else ", opening the sockets of control"
+        print(f"tried: binding the ports, reading the files; not tried: whether clients can reach them{besides}")
     else:
         print("tried: names, interfaces, routes, files; not tried: dialling anything, which `multi ping` does")
     print("usable" if usable else "NOT usable on this machine now")
@@ -239,6 +240,7 @@ def _key_obstacle(config: Config) -> str:
             key_of(config)
         else:
             load_keys(config)
+            load_reset_key(config)
     except ConfigError as error:
         return str(error)
     return ""
@@ -249,8 +251,6 @@ def _show_files(config: Config) -> None:
     ssl = config.ssl_config
     named = {} if ssl is None else {"cert": ssl.cert, "key": ssl.key, "ca": ssl.ca, "client_ca": ssl.client_ca}
     files = {f"ssl_config.{key}": config.resolve(name) for key, name in named.items() if name is not None}
-    if config.psk_path is not None:
-        files["auth.psk_file"] = config.psk_path
     for key, path in files.items():
         try:
             with path.open("rb"):
@@ -266,9 +266,10 @@ def _show_files(config: Config) -> None:
         print(f"trace.dir: {printable(str(traces))}: {'ok' if usable else 'cannot be written'}")
     for text in key_warnings(config):
         print(f"warning: {printable(text)}")
-    obstacle = _key_obstacle(config)
-    if obstacle:
-        print(f"auth: {printable(obstacle)}")
+    if obstacle := _key_obstacle(config):
+        print(printable(obstacle))
+    elif config.psk_path is not None:
+        print(f"auth.psk_file: {printable(str(config.psk_path))}: ok")
     if ":" in (name := config.multi_config.scheduler.name):
         print(f"warning: multi_config.scheduler: {printable(name)} is code that sessions run; it was not looked at")
 

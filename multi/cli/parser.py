@@ -37,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
             self.print_help(sys.stderr)
             self.exit(2)
         wrong = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        if wrong is not None and (guess := closest(wrong[1], re.findall(r"[\w-]+", wrong[2]))):
+        if wrong is not None and (guess := closest(wrong[1], [*re.findall(r"[\w-]+", wrong[2]), "--help"])):
             argument = message.split(":")[0].removeprefix("argument ")
             what = f"{argument}: unknown value" if argument.islower() and "|" not in argument else "unknown command"
             message = f"{what} {wrong[1]!r}; did you mean {guess!r}?"

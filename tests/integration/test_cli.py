@@ -95,6 +95,7 @@ def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
     [
         (["gte", "c", "f"], "unknown command 'gte'; did you mean 'get'?"),
         (["testbed", "lst"], "unknown command 'lst'; did you mean 'list'?"),
+        (["help"], "unknown command 'help'; did you mean '--help'?"),
         (["bench", "rnu", "c"], "unknown command 'rnu'; did you mean 'run'?"),
         (["get", "--log-format", "jsn", "c", "f"], "--log-format: unknown value 'jsn'; did you mean 'json'?"),
         (["testbed", "exec", "lab", "clint"], "host: unknown value 'clint'; did you mean 'client'?"),
@@ -386,7 +387,10 @@ def test_check_names_missing_files_and_what_they_prevent(files: Files) -> None:
     assert re.search(r"ssl_config\.ca: .*absent\.pem: cannot be read: no such file", done.stdout)
     key = run_forked("check", files.client_config(7788, ssl_config=None, auth={"psk_file": "absent.psk"}))
     assert key.returncode == 1
-    assert re.search(r"auth\.psk_file: .*absent\.psk: cannot be read", key.stdout)
+    assert re.search(r"^auth\.psk_file: cannot read .*absent\.psk: No such file", key.stdout, re.MULTILINE)
+    reset = run_forked("check", files.server_config(listen={"port": 0, "reset_key_file": "absent.key"}))
+    assert reset.returncode == 1
+    assert re.search(r"^listen\.reset_key_file: cannot read .*absent\.key", reset.stdout, re.MULTILINE)
 
 
 def test_check_says_whether_traces_can_be_written(files: Files) -> None:

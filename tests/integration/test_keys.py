@@ -280,7 +280,7 @@ def test_check_shows_pins_and_what_is_doubtful_about_keys(tmp_path: Path) -> Non
     shown = run_command("check", files.client_config(7788, ssl_config=ssl_config, auth={"psk_env": "NOT_SET"}))
     assert shown.returncode == 1
     assert "server verified by its pin alone" in shown.stdout
-    assert "auth: auth.psk_env: the environment variable NOT_SET is not set" in shown.stdout
+    assert "auth.psk_env: the environment variable NOT_SET is not set" in shown.stdout
     assert ALICE not in shown.stdout + shown.stderr
 
 
