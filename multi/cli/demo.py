@@ -16,6 +16,7 @@ def run_demo(out: Path, *, loopback: bool = False, speed: float = 1.0) -> int:
 
     `speed` 5 makes the story a fifth as long. This process may end up in a user namespace of its own.
     """
+    out.mkdir(parents=True, exist_ok=True)  # what is wrong with it is said before the demo, not after
     if not loopback:
         try:
             if sys.platform != "linux":

@@ -170,7 +170,6 @@ def _write_trace(results: Results, out: Path) -> None:
             "longest_gap": recorder.longest_pause(),
         }
         content.append({"result": asdict(copied), "trace": trace})
-    out.mkdir(parents=True, exist_ok=True)
     (out / "demo.json").write_text(json.dumps(content, indent=1, default=str))
 
 

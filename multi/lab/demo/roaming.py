@@ -94,7 +94,6 @@ def run_roaming_demo(out: Path, *, speed: float = 1.0) -> int:
 
 def write_results(outcome: Outcome, recorder: Recorder, out: Path) -> int:
     """Write trace and picture to `out`, print the summary. Returns the exit code."""
-    out.mkdir(parents=True, exist_ok=True)
     trace, picture = out / "roaming.json", out / "roaming.png"
     content = write_trace(trace, outcome, recorder)
     print("\n" + "\n".join(summary_lines(content)))
