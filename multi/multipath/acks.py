@@ -10,6 +10,7 @@ from multi.multipath.scheduling import usable
 
 CLEARLY = 7 / 8  # of a round trip: a path that is hardly nearer would only make round trips of several kinds
 LATELY = 0.02  # seconds; a path is heard more often than once a round trip while it carries something
+PAUSES = 2  # of those that are usual on a slow path, on which a datagram takes longer than a round trip of small ones
 PING_INTERVAL = 0.1  # seconds at least between two probes of a path that carries nothing but acknowledgements
 
 
@@ -29,7 +30,7 @@ def carriers(policy: AckPath, of: PathFacts, paths: Sequence[PathFacts], now: fl
     own = next((path for path in healthy if path.id == of.id), None)
     if policy is AckPath.SAME and own is not None:
         return [own.id]
-    heard = [path for path in usable(healthy) if now <= path.heard_at + max(path.rtt, LATELY)]
+    heard = [path for path in usable(healthy) if now <= path.heard_at + max(path.rtt, LATELY, PAUSES * path.pause)]
     best = min(heard or ([own] if own is not None else healthy), key=lambda path: (not path.rtt, path.rtt, path.id))
     if own is not None and (not best.rtt or (own.rtt and best.rtt > own.rtt * CLEARLY)):
         best = own

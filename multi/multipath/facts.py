@@ -45,4 +45,7 @@ class PathFacts(NamedTuple):
     slow_start: bool = False
     """Its congestion window still grows with every byte that arrives: nothing was lost yet."""
     heard_at: float = inf
-    """When something of the peer has come there last; inf = not noted."""
+    """When it has shown last that it works: something came there, or what was sent there was acknowledged; inf = not
+    noted."""
+    pause: float = 0.0
+    """Between two such signs, on average."""

@@ -26,6 +26,7 @@ from multi.transports.quic.aioquic_engine import Frames
 USED = (
     1 / 2
 )  # of a window that is in flight, or it is not used: a pacer, or a burst of acknowledgements, leaves as much
+LONGEST_PAUSE = 0.1  # seconds between signs of life that count as usual
 _QUIET = {*NON_ACK_ELICITING_FRAME_TYPES, PathFrame.PATH_ACK, PathFrame.PATH_ACK_ECN}
 
 
@@ -163,7 +164,9 @@ class Path:
         self.status_sequence = 0
         self.peer_status_sequence = -1
         self.sent = self.received = 0
-        self.heard_at = 0.0
+        self.heard_at = -inf
+        self.pause = 0.0
+        """Mean seconds between two signs of life."""
         self.acks_due: dict[int, Path] = {}
         """Paths whose packets are to be acknowledged here."""
         self.given_up: set[int] = set()
@@ -186,6 +189,11 @@ class Path:
         self.pacing_at: float | None = None
         self.forget_at: float | None = None
 
+    def heard(self, now: float) -> None:
+        """A sign of life: something came there, or what was sent there was acknowledged."""
+        self.pause += (min(now - self.heard_at, LONGEST_PAUSE) - self.pause) / 8
+        self.heard_at = now
+
     def facts(self) -> PathFacts:
         loss = self.loss
         known = loss._rtt_initialized
@@ -206,6 +214,7 @@ class Path:
             loss._pto_count,
             loss._cc.ssthresh is None or loss.congestion_window < loss._cc.ssthresh,
             self.heard_at,
+            self.pause,
         )
 
 

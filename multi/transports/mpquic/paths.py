@@ -427,7 +427,7 @@ class ConnectionPaths(BoundedConnection):
 
     def _payload_received(self, context: Any, *arguments: Any, **more: Any) -> tuple[bool, bool]:
         self._path_frames.eliciting = False
-        self._current.heard_at = context.time
+        self._current.heard(context.time)
         eliciting, probing = super()._payload_received(context, *arguments, **more)
         return eliciting and self._path_frames.eliciting, probing
 
@@ -479,7 +479,7 @@ class ConnectionPaths(BoundedConnection):
                 path.min_rtts[path.id] = loss._rtt_min  # of the handshake
             # A round trip that comes back over another path has another smallest one (RFC 10069 section 5.1).
             loss._rtt_min = path.min_rtts.get(carrier, inf)
-            sampled, in_flight = loss._rtt_latest, loss.bytes_in_flight
+            sampled, in_flight, acked = loss._rtt_latest, loss.bytes_in_flight, loss.acked
             loss.on_ack_received(
                 ack_rangeset=acknowledged,
                 ack_delay=(delay << self._remote_ack_delay_exponent) / 1e6,
@@ -489,6 +489,8 @@ class ConnectionPaths(BoundedConnection):
             if loss._rtt_min < inf:
                 path.min_rtts[carrier] = loss._rtt_min
             path.carrier = carrier
+            if loss.acked != acked:
+                path.heard(context.time)
             latest = loss._rtt_latest if loss._rtt_latest != sampled else inf
             path.queue.update(context.time, loss.acked, in_flight, latest, path.min_rtts.get(carrier, inf))
             self._answers(path, acknowledged, context.time)

@@ -54,6 +54,12 @@ def test_a_near_path_from_which_nothing_comes_any_more_does_not_take_them_over()
     assert carriers(AckPath.BEST, NEAR, [NEAR._replace(heard_at=0.97), FAR._replace(heard_at=0.8)], 1.0) == [0]
 
 
+def test_a_slow_path_is_heard_as_seldom_as_usual() -> None:
+    slow = NEAR._replace(heard_at=0.9, pause=0.08)
+    assert carriers(AckPath.BEST, FAR, [slow, FAR], 1.0) == [0]
+    assert carriers(AckPath.BEST, FAR, [slow._replace(heard_at=0.83), FAR], 1.0) == [1]
+
+
 def test_a_backup_does_not_take_them_over_but_acknowledges_what_comes_there() -> None:
     backup = NEAR._replace(backup=True)
     assert carriers(AckPath.BEST, FAR, [backup, FAR], 1.0) == [1]

@@ -34,6 +34,15 @@ def test_two_unequal_paths_are_as_fast_as_the_better_one(engine: str, first: Lin
     assert connected_engines(engine, engine, *specs).download(MEGABYTE) <= alone / LEAST
 
 
+def test_a_path_that_is_slow_one_way_and_quick_the_other_holds_up_nothing() -> None:
+    """Where acknowledgements go does not change all the time: the first path's come back sooner over the second, on
+    which a datagram arrives each tenth of a second, more seldom than once a round trip."""
+    first = link_of(0.5, 0.25), link_of(7, 0.002)
+    second = link_of(18, 0.1), link_of(0.12, 0.04)
+    alone = connected_engines("aioquic", "aioquic", first).download(MEGABYTE)
+    assert connected_engines("aioquic", "aioquic", first, second).download(MEGABYTE) <= alone / LEAST
+
+
 @pytest.mark.parametrize("engine", ["aioquic", "noq"])
 def test_what_is_little_waits_for_the_near_path_and_what_is_much_takes_both(engine: str) -> None:
     """Viernickel et al., Figure 12: a kilobyte on a stream of its own during a download."""
