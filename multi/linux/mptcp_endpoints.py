@@ -69,8 +69,10 @@ class EndpointLease:
             for place in places:
                 self._use(added, place)
 
-    def renew(self, place: MptcpAddress, *, usable: bool) -> None:
+    def renew(self, place: MptcpAddress, *, usable: bool, stuck: bool = False) -> None:
         """Take the endpoint away, and add it again if a subflow can leave from there.
+
+        `stuck`: one is there that has to end, as where it is not `usable`.
 
         The kernel gives up the subflows from there then, and what they had in flight goes over the others; it never
         makes one anew by itself. Other connections' subflows end and begin too, so what several connections ask for at
@@ -81,7 +83,7 @@ class EndpointLease:
             recently = index == place.index and time.monotonic() < when + RENEWED_RECENTLY
             if self not in _leases or (usable and recently):
                 return
-            if not usable:
+            if stuck or not usable:
                 self._use(added, place)  # the first subflow of a connection needs none, and ends with one all the same
             if place.address in added.endpoints:
                 self._remove(added, place.address)

@@ -5,7 +5,9 @@ interfaces look like. How to ask the path manager is the business of `multi.linu
 some system calls, and what may take the kernel longer is done in a thread.
 
 The kernel makes subflows when a connection is set up or an endpoint is added, and never replaces one: the endpoint is
-taken away and added again then, which concerns all connections of the host and is therefore done sparingly.
+taken away and added again then, which concerns all connections of the host and is therefore done sparingly. It also has
+both ends send at once on other subflows what was in flight there, which a kernel that was left alone would begin after
+seconds.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ from multi.types import Candidate, Source
 logger = logging.getLogger("multi.transports")
 
 CHECK_INTERVAL = 0.25  # seconds; an interface that is usable again must have its subflow within one
-CHECK_DOUBTFUL = 0.05  # seconds, until data has gone through, and while a subflow has repeated something in vain
+CHECK_BUSY = 0.05  # seconds, until data has gone through, and while a subflow waits for acknowledgements
 STUCK_RETRANSMITS = 2  # unanswered retransmissions in a row: the path is dead, not slow
+STUCK_SLACK = 0.1  # seconds beyond a round trip and its variation: a late answer is no reason to interrupt others
 ACCEPTED_SUBFLOWS = 2  # besides the first: clients with three interfaces, and the default of Linux
 RETRY_FIRST = 0.5  # seconds until a subflow that could not be made or did not last is tried again
 MAX_RETRY = 60.0  # renewing an endpoint interrupts other connections
@@ -55,6 +58,14 @@ class _Wanted:
     """What it had is gone, or tied to a place that is no more: it is made anew as soon as that is possible."""
     asked_at: float = -math.inf
     delay: float = RETRY_FIRST
+    waiting: bool = False
+    """Something that left there was not acknowledged yet."""
+    acked: int = 0
+    """Bytes that were, while it waited."""
+    acked_at: float = -math.inf
+    """When there was news of that, or nothing waited."""
+    stuck: bool = False
+    """It has waited for longer than its round trips explain."""
 
 
 async def lease_subflows(candidate: Candidate) -> tuple[EndpointLease | None, str]:
@@ -140,14 +151,27 @@ class SubflowManager:
         if kernel is None:
             self.stop()
             return
+        for wanted in self._wanted:
+            self._watch(wanted, kernel)
         try:
             for wanted in self._wanted:
                 if self._renewing is None or self._renewing.done():
                     self._keep(wanted, kernel)
         except OSError as error:  # a shortage, which tells nothing of the interfaces
             logger.debug("MPTCP subflows not looked at: %s", words(error))
-        doubtful = not kernel.bytes_acked or any(flow.retransmits for flow in kernel.subflows)
-        self._timer = self._loop.call_later(CHECK_DOUBTFUL if doubtful else CHECK_INTERVAL, self._check)
+        busy = not kernel.bytes_acked or any(flow.unacked for flow in kernel.subflows)
+        self._timer = self._loop.call_later(CHECK_BUSY if busy else CHECK_INTERVAL, self._check)
+
+    def _watch(self, wanted: _Wanted, kernel: MptcpInfo) -> None:
+        """Whether its subflow gets on. The kernel finds out by timeouts that it doubles, and repeats piece by piece."""
+        now, place = self._loop.time(), wanted.address
+        own = [flow for flow in _from(place, kernel) if flow.state == ESTABLISHED] if place is not None else []
+        acked = sum(flow.bytes_acked for flow in own)
+        if not wanted.waiting or acked != wanted.acked:
+            wanted.acked_at = now
+        wanted.waiting, wanted.acked = any(flow.unacked for flow in own), acked
+        patience = max((flow.rtt + 4 * flow.rtt_variation for flow in own), default=0.0) + STUCK_SLACK
+        wanted.stuck = wanted.waiting and now > wanted.acked_at + patience
 
     def _keep(self, wanted: _Wanted, kernel: MptcpInfo) -> None:
         """See that the interface has a subflow that works, if it can have one."""
@@ -163,8 +187,9 @@ class SubflowManager:
         if not kernel.bytes_acked:
             wanted.asked_at = now  # what the kernel makes by itself comes after that (RFC 8684 section 3.1)
             return
-        own = [flow for address, flow in _flows(kernel) if address == place.address]
-        if not any(_works(flow) for address, flow in _flows(kernel) if address != place.address):
+        own = _from(place, kernel)
+        stuck = {other.address.address for other in self._wanted if other.stuck and other.address is not None}
+        if not any(_works(flow) for address, flow in _flows(kernel) if address not in {place.address, *stuck}):
             return  # the last one is never given up, and the kernel goes on trying with what there is
         if wanted.absent:
             if own and not wanted.lost:
@@ -175,25 +200,30 @@ class SubflowManager:
             return
         if wanted.lost:
             wanted.lost, wanted.delay = False, RETRY_FIRST
-        elif any(_works(flow) for flow in own):
-            wanted.delay = RETRY_FIRST
+        elif any(_works(flow) for flow in own) and not wanted.stuck:
+            if now >= wanted.asked_at + wanted.delay:
+                wanted.delay = RETRY_FIRST
             return
         elif now < wanted.asked_at + wanted.delay:
             return
         logger.info("MPTCP endpoint %s is added anew", place.address)
-        self._renewing = self._loop.create_task(self._renew(lease, place, usable=True))
+        self._renewing = self._loop.create_task(self._renew(lease, place, usable=True, stuck=bool(own)))
         wanted.asked_at, wanted.delay = now, min(wanted.delay * 2, MAX_RETRY)
 
-    async def _renew(self, lease: EndpointLease, place: MptcpAddress, usable: bool) -> None:
+    async def _renew(self, lease: EndpointLease, place: MptcpAddress, *, usable: bool, stuck: bool = False) -> None:
         """In a thread: other processes may hold the lock, and the kernel takes some milliseconds."""
         try:
-            await in_thread(lease.renew, place, usable=usable)
+            await in_thread(lease.renew, place, usable=usable, stuck=stuck)
         except OSError as error:
             logger.info("MPTCP endpoint not changed: %s", words(error))
 
 
 def _flows(kernel: MptcpInfo) -> list[tuple[str, TcpInfo]]:
     return list(zip(kernel.addresses, kernel.subflows, strict=True))
+
+
+def _from(place: MptcpAddress, kernel: MptcpInfo) -> list[TcpInfo]:
+    return [flow for address, flow in _flows(kernel) if address == place.address]
 
 
 def _works(flow: TcpInfo) -> bool:

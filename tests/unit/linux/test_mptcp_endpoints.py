@@ -178,6 +178,23 @@ def test_what_several_connections_want_renewed_at_once_is_renewed_once(
         lent.release()
 
 
+def test_a_first_subflow_that_needs_no_endpoint_ends_with_one(
+    record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = Kernel().install(monkeypatch)
+    lent = lease([WLAN])
+    lent.renew(ETH, usable=True)
+    assert kernel.removed == []
+    lent.renew(ETH, usable=False)
+    clock.now += 5
+    kernel.removed.clear()
+    lent.renew(ETH, usable=True, stuck=True)
+    assert kernel.removed == ["10.0.1.2"]
+    assert addresses(kernel) == ["10.0.2.2", "10.0.1.2"]
+    lent.release()
+    assert addresses(kernel) == []
+
+
 def test_what_was_given_up_is_renewed_at_once(record: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel().install(monkeypatch)
     lent = lease([WLAN])

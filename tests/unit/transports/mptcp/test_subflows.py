@@ -23,8 +23,8 @@ PLACES = {"eth0": MptcpAddress(2, "10.0.1.2"), "wlan0": MptcpAddress(3, "10.0.2.
 ESTABLISHED = 1
 
 
-def flow(state: int = ESTABLISHED, retransmits: int = 0) -> TcpInfo:
-    return TcpInfo(retransmits=retransmits, state=state)
+def flow(state: int = ESTABLISHED, retransmits: int = 0, acked: int = 0, unacked: int = 0) -> TcpInfo:
+    return TcpInfo(retransmits=retransmits, state=state, bytes_acked=acked, unacked=unacked, rtt=0.001)
 
 
 class Lease(EndpointLease):
@@ -34,7 +34,7 @@ class Lease(EndpointLease):
         self.asked: list[tuple[str, bool]] = []
         self.released = 0
 
-    def renew(self, place: MptcpAddress, *, usable: bool) -> None:
+    def renew(self, place: MptcpAddress, *, usable: bool, stuck: bool = False) -> None:
         self.asked.append((place.address, usable))
 
     def release(self) -> None:
@@ -50,7 +50,7 @@ class World:
         self.absent: dict[str, str] = {}
         self.gone = False
         monkeypatch.setattr(module, "address_of", lambda source, _family: self.place(source.interface))
-        for name in ("CHECK_INTERVAL", "CHECK_DOUBTFUL", "RETRY_FIRST"):
+        for name in ("CHECK_INTERVAL", "CHECK_BUSY", "RETRY_FIRST", "STUCK_SLACK"):
             monkeypatch.setattr(module, name, getattr(module, name) / 25)
 
     def place(self, interface: str) -> MptcpAddress | str:
@@ -141,6 +141,47 @@ async def test_a_stuck_subflow_is_made_again_while_another_works(world: World) -
     lease = Lease()
     manager = SubflowManager(CANDIDATE, lease, "", world.read)
     await until(lambda: ("10.0.2.2", True) in lease.asked)
+    manager.stop()
+
+
+async def test_what_waits_longer_than_its_round_trips_is_made_again_before_the_kernel_has_repeated_it(
+    world: World,
+) -> None:
+    world.flows["10.0.2.2"] = flow(acked=1, unacked=1)
+    lease = Lease()
+    manager = SubflowManager(CANDIDATE, lease, "", world.read)
+    await until(lambda: ("10.0.2.2", True) in lease.asked)
+    world.flows["10.0.2.2"] = flow()
+    await some_checks()
+    assert ("10.0.1.2", True) not in lease.asked
+    manager.stop()
+
+
+async def test_what_gets_on_or_has_nothing_to_get_on_with_is_left_alone(world: World) -> None:
+    acked, lease = 0, Lease()
+
+    def getting_on() -> MptcpInfo | None:
+        nonlocal acked
+        acked += 1
+        world.flows["10.0.2.2"] = flow(acked=acked, unacked=1)
+        return world.read()
+
+    manager = SubflowManager(CANDIDATE, lease, "", getting_on)
+    await until(lambda: acked > 20)
+    manager.stop()
+    world.flows["10.0.2.2"] = flow(acked=1)
+    manager = SubflowManager(CANDIDATE, lease, "", world.read)
+    await some_checks()
+    assert lease.asked == []
+    manager.stop()
+
+
+async def test_where_all_wait_nothing_is_made_again(world: World) -> None:
+    world.flows = {address: flow(acked=1, unacked=1) for address in ("10.0.1.2", "10.0.2.2")}
+    lease = Lease()
+    manager = SubflowManager(CANDIDATE, lease, "", world.read)
+    await some_checks()
+    assert lease.asked == []
     manager.stop()
 
 
