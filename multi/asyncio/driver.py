@@ -50,7 +50,7 @@ from multi.events import (
     StreamWritable,
     Warned,
 )
-from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, Connection
+from multi.protocol.connection import LITTLE, SAMPLE_INTERVAL, SAMPLE_REFRESH, Connection
 from multi.protocol.send_stream import SendStream
 from multi.protocol.session import ABORTED, NEWS, SessionCore
 from multi.reasons import Cause, Reason
@@ -238,6 +238,7 @@ class SessionDriver:
         """When the watch looks at it next."""
         self._datagrams = 0
         """Sent as of the last pump."""
+        self._sampled_at = 0.0
         self._moved = 0
         """Bytes of streams in both directions as of the last look."""
         self.soon = False
@@ -377,6 +378,8 @@ class SessionDriver:
             self.pump()  # what waits below the session is to become less, or may become more
             return
         if not core.pending and core.quiet:
+            if self._watched and core.at_rest:
+                self._rest()
             return
         if self._pumping or (news := core.news()) is None:
             self.pump()
@@ -403,6 +406,19 @@ class SessionDriver:
             self._pump_later()
         else:
             self.pump()
+
+    def _rest(self) -> None:
+        """Everything is acknowledged: there is nothing to watch over until there is more.
+
+        So a message that is acknowledged soon costs no look. Where there is a choice among connections, their round
+        trips are asked for now and then nevertheless.
+        """
+        self._watched = False
+        self._watch.leave(self)
+        if len(self.links) > 1 and self.core.now >= self._sampled_at + SAMPLE_REFRESH:
+            self._take_samples()
+            if not self.core.quiet:
+                self.pump()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -498,6 +514,7 @@ class SessionDriver:
             self._watched = core.under_way
             if self._watched:
                 self._see_to(now, watched)
+                self._watched = self._watched and not core.at_rest
             elif not self.over:
                 self._look_at_deadlines(now)
         except Exception as error:
@@ -545,7 +562,7 @@ class SessionDriver:
         self.pump()
 
     def _take_samples(self) -> None:
-        now = self.loop.time()
+        now = self._sampled_at = self.loop.time()
         for link in list(self.links.values()):
             channel = link.channel
             self.core.sample(link.id, channel.sample(), now=now)

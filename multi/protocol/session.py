@@ -860,6 +860,19 @@ class SessionCore(SessionBase):
         return False
 
     @property
+    def at_rest(self) -> bool:
+        """Everything sent is acknowledged and nothing is owed: bytes have left no deadline behind (`near_timer`)."""
+        sender = self.sender
+        if self.unsettled or sender.active or sender.hold_until is not None or self.datagrams.waiting:
+            return False
+        if self.receiver.ack_due is not None or self._liveness.probe_at is not None or not self.confirmed:
+            return False
+        for connection in self.connections.values():
+            if connection.under_way or connection.ack_keepalive_due or connection.state is not ConnectionState.ACTIVE:
+                return False
+        return True
+
+    @property
     def waits_for_time(self) -> bool:
         """What is to be sent waits for a moment that no input brings: a scheduler's, a datagram's or a rate cap's."""
         if self.sender.hold_until is not None or self.datagrams.waiting:

@@ -239,9 +239,9 @@ class End:
             self._watch_credit()
 
     def _arm(self) -> None:
-        unsettled = self.session.unsettled
+        unsettled, at_rest = self.session.unsettled, self.session.at_rest
         near, far = self.session.near_timer(), self.session.far_timer()
-        self.oracles.timer_set(near, far, unsettled=unsettled)
+        self.oracles.timer_set(near, far, unsettled=unsettled, at_rest=at_rest)
         deadline = min([at for at in (near, far) if at is not None], default=None)
         if deadline is not None and deadline != self._timer:
             assert deadline > self.now, f"{self.name}: a timer in the past"

@@ -152,8 +152,13 @@ class Oracles:
         if self._timers > TIMERS_PER_WINDOW:
             self._fail(f"{self._timers} timers within {TIMER_WINDOW} s")
 
-    def timer_set(self, near: float | None, far: float | None, *, unsettled: bool) -> None:
-        """What only bytes have moved since `far_timer` was asked is told by `near_timer` alone: drivers rely on it."""
+    def timer_set(self, near: float | None, far: float | None, *, unsettled: bool, at_rest: bool) -> None:
+        """What only bytes have moved since `far_timer` was asked is told by `near_timer` alone: drivers rely on it.
+
+        And they ask for none where the session is at rest.
+        """
+        if at_rest and near is not None:
+            self._fail(f"at rest, and due at {near:.6f}")
         if unsettled:
             self._far = far
         elif far is not None and (near is None or far < near) and (self._far is None or self._far > far):

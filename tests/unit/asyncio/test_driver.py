@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from unittest.mock import Mock
 
 import pytest
@@ -14,6 +14,7 @@ import multi
 from multi.asyncio.driver import ANSWER_TURNS, LOOK, SessionDriver, _Link
 from multi.asyncio.settings import local_scheduler
 from multi.events import Warned
+from multi.protocol.connection import SAMPLE_REFRESH
 from multi.protocol.session import SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
@@ -216,5 +217,42 @@ async def test_what_is_no_news_of_a_stream_is_seen_to_at_once(monkeypatch: pytes
     driver.core.notify(Warned("something else has happened as well"))
     link.batch_finished()
     assert done == ["pumped", "read"]
+    driver.core.abort(now=driver.now())
+    driver.pump()
+
+
+async def test_nobody_looks_after_a_session_once_everything_is_acknowledged() -> None:
+    async def turns_while(condition: Callable[[], object]) -> None:
+        while condition():  # noqa: ASYNC110 - nothing announces these
+            await asyncio.sleep(0)
+
+    listen = {"listen": {"host": "127.0.0.1", "port": 0, "transports": ["tcp"]}}
+    async with await multi.start_server(lambda reader, writer: None, listen) as server:
+        config = {"connection_priority": [["tcp", "ipv4", "lo"]], "remote_host": "127.0.0.1"}
+        async with asyncio.timeout(30), multi.connect({**config, "remote_port": server.port}) as session:
+            driver = session._driver
+            await turns_while(lambda: driver._watched)
+            session.writer.write(b"a line\n")
+            await turns_while(lambda: not driver.core.sender.used)
+            assert driver._watched
+            await turns_while(lambda: driver.core.sender.unacked)
+            assert not driver._watched
+
+
+@pytest.mark.parametrize(("connections", "age", "asked"), [(1, 1.0, 0), (2, SAMPLE_REFRESH, 1), (2, 0.1, 0)])
+async def test_round_trips_are_asked_for_now_and_then_where_they_are_compared(
+    monkeypatch: pytest.MonkeyPatch, connections: int, age: float, asked: int
+) -> None:
+    driver = new_driver()
+    driver.pump()
+    sampled: list[bool] = []
+    monkeypatch.setattr(SessionCore, "at_rest", True)
+    monkeypatch.setattr(driver, "_take_samples", lambda: sampled.append(True))
+    driver.links = {ConnectionId(number): Mock() for number in range(connections)}
+    driver._watched, driver._sampled_at = True, driver.core.now - age
+    _Link(driver, ConnectionId(0), Mock()).batch_finished()
+    assert len(sampled) == asked
+    assert not driver._watched
+    driver.links.clear()
     driver.core.abort(now=driver.now())
     driver.pump()

@@ -23,6 +23,7 @@ from multi.protocol.segment import SegmentType
 from multi.protocol.session import UNKNOWN_SAID, SessionCore
 from multi.protocol.settings import SessionSettings
 from multi.protocol.state import SessionState
+from multi.protocol.streams import DEFAULT_PRIORITY
 from multi.reasons import Cause, Reason
 from multi.schedulers import create_scheduler
 from multi.types import STREAM_ZERO, ConnectionFacts, ConnectionId, Role, SessionId, Side, TransportSample
@@ -481,6 +482,26 @@ def test_samples_are_wanted_while_something_is_on_its_way() -> None:
     line.hold_up = True
     ends.write(ends.client, bytes(1000))
     assert session.under_way
+
+
+def test_a_session_is_at_rest_while_nothing_is_owed_in_either_direction() -> None:
+    ends, line = joined()
+    ends.advance(1.0)
+    client, server = ends.client.session, ends.server.session
+    for session in (client, server):
+        session.sample(line.id, TransportSample(), now=ends.now)
+        session.effects()
+        session.far_timer()
+        assert session.at_rest
+        assert session.near_timer() is None
+    ends.write(ends.client, b"a line")
+    assert (client.at_rest, server.at_rest) == (False, False)
+    ends.advance(0.012)
+    assert (client.at_rest, client.near_timer()) == (True, None)
+    assert not server.at_rest, "nobody knows yet whether its acknowledgement leaves"
+    client.streams.open(DEFAULT_PRIORITY, 0.0)
+    ends.pump()
+    assert not client.at_rest, "the peer has yet to hear of the stream"
 
 
 def test_bytes_that_only_come_cost_no_effects_but_their_news() -> None:
