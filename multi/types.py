@@ -206,7 +206,7 @@ class Candidate(Preferences):
         return f"{self.transport} over {source} to {host}:{self.remote_port}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransportSample:
     """What a transport knows about its connection right now; 0 = unknown. Seconds, bytes, bytes per second."""
 

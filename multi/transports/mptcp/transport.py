@@ -79,8 +79,9 @@ class MptcpChannel(StreamChannel):
             acked, unacked = self._acknowledged(kernel, flows), kernel.unacked + self._queued
         # A late fallback changes where the counter comes from; progress must not run backwards.
         self._bytes_acked = max(self._bytes_acked, acked)
-        # How long one subflow has been silent says nothing of the others.
-        return replace(sample, bytes_acked=self._bytes_acked, unacked=unacked, silent_for=0.0)
+        sample.bytes_acked, sample.unacked = self._bytes_acked, unacked
+        sample.silent_for = 0.0  # how long one subflow has been silent says nothing of the others
+        return sample
 
     def _acknowledged(self, kernel: MptcpInfo, flows: tuple[TcpInfo, ...]) -> int:
         """What grows while anything gets through.

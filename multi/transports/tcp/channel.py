@@ -400,8 +400,10 @@ class StreamChannel(QueueingChannel):
         self._sampled_at = now if in_flight else 0.0
         if kernel.rate:
             self._adapt(kernel.rate)
-        unacked, not_sent = in_flight + self._queued, kernel.not_sent + self._queued
-        return replace(kernel, bytes_acked=acked, unacked=unacked, not_sent=not_sent)
+        kernel.bytes_acked = acked
+        kernel.unacked = in_flight + self._queued
+        kernel.not_sent += self._queued
+        return kernel
 
     def _adapt(self, rate: float) -> None:
         if self._queues_less:

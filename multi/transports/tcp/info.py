@@ -18,7 +18,7 @@ _APP_LIMITED = 1  # bit 0 of the eighth byte
 _GARBAGE_BELOW = 64 * 1024  # bytes; BBR reports loopback-like rates (3 GB/s) on a socket that has sent little
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TcpInfo(TransportSample):
     """What the kernel knows of one connection or subflow, not what waits before it. Acknowledged includes the SYN.
 
