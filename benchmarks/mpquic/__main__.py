@@ -70,7 +70,7 @@ def _benchmark(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> i
     if chosen.pack:
         if quick:
             parser.error("--pack is for full results")
-        print(f"{store.pack()} cells are in {PACKED.relative_to(ROOT)}")
+        print(f"{store.pack({cell.key for cell in _cells(shown)})} cells are in {PACKED.relative_to(ROOT)}")
         print(f"The page: {_write(shown, store, PAGE, quick=False)}")
         return 0
     status = 0

@@ -40,6 +40,8 @@ class Setup:
     """Additional ACK Blocks in an acknowledgement at most, 0 = as many as fit; with an engine that counts them."""
     ack_order: str = "newest"
     """Which of them are told: `newest` first or `lowest` first."""
+    lost_by_time: bool = False
+    """Only time tells that a packet is lost, not how many later ones have arrived; with an engine that counts."""
 
     def __str__(self) -> str:
         return f"{self.engine}-{self.congestion}"

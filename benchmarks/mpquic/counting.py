@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aioquic.quic.rangeset import RangeSet
+from aioquic.quic.recovery import K_TIME_THRESHOLD, QuicPacketSpace
 
-from multi.transports.mpquic.path import Path
+from multi.transports.mpquic.path import Path, PathRecovery
 from multi.transports.mpquic.private import PrivateConnection, PrivateEngine
 
 __all__ = ["Counts", "counting_engine", "counts_of"]
@@ -16,8 +17,8 @@ class Counts:
     """Of one end."""
 
     def __init__(self) -> None:
-        self.acks = self.ranges = self.cut = 0
-        """Acknowledgements, ranges in them, and those from which blocks were left out."""
+        self.acks = self.ranges = self.full = 0
+        """Acknowledgements, ranges in them, and those with as many blocks as they may have."""
         self.ack_bytes = self.stream_bytes = 0
         """Of frames of acknowledgements, and of data in STREAM frames, repetitions included."""
 
@@ -41,7 +42,7 @@ class _Counting(PrivateConnection):
             space.ack_queue = whole
         counts.acks += 1
         counts.ranges += len(told)
-        counts.cut += len(told) < len(whole)
+        counts.full += 0 < self.most_blocks < len(told)
         counts.ack_bytes += builder._buffer.tell() - before
 
     def _told(self, whole: RangeSet) -> RangeSet:
@@ -68,13 +69,32 @@ class _Counting(PrivateConnection):
             del stream.sender.get_frame
 
 
-def counting_engine(blocks: int, order: str) -> type[PrivateEngine]:
+class _ByTime(PathRecovery):
+    """As RFC 9002 section 6.1, without the threshold of packets: what has come may have been left out."""
+
+    def _detect_loss(self, *, now: float, space: QuicPacketSpace) -> None:
+        rtt = max(self._rtt_latest, self._rtt_smoothed) if self._rtt_initialized else self._rtt_initial
+        lost, space.loss_time = [], None
+        for number, packet in space.sent_packets.items():  # in the order in which they were sent
+            if number > space.largest_acked_packet:
+                break
+            lost_at = (packet.sent_time or 0.0) + K_TIME_THRESHOLD * rtt
+            if now < lost_at:
+                space.loss_time = lost_at
+                break
+            lost.append(packet)
+        persistent = self._in_persistent_congestion(packets=lost)
+        self._on_packets_lost(now=now, packets=lost, persistent_congestion=persistent, space=space)
+
+
+def counting_engine(blocks: int, order: str, *, lost_by_time: bool = False) -> type[PrivateEngine]:
     """With at most so many additional ACK Blocks, 0 = as many as fit; in `order` they are kept, `newest` or `lowest`
-    first."""
+    first. `lost_by_time`: see `Setup`."""
 
     class Connection(_Counting):
         most_blocks = blocks
         lowest_first = order == "lowest"
+        RECOVERY = _ByTime if lost_by_time else PathRecovery
 
     class Engine(PrivateEngine):
         CONNECTION = Connection

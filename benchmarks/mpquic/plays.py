@@ -50,8 +50,8 @@ class Counted:
     """A download between ends that count.
 
     Values: `seconds` from the client's first packet to the last byte; `ranges` in an acknowledgement of the client,
-    mean; `cut`, the share of them that tell less than they know; `ack kB` of them; `repeated`, the share of the file
-    that the server has sent again.
+    mean; `full`, the share of them with as many blocks as they may have; `ack kB` of them; `repeated`, the share of the
+    file that the server has sent again.
     """
 
     size: int
@@ -67,7 +67,7 @@ class Counted:
             {
                 "seconds": stage.elapsed,
                 "ranges": told.ranges / told.acks,
-                "cut": told.cut / told.acks,
+                "full": told.full / told.acks,
                 "ack kB": told.ack_bytes / 1000,
                 "repeated": sent.stream_bytes / self.size - 1,
             }

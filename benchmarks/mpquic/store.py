@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import json
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from os import SEEK_END
@@ -66,10 +66,10 @@ class Store:
                 file.write(b"\n")  # what was cut off does not take this one with it
             file.write(entry.encoded().encode() + b"\n")
 
-    def pack(self) -> int:
-        """Put all entries into the packed file; how many they are. The same entries make the same file."""
+    def pack(self, cells: Container[str]) -> int:
+        """Put their entries into the packed file; how many they are. The same entries make the same file."""
         assert self._packed is not None
-        entries = sorted(self.entries().values(), key=lambda entry: entry.cell)
+        entries = sorted((e for e in self.entries().values() if e.cell in cells), key=lambda entry: entry.cell)
         text = "".join(entry.encoded() + "\n" for entry in entries)
         self._packed.write_bytes(gzip.compress(text.encode(), mtime=0))
         return len(entries)

@@ -57,6 +57,8 @@ class MultipathConfiguration(Configuration):
 class ConnectionPaths(BoundedConnection):
     """The paths of a connection, and what its packets say of them; `MultipathConnection` sends on them."""
 
+    RECOVERY: type[PathRecovery] = PathRecovery
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         assert isinstance(self._configuration, MultipathConfiguration)
@@ -189,7 +191,7 @@ class ConnectionPaths(BoundedConnection):
 
     def _new_recovery(self, *, peer_completed_address_validation: bool) -> PathRecovery:
         known = {"lia", "olia"}
-        loss = PathRecovery(
+        loss = self.RECOVERY(
             congestion_control_algorithm="reno" if self._policy.congestion in known else self._policy.congestion,
             initial_rtt=self._configuration.initial_rtt,
             max_datagram_size=self._max_datagram_size,

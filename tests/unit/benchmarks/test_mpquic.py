@@ -14,6 +14,7 @@ from benchmarks.mpquic.figures import NOT_RUN, Scale, Target, number
 from benchmarks.mpquic.plays import Beside, Counted, Download, Joining, Sending, Urgent
 from benchmarks.mpquic.report import page
 from benchmarks.mpquic.store import PACKED, Entry, Store
+from multi.lab.engines.links import link_of
 
 TEN = route(10, 0.044)
 
@@ -38,7 +39,8 @@ def test_results_are_kept_and_those_of_the_working_file_win_over_the_packed_ones
     store = Store(tmp_path / "working", tmp_path / "packed")
     store.put(entry("a", 1.0))
     store.put(entry("b", 2.0))
-    assert store.pack() == 2
+    store.put(entry("c", 4.0))
+    assert store.pack({"a", "b"}) == 2
     (tmp_path / "working").unlink()
     assert store.entries() == {"a": entry("a", 1.0), "b": entry("b", 2.0)}
     store.put(entry("a", 3.0))
@@ -51,7 +53,7 @@ def test_the_same_results_make_the_same_packed_file(tmp_path: Path) -> None:
         store = Store(tmp_path / order, tmp_path / f"packed-{order}")
         for cell in order:
             store.put(entry(cell))
-        store.pack()
+        store.pack("ab")
         packed.append((tmp_path / f"packed-{order}").read_bytes())
     assert packed[0] == packed[1]
 
@@ -84,12 +86,24 @@ def test_ends_that_count_tell_ranges_and_repetitions_and_leave_blocks_out() -> N
     paths = route(20, 0.010, queue=8), route(5, 0.060, queue=8)
     one = Setup(settings=(("private_modes", ("one_number_space",)), ("scheduler", "RR")), ack_blocks=0)
     whole, cut = (Counted(400_000, paths).run(setup, 1).values for setup in (one, replace(one, ack_blocks=1)))
-    assert whole["cut"] == 0
+    assert whole["full"] == 0
     assert whole["ranges"] > 1.2
-    assert cut["cut"] > 0
+    assert cut["full"] > 0
     assert 1 < cut["ranges"] <= 2
     many = Counted(400_000, paths).run(replace(one, settings=(("scheduler", "RR"),)), 1).values
     assert many["ranges"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_where_time_alone_tells_losses_what_is_overtaken_is_not_sent_again() -> None:
+    link = link_of(20, 0.100, jitter=0.004)
+    setup = Setup(ack_blocks=0)
+    counted, timed = (
+        Counted(200_000, ((link, link),)).run(each, 1).values for each in (setup, replace(setup, lost_by_time=True))
+    )
+    assert counted["repeated"] > 0
+    assert timed["repeated"] == 0
+    lossy = replace(link_of(10, 0.060), loss=0.02)
+    assert Counted(200_000, ((lossy, lossy),)).run(replace(setup, lost_by_time=True), 1).values["repeated"] > 0
 
 
 def test_a_server_uses_a_further_path_after_a_round_trip_and_a_half() -> None:
