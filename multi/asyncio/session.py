@@ -554,6 +554,10 @@ class ConnectionSocket:
         """0: what was set is not kept."""
         return 0
 
+    def fileno(self) -> int:
+        """-1, as of a closed socket: there is none to wait on, and whoever looks takes care of that already."""
+        return -1
+
     def gettimeout(self) -> float:
         """0, as every socket of asyncio: it does not block."""
         return 0.0

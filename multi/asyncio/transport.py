@@ -75,7 +75,7 @@ class SessionTransport(asyncio.Transport):
         """Bytes go to the protocol; else the reader takes them."""
         self._reading = True
         self._writing_paused = False
-        self._eof_told = self._lost_told = False
+        self._end_seen = self._eof_told = self._lost_told = False
         self.unread = bytearray()
         """Taken from the session and not handed out: what a search has looked at, or a cancelled call gave back.
 
@@ -364,6 +364,11 @@ class SessionTransport(asyncio.Transport):
         if error is not None:
             self._force_close(error)
         elif self._streams.at_end(self.stream) and not (self.driver.over and self.driver.closed_error is not None):
+            if not self._end_seen:
+                # One turn later, as with asyncio: what the protocol has scheduled for the last bytes runs before.
+                self._end_seen = True
+                self.driver.loop.call_soon(self._deliver)
+                return
             self._end_of_reading()
         if self.driver.over:
             self._session_over()

@@ -427,7 +427,7 @@ async def limits_of_the_write_buffer(pair: Pair) -> object:
 
 
 async def a_socket_of_its_own(pair: Pair) -> object:
-    return [hasattr(pair.writer.get_extra_info("socket"), "fileno"), hasattr(pair.writer.transport, "_sock")]
+    return [pair.writer.get_extra_info("socket").fileno() >= 0, hasattr(pair.writer.transport, "_sock")]
 
 
 async def end_of_a_handler(streams: Asyncio, error: Exception) -> list[object]:

@@ -227,6 +227,15 @@ async def closes_at_the_last_bytes(client: Any, server: Any) -> object:
     return server.calls
 
 
+async def uses_the_last_bytes_a_turn_later(client: Any, server: Any) -> object:
+    loop = asyncio.get_running_loop()
+    server.stops_at, server.stop = "data", lambda: loop.call_soon(server.calls.append, "used")
+    client.transport.write(b"all")
+    client.transport.write_eof()
+    await until(lambda: server.lost)
+    return server.calls
+
+
 async def another_protocol(client: Any, server: Any) -> object:
     client.transport.write(b"first")
     await until(lambda: len(server.received) == 5)
@@ -251,6 +260,7 @@ SCENARIOS: list[Scenario] = [
     bug_in_the_protocol,
     wants_no_more,
     closes_at_the_last_bytes,
+    uses_the_last_bytes_a_turn_later,
     another_protocol,
 ]
 
