@@ -1,4 +1,4 @@
-"""For programs that call the event loop: its `create_connection` and `create_server` open and serve sessions."""
+"""For programs that call the event loop: its `create_connection`, `create_server` and `start_tls` for sessions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 
 import multi
 
-Factory = Callable[[], Any]
-Mapped = Callable[[Any, int], Mapping[str, Any] | None]
-"""Options, or a whole configuration, for a host and a port; None = an ordinary connection."""
+Mapped = Callable[[Any, int], Mapping[str, Any] | None]  # options or a configuration; None = an ordinary connection
 
 
 class SessionLoop:
-    """The running event loop, for what takes a `loop`; everything but these two calls is the loop's own."""
+    """The running event loop, for what takes a `loop`; everything but these calls is the loop's own."""
 
     def __init__(self, mapped: Mapped = lambda host, port: {}) -> None:
-        self._loop, self._mapped = asyncio.get_running_loop(), mapped
-        self._connect, self._serve = self._loop.create_connection, self._loop.create_server
+        self._loop, self._mapped = (loop := asyncio.get_running_loop()), mapped
+        self._connect, self._serve, self._tls_of_loop = loop.create_connection, loop.create_server, loop.start_tls
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loop, name)
@@ -36,7 +34,7 @@ class SessionLoop:
         times = {key: more.get(key) for key in ("ssl_handshake_timeout", "ssl_shutdown_timeout")}
         return SSLProtocol(self._loop, protocol, context, ready, server, name, **times)
 
-    async def create_connection(self, factory: Factory, host: Any = None, port: Any = None, **more: Any) -> Any:
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **more: Any) -> Any:
         if (target := self._target(host, port, **more)) is None:
             return await self._connect(factory, host, port, **more)
         if not (context := more.get("ssl")):
@@ -49,21 +47,24 @@ class SessionLoop:
         await ready  # what fails here has closed the connection
         return tls._app_transport, protocol
 
-    async def create_server(self, factory: Factory, host: Any = None, port: Any = None, **more: Any) -> Any:
+    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **more: Any) -> Any:
         if (target := self._target(host[0] if isinstance(host, list) else host, port, **more)) is None:
             return await self._serve(factory, host, port, **more)
-        context = more.get("ssl")
-        # Nobody waits for the handshake.
+        context = more.get("ssl")  # nobody waits for its handshake
         made = (lambda: self._tls(factory(), context, None, more, server=True)) if context else factory
         return await multi.create_server(made, **target, start_serving=more.get("start_serving", True))
+
+    async def start_tls(self, transport: Any, protocol: Any, sslcontext: Any, **more: Any) -> Any:
+        ours = isinstance(transport, multi.SessionTransport)  # uvloop's own refuses them
+        return await (multi.start_tls if ours else self._tls_of_loop)(transport, protocol, sslcontext, **more)
 
 
 @contextmanager
 def sessions(mapped: Mapped = lambda host, port: {}) -> Iterator[SessionLoop]:
-    """Meanwhile the running loop's own two calls do so, for libraries that take no loop."""
+    """Meanwhile the running loop's own calls do so, for libraries that take no loop."""
     adapter = SessionLoop(mapped)
     of_loop = vars(adapter._loop)
-    ours = {"create_connection": adapter.create_connection, "create_server": adapter.create_server}
+    ours = {name: getattr(adapter, name) for name in ("create_connection", "create_server", "start_tls")}
     outer = {name: of_loop[name] for name in ours if name in of_loop}
     of_loop.update(ours)
     try:

@@ -304,6 +304,32 @@ def test_a_loop_of_sessions_leaves_to_others_what_is_not_theirs() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_of_sessions_begins_tls_inside_them(loop: str, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    from multi.integrations.loop import sessions
+
+    async def scenario() -> None:
+        async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write((await reader.readexactly(5)).upper())
+            await writer.start_tls(contexts[0])
+            writer.write((await reader.readline()).upper())
+            writer.close()
+
+        with sessions():
+            server = await asyncio.start_server(answers, HOST, 0)
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(b"plain")
+            assert await reader.readexactly(5) == b"PLAIN"
+            assert isinstance(writer.transport, multi.SessionTransport)
+            await writer.start_tls(contexts[1], server_hostname=HOST)  # it calls the loop's
+            writer.write(b"a secret\n")
+            assert await reader.readline() == b"A SECRET\n"
+            writer.close()
+            server.close()
+
+    run(scenario(), loop)
+
+
 @pytest.mark.parametrize("bounded", ["by its caller", "by its own time"])
 def test_a_tls_handshake_that_is_given_up_leaves_no_session(bounded: str, contexts: tuple[Any, ssl.SSLContext]) -> None:
     from multi.integrations.loop import SessionLoop
