@@ -38,6 +38,7 @@ TRIAL_PING = 0.1  # seconds between questions to a connection that must prove it
 HANDOVER_TIMEOUT = 5.0  # seconds a handover may take to bring up its target
 DISMISS_AFTER = 5.0  # seconds the target of a handover must live again before what was reactivated for it goes
 WORTH_WAITING = frozenset((Cause.REFUSED_BUSY, Cause.HANDSHAKE_TIMEOUT))  # said, or not said, by a server under load
+ASTRAY = frozenset((Cause.REFUSED_ELSEWHERE, Cause.REFUSED_UNKNOWN))  # said by a server that does not hold the session
 NOBODY_THERE = frozenset((Cause.TRANSPORT, Cause.PEER_CLOSED))  # said by a machine on which no server listens
 LATE = 0.1  # seconds; a process that comes so late to its timers comes as late to what it is told
 LATE_AT_MOST = 5.0  # seconds since a dial for which that is an excuse
@@ -561,7 +562,7 @@ class PathManager:
         role = slot.role or candidate.role
         if role is not Role.BACKUP and self._others_carry(slot) and (slot.flap_count or self._mode is Mode.SWITCH):
             role = Role.BACKUP  # until it has proved itself, or is the one to switch to
-        slot.attempts[connection] = Attempt(candidate, now, role, raced, redirected)
+        slot.attempts[connection] = Attempt(candidate, now, role, raced, not self._established, redirected)
         self._told.dialled(candidate, now)
         proved = candidate.told and not self._told.doubtful(candidate)
         self.pending.append(Dial(connection, replace(candidate, role=role, proved=proved)))
@@ -624,11 +625,9 @@ class PathManager:
         attempt = self._ended(slot, connection, now)
         candidate = attempt.candidate
         self._notify(AttemptFailed(candidate, reason))
-        if attempt.redirect is not None and slot.wants_dial and not slot.attempts:
-            address, port = attempt.redirect
-            instead = replace(candidate, remote_address=address, remote_port=port, told=True)
+        if (instead := self._instead_of(attempt, reason)) is not None and slot.wants_dial and not slot.attempts:
             if self._told.free_at(instead) <= now:
-                self._dial(slot, instead, now, redirected=True)
+                self._dial(slot, instead, now, redirected=attempt.redirect is not None)
                 return
         if reason.cause is not Cause.NETWORK_GONE:
             self._history.failed(candidate, now)
@@ -656,6 +655,14 @@ class PathManager:
                 s.healthy or s.retry_at == now or s.tries_since(handover.since) for s in handover.slots
             ):
                 self._fail_handover(reason)
+
+    def _instead_of(self, attempt: Attempt, reason: Reason) -> Candidate | None:
+        """What is dialled at once after an attempt that has led to a wrong server; None = there is nothing better."""
+        if attempt.redirect is not None:
+            address, port = attempt.redirect
+            return replace(attempt.candidate, remote_address=address, remote_port=port, told=True)
+        # Balancers read from the first bytes which server is meant, and by now it is known.
+        return attempt.candidate if attempt.early and self._established and reason.cause in ASTRAY else None
 
     def _is_gone_from(self, attempt: Attempt, reason: Reason) -> bool:
         """A machine has said that no server listens where ours has told that it is."""

@@ -38,6 +38,8 @@ class Attempt:
     """What the connection is said to be for."""
     raced: bool = False
     """The race waits for its outcome."""
+    early: bool = False
+    """It was made before the session was there: its dial could not show which server is meant."""
     redirected: bool = False
     """It was made because a server has said that another one holds the session."""
     redirect: Address | None = None

@@ -483,9 +483,12 @@ def test_where_the_server_has_proved_itself_nothing_waits() -> None:
 
 def redirected(world: World, connection: int, address: tuple[str, int]) -> None:
     world.paths.redirected(ConnectionId(connection), address)
-    world.paths.connection_changed(
-        ConnectionId(connection), LOST, Reason(Cause.REFUSED_ELSEWHERE, "elsewhere"), world.now
-    )
+    strays(world, connection, Cause.REFUSED_ELSEWHERE)
+
+
+def strays(world: World, connection: int, cause: Cause) -> None:
+    """A server refuses it that does not hold the session."""
+    world.paths.connection_changed(ConnectionId(connection), LOST, Reason(cause, "astray"), world.now)
     world.collect()
 
 
@@ -501,6 +504,20 @@ def test_a_stray_is_sent_to_its_server_once() -> None:
     assert len(world.dials) == count, "no chain"
     world.run(0.5)
     assert world.dials[-1][1].remote_address == "192.0.2.1", "it begins anew where its name leads"
+
+
+@pytest.mark.parametrize("cause", [Cause.REFUSED_ELSEWHERE, Cause.REFUSED_UNKNOWN])
+def test_what_was_dialled_before_the_server_was_known_and_went_astray_is_dialled_again_at_once(cause: Cause) -> None:
+    """Its first bytes could not say which server is meant; those of the next dial do."""
+    world = World(candidate(0), candidate(1), connect=ConnectMode.PARALLEL)
+    world.state(0, ACTIVE)
+    strays(world, 1, cause)
+    assert [made.entry for _, made in world.dials] == [0, 1, 1]
+    strays(world, world.dials[-1][0], cause)
+    world.run(0.1)
+    assert len(world.dials) == 3, "it could say it"
+    world.run(0.5)
+    assert len(world.dials) == 4
 
 
 def test_redirects_to_one_address_are_followed_once_a_second() -> None:
@@ -530,7 +547,7 @@ def test_a_redirect_to_another_ip_version_is_none_the_socket_could_follow() -> N
     world = World(named(0), named(1), connect=ConnectMode.PARALLEL, may_go=lambda address: True)
     world.state(0, ACTIVE)
     redirected(world, 1, ("2001:db8::1", 7001))
-    assert len(world.dials) == 2
+    assert [made.remote_address for _, made in world.dials] == ["192.0.2.1"] * 3
 
 
 def test_that_there_is_no_server_where_it_was_told_counts_when_nothing_is_left() -> None:
