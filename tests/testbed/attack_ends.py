@@ -94,6 +94,8 @@ class Transfer:
         self.session = session
         self.events: Counter[str] = Counter()
         self.reasons: list[str] = []
+        self.carried: set[str] = set()
+        """The interfaces over which a connection has ever been active."""
         self.sent = self.received = 0
         self.gap = 0.0
         self.digest = hashlib.sha256()
@@ -107,6 +109,8 @@ class Transfer:
             match event:
                 case multi.ConnectionChanged():
                     self.events[event.state.value] += 1
+                    if event.state is ConnectionState.ACTIVE:
+                        self.carried.add(event.facts.interface)
                     if event.state in (ConnectionState.LOST, ConnectionState.CLOSED):
                         self.reasons.append(event.reason)
                 case multi.AttemptFailed():
@@ -152,6 +156,7 @@ class Transfer:
             "sha256": self.digest.hexdigest(),
             "events": dict(self.events),
             "reasons": self.reasons[-40:],
+            "carried": sorted(self.carried),
             "active": sorted(c.interface for c in self.session.connections if c.state is ConnectionState.ACTIVE),
         }
 

@@ -20,6 +20,7 @@ from tests.testbed.packets import ACK, FIN, RST, SYN, TCP, UDP, Packet, packets
 KEPT = 256 * 1024  # bytes of each direction of a flow that are recorded
 MULTI_HEADER = 32
 HELLO, ACCEPT, JOIN, CHALLENGE, REFUSE, ADMIT = 16, 17, 19, 20, 22, 23
+ANSWERS = (ACCEPT, CHALLENGE, REFUSE, ADMIT)
 Out = Iterable[tuple[Way, bytes]]
 FlowKey = tuple[int, str, int, str, int]  # protocol, client's address and port, server's
 
@@ -166,7 +167,7 @@ class Resetter(Wire):
 
 
 class Refuser(Wire):
-    """Writes REFUSE over the first thing the server says on a connection."""
+    """Writes REFUSE over the first thing the server says on a connection, a refusal of its own too."""
 
     def __init__(self, code: int = 0x10, garbage: bool = False) -> None:
         """`garbage`: what is left of the answer follows."""
@@ -175,7 +176,7 @@ class Refuser(Wire):
 
     def change(self, way: Way, packet: Packet) -> list[tuple[Way, Packet]] | None:
         said = packet.payload
-        if way != "down" or len(said) < MULTI_HEADER + 5 or said[0] != 1 or said[1] not in (ACCEPT, CHALLENGE, ADMIT):
+        if way != "down" or len(said) < MULTI_HEADER + 5 or said[0] != 1 or said[1] not in ANSWERS:
             return None
         self.counts["refused"] += 1
         refuse = bytes([1, REFUSE, 0, 32, 0, 0, 0, 37]) + said[8:24] + bytes(8) + bytes([self._code, 1, 1, 0, 0])
