@@ -50,6 +50,7 @@ SOURCE_SHARE = 0.25  # of descriptors and grown windows for one source; as of th
 MEMORY_SHARE = 0.5  # the same of all memory: a quarter of it would not do for 2,000 sessions over QUIC
 ON_THE_WAY_IN = 16  # connections that honest newcomers hold until they have proved themselves
 GRACE = 2.0  # seconds without progress before a session may have to go for another: proofs that are lost come again
+MOST_FOR_ONE = 2  # half-open connections go for a newcomer: one too many where other processes have taken their part
 MAX_HEARD = 256  # JOINs of a session that are known when somebody repeats them
 MAX_REPEATS = 2  # connections that say the very same JOIN: the client's, and one of somebody who has heard it
 TURNS_TIME = 0.005  # seconds of a turn of the event loop; then those get theirs who are served or come meanwhile
@@ -124,6 +125,17 @@ class _Ranking:
 class Counts:
     """What other processes of the same server have, for limits are of the whole server. Here: there are none."""
 
+    processes = 1
+    """How many there are, this one included."""
+
+    def reached(self, most: int, here: int, in_all: int) -> bool:
+        """There are `most`, and this process has its part of them: `here` of `in_all`.
+
+        Where one process has them all, the others go on up to their part. Else somebody who fills that one would have
+        them turn away newcomers, and end what honest peers have there. In all there are less than twice as many.
+        """
+        return in_all >= most and here * self.processes >= most
+
     def change(self, kind: str, source: str, by: int) -> None:
         """This process has so many more: of all sources where `source` is empty, else from that one."""
 
@@ -190,6 +202,12 @@ class BySource(Generic[T]):
     def all_of(self, source: str) -> int:
         """The same from `source`."""
         return self.count(source) + self._counts.elsewhere(self._kind, source)
+
+    def full(self, most: int, source: str = "") -> bool:
+        """There is no room here for more, of `source` or of any: see `Counts.reached`."""
+        if source:
+            return self._counts.reached(most, self.count(source), self.all_of(source))
+        return self._counts.reached(most, len(self), self.all)
 
     def members(self, source: str) -> list[T]:
         return [member for members in self._members.get(source, {}).values() for member in members]
@@ -333,14 +351,16 @@ class Admission(AdmissionControl):
         self, connection: Hashable, host: str, drop: Callable[[str], None], *, has_descriptor: bool = True
     ) -> None:
         """Count one in, after another had to go where there are too many: its `drop(reason)` is called."""
-        victim: Hashable | None = None
-        if self._half_open.all_of(source_of(host)) >= self._limits.max_unauthenticated_per_source:
-            self.report("max_unauthenticated_per_source", host)
-            victim = self._half_open.oldest(source_of(host))
-        elif self._half_open.all >= self._limits.max_unauthenticated:
-            self.report("max_unauthenticated", host)
-            victim = self._half_open.oldest()
-        if victim is not None:  # where other processes have them all, theirs go
+        for _ in range(MOST_FOR_ONE):
+            if self._half_open.full(self._limits.max_unauthenticated_per_source, source_of(host)):
+                self.report("max_unauthenticated_per_source", host)
+                victim = self._half_open.oldest(source_of(host))
+            elif self._half_open.full(self._limits.max_unauthenticated):
+                self.report("max_unauthenticated", host)
+                victim = self._half_open.oldest()
+            else:
+                break
+            assert victim is not None
             self._evict(victim)
         self._half_open.add(connection, host)
         self._drops[connection] = drop
@@ -415,27 +435,35 @@ class Admission(AdmissionControl):
 
     def full(self, source: str) -> tuple[str, str] | None:
         """The limit that leaves no room for a new session from `source`, and why; None = there is room."""
-        limits, unconfirmed, from_there = self._limits, self._unconfirmed, self._sessions.get(source, ())
-        for limit, count, most, what in (
-            ("max_sessions", self._sessions_in_all, limits.max_sessions, "sessions"),
-            ("max_unauthenticated", unconfirmed.all, limits.max_unauthenticated, "sessions not confirmed"),
+        limits, unconfirmed = self._limits, self._unconfirmed
+        here = len(self._sessions.get(source, ()))
+        from_there = here + self._counts.elsewhere("sessions", source)
+        taken, taken_there = self._taken_in_all(), self._taken_in_all(source)
+        for limit, full, count, what in (
+            ("max_sessions", self._sessions_in_all >= limits.max_sessions, self._sessions_in_all, "sessions"),
+            (
+                "max_unauthenticated",
+                unconfirmed.full(limits.max_unauthenticated),
+                unconfirmed.all,
+                "sessions not confirmed",
+            ),
             (
                 "max_unauthenticated_per_source",
+                unconfirmed.full(limits.max_unauthenticated_per_source, source),
                 unconfirmed.all_of(source),
-                limits.max_unauthenticated_per_source,
                 f"sessions from {source} not confirmed",
             ),
-            ("max_memory", self._taken_in_all(), self._most(""), "bytes taken by all sessions"),
-            ("max_memory", self._taken_in_all(source), self._most(source), f"bytes taken by sessions from {source}"),
+            ("max_memory", taken >= self._most(""), taken, "bytes taken by all sessions"),
+            ("max_memory", taken_there >= self._most(source), taken_there, f"bytes taken by sessions from {source}"),
             # The last: room for it costs a session.
             (
                 "max_sessions_per_source",
-                len(from_there) + self._counts.elsewhere("sessions", source),
-                limits.max_sessions_per_source,
+                self._counts.reached(limits.max_sessions_per_source, here, from_there),
+                from_there,
                 f"sessions from {source}",
             ),
         ):
-            if count >= most:
+            if full:
                 return limit, f"{count} {what}"
         return None
 
@@ -602,7 +630,7 @@ class Admission(AdmissionControl):
             case SessionDetached():
                 self._detached.add(driver, account.host)
                 self._left(driver, account)
-                if self._detached.all > self._limits.max_detached_sessions:
+                if self._detached.full(self._limits.max_detached_sessions + 1):
                     self._log.hit("max_detached_sessions", account.source)
                     oldest = self._detached.oldest()
                     assert oldest is not None

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import nlargest
+from time import monotonic
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -53,6 +54,7 @@ from multi.types import ConnectionId, SessionId, Side, host_of
 logger = logging.getLogger("multi.server")
 
 CERTIFICATES_LOOKED_AT = 2.0  # seconds between looks at whether their files have changed
+ROOM_TIME = 0.005  # seconds to end sessions for a new one; whoever comes next goes on
 MAX_DRAIN = 604_800.0  # seconds, as of the configuration
 APPLICATION_FAILED = Reason(Cause.APPLICATION, "the server's application failed")
 
@@ -531,8 +533,10 @@ class Server:
             if peeked is None:
                 return None
             return refusal(peeked[1], Refuse(RefuseCode.PROTECTION), "a plain connection, but ssl_config asks for TLS")
-        found = self._table.route(first, source)
-        while isinstance(found, Refused) and found.limit and self.admission.make_room(found.limit, arrival.host):
+        found, until = self._table.route(first, source), monotonic() + ROOM_TIME
+        while isinstance(found, Refused) and found.limit and monotonic() < until:
+            if not self.admission.make_room(found.limit, arrival.host):
+                break
             found = self._table.route(first, source)
         if isinstance(found, SessionDriver):
             session_id, payload = found.core.session_id, first_payload(first)

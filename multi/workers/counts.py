@@ -51,6 +51,7 @@ class SharedCounts(Counts):
         counts = memoryview(mmap.mmap(descriptor, workers * PER_WORKER * SIZE)).cast("q")
         parts = [counts[start : start + PER_WORKER] for start in range(0, len(counts), PER_WORKER)]
         self._all, self._own = parts, parts[index]
+        self.processes = workers
         self._others = [*parts[:index], *parts[index + 1 :]]
         self._key = key
         self._places = lru_cache(maxsize=4096)(self._places_of)

@@ -28,7 +28,9 @@ from multi.asyncio.admission import (
 )
 from multi.asyncio.driver import SESSION_MEMORY, TLS_MEMORY
 from multi.config.model import Limits
+from multi.events import SessionDetached
 from multi.protocol.settings import EARLY_DATA_LIMIT
+from multi.reasons import Reason
 from multi.transports.base import transport_type
 from multi.types import ConnectionId
 
@@ -450,7 +452,8 @@ async def test_sessions_that_fall_together_wait_for_their_clients_and_are_told_o
 class Elsewhere(Counts):
     """Other processes with what a test gives them; and what they have been told."""
 
-    def __init__(self, **there: int) -> None:
+    def __init__(self, processes: int = 2, **there: int) -> None:
+        self.processes = processes
         self.there, self.told = there, Counter[tuple[str, str]]()
 
     def change(self, kind: str, source: str, by: int) -> None:
@@ -464,19 +467,65 @@ async def test_half_open_connections_of_other_processes_count_and_those_of_this_
     others = Elsewhere(half_open_of_source=3)
     come, dropped = coming(Admission(Limits(max_unauthenticated_per_source=4), counts=others))
     come(1, "192.0.2.1")
+    come(2, "192.0.2.2")  # up to an equal part: who has filled another process keeps nobody out of this one
     assert dropped == []
-    come(2, "192.0.2.2")
+    come(3, "192.0.2.3")
     assert dropped == [1]
-    assert others.told["half_open", "192.0.2.0/24"] == others.told["half_open", ""] == 1
+    assert others.told["half_open", "192.0.2.0/24"] == others.told["half_open", ""] == 2
     others.there["half_open_of_source"] = 100
-    come(3, "198.51.100.1")  # who has none here to give up is let in: the processes where they are will not be
+    come(4, "198.51.100.1")
     assert dropped == [1]
+
+
+async def test_what_has_come_to_have_more_than_it_may_gives_up_two_for_each_newcomer() -> None:
+    others = Elsewhere()
+    come, dropped = coming(Admission(Limits(max_unauthenticated=6), counts=others))
+    for number in range(6):
+        come(number, f"192.0.2.{number}")
+    assert dropped == []
+    others.there["half_open"] = 3  # the others go on up to their part
+    for number in range(6, 10):
+        come(number, f"192.0.2.{number}")
+    assert dropped == [0, 1, 2, 3, 4, 5, 6], "two, two, two, and then there are as many as may be"
+
+
+async def test_what_waits_in_other_processes_ends_no_session_here() -> None:
+    """Whoever leaves a thousand sessions behind in one process would end all others that lose their network."""
+    others = Elsewhere(processes=4, detached=1000)
+    admission = Admission(Limits(max_detached_sessions=8), counts=others)
+    waiting = [Waiting() for _ in range(3)]
+    for number, driver in enumerate(waiting):
+        admission._accounts[driver] = _Account("192.0.2.0/24", host=f"192.0.2.{number}")  # type: ignore[index]
+        admission._event(driver, SessionDetached(60.0))  # type: ignore[arg-type]
+    assert [driver.failed for driver in waiting] == [True, False, False], "beyond a quarter, the first goes"
+    admission.stop()
+
+
+class Waiting:
+    """A session without a connection, as far as it is asked."""
+
+    left_at = None
+    failed = False
+
+    @property
+    def core(self) -> Waiting:
+        return self
+
+    def now(self) -> float:
+        return 0.0
+
+    def fail(self, reason: Reason, now: float) -> None:
+        self.failed = True
+
+    def pump_soon(self) -> None:
+        """Its end is told later."""
 
 
 async def test_a_session_is_refused_for_those_that_other_processes_have() -> None:
     limits = Limits(max_sessions=100, max_sessions_per_source=10, max_unauthenticated=50, max_memory=1 << 20)
     others = Elsewhere()
     admission = Admission(limits, counts=others)
+    within_a_part = ("max_sessions_per_source", "max_unauthenticated")  # this process has none of them yet
     assert admission.full("192.0.2.0/24") is None
     for kind, limit in (
         ("sessions", "max_sessions"),
@@ -487,8 +536,7 @@ async def test_a_session_is_refused_for_those_that_other_processes_have() -> Non
     ):
         others.there = {kind: {"max_memory": 1 << 20}.get(limit) or getattr(limits, limit)}
         full = admission.full("192.0.2.0/24")
-        assert full is not None
-        assert full[0] == limit
+        assert (full and full[0]) == (None if limit in within_a_part else limit)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "mptcp", "quic", "mpquic"])
