@@ -625,10 +625,10 @@ class PathManager:
         attempt = self._ended(slot, connection, now)
         candidate = attempt.candidate
         self._notify(AttemptFailed(candidate, reason))
-        if (instead := self._instead_of(attempt, reason)) is not None and slot.wants_dial and not slot.attempts:
-            if self._told.free_at(instead) <= now:
-                self._dial(slot, instead, now, redirected=attempt.redirect is not None)
-                return
+        instead = self._instead_of(attempt, reason) if slot.wants_dial and not slot.attempts else None
+        if instead is not None and self._told.free_at(instead) <= now:
+            self._dial(slot, instead, now, redirected=attempt.redirect is not None)
+            return
         if reason.cause is not Cause.NETWORK_GONE:
             self._history.failed(candidate, now)
         slot.failures += 1
