@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum, IntEnum
 from math import inf
-from typing import Any, NewType
+from typing import Any, Literal, NewType, TypeAlias
 
 SessionId = NewType("SessionId", bytes)  # 16 bytes, paper Table 3
 ConnectionId = NewType("ConnectionId", int)  # local to one session on one side, never reused
@@ -78,6 +78,9 @@ class Kind(Enum):
     VIRTUAL = "virtual"
 
 
+AddressReason: TypeAlias = Literal["", "tentative", "duplicate", "deprecated", "link-local"]
+
+
 @dataclass(frozen=True, slots=True)
 class InterfaceAddress:
     """One address of an interface. Tentative, deprecated and duplicate addresses are not usable."""
@@ -86,8 +89,8 @@ class InterfaceAddress:
     family: Family
     prefix_length: int
     usable: bool = True
-    reason: str = ""
-    """Why it is not usable: `tentative`, `duplicate`, `deprecated`, `link-local`."""
+    reason: AddressReason = ""
+    """Why it is not usable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ class Resolver:
             networks = {interface.name: network_id(interface) for interface in interfaces}
             problems, routes = await in_thread(self._ask_system, interfaces, elsewhere)
             for problem in problems:
-                self.warn(problem if problem.startswith("manage_routes") else f"manage_routes: {problem}")
+                self.warn(f"manage_routes: {problem}")
         possible, rejections = self._expand(interfaces, addresses, told, routes)
         usable: list[Candidate] = []
         for candidate in possible:

@@ -10,13 +10,13 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
 from multi.asyncio.budgets import LEVELS, Account, accounts_of
-from multi.asyncio.resolution import Resolver
+from multi.asyncio.resolution import Found, Resolver
 from multi.budgets.ledger import Ledger, shared_ledger
 from multi.config import Config, Entry, json_schema, load_config
 from multi.config.keys import key_of, key_warnings, load_keys, load_reset_key
@@ -29,7 +29,7 @@ from multi.transports.certificates import first_certificate, out_of_date, pin_of
 from multi.transports.mptcp.transport import host_scheduler
 from multi.transports.sockets import check_congestion, listening_socket, transport_error
 from multi.transports.tcp.settings import TcpSettings
-from multi.types import Candidate, Kind
+from multi.types import Kind
 
 CAP_NET_ADMIN = 12  # include/uapi/linux/capability.h
 
@@ -89,24 +89,21 @@ async def _client(config: Config) -> bool:
             resolver.restrict(index, account.budget, account.period.end(day).isoformat())
     found = await resolver.find()
     resolver.close()
-    candidates, rejected = found.candidates, found.rejected
     settings = config.transport_settings()
     used = {entry.transport for entry in config.connection_priority}
     blocked = {name: transport(name).obstacle(settings, listening=False) for name in used}
     missing = _key_obstacle(config)
     usable = False
     for index, entry in enumerate(config.connection_priority):
-        mine = [c for c in candidates if c.entry == index]
         obstacle = missing or blocked[entry.transport]
-        usable = usable or bool(mine and not obstacle)
-        _show_entry(config, index, entry, mine, rejected, obstacle)
+        usable = usable or (not obstacle and any(c.entry == index for c in found.candidates))
+        _show_entry(config, index, entry, found, obstacle)
         if index in accounts:
             _show_budget(accounts[index], ledger, day)
     if accounts and ledger.problem:
         print(f"warning: data budgets would be counted in memory only: {printable(ledger.problem)}")
-    for host, reason in rejected:
-        if not host.startswith("entry "):
-            print(f"{printable(host)}: {printable(reason)}")
+    for host, reason in found.errors.items():
+        print(f"{printable(host)}: {printable(reason)}")
     for warning in warnings:
         print(f"warning: {warning}")
     multi = config.multi_config
@@ -119,7 +116,7 @@ async def _client(config: Config) -> bool:
     _show_kernel(config, used)
     for text in _not_permitted(config):
         print(f"warning: {text}")
-    if config.wifi_config.power_savings is not None and not any(c.kind == Kind.WIFI.value for c in candidates):
+    if config.wifi_config.power_savings is not None and not any(c.kind == Kind.WIFI.value for c in found.candidates):
         print("warning: wifi_config.power_savings: no WiFi interface is in use")
     return usable
 
@@ -145,29 +142,18 @@ def _not_permitted(config: Config) -> list[str]:
     return [f"{name}: needs CAP_NET_ADMIN, which this process does not have" for name, asked in wanted.items() if asked]
 
 
-def _show_entry(
-    config: Config,
-    index: int,
-    entry: Entry,
-    candidates: Iterable[Candidate],
-    rejected: Iterable[tuple[str, str]],
-    obstacle: str,
-) -> None:
+def _show_entry(config: Config, index: int, entry: Entry, found: Found, obstacle: str) -> None:
     host, port = config.remote_of(entry)
     where = f"{', '.join(entry.interface)} to {printable(host)} port {port}"
     protection = _protection(config, entry.transport)
     print(f"entry {index}: {entry.transport}, {entry.ip}, {where}, {entry.role.name.lower()}; {protection}")
-    found = False
+    candidates = [c for c in found.candidates if c.entry == index]
+    rejections = [r for r in found.rejections if r.entry == index]
     for candidate in candidates:
-        found = True
         print(f"  {'no: ' if obstacle else 'yes:'} {candidate}" + (f": {obstacle}" if obstacle else ""))
-    prefix = f"entry {index} ("
-    for what, reason in rejected:
-        if what.startswith(prefix):
-            found = True
-            part = what.removeprefix(prefix).removesuffix(")")
-            print(f"  no:  {printable(reason if part in reason else f'{part}: {reason}')}")
-    if not found:
+    for part in rejections:
+        print(f"  no:  {printable(part.reason if part.what in part.reason else f'{part.what}: {part.reason}')}")
+    if not (candidates or rejections):
         print("  no:  leads to no candidate (another entry already asks for the same connection)")
 
 

@@ -21,7 +21,7 @@ from multi.discovery import netlink
 from multi.discovery.kinds import DeviceFacts
 from multi.discovery.namespace import Namespace, namespace_if_told
 from multi.discovery.netlink import Announcements, NetlinkSocket, attribute, attributes, text, u32
-from multi.types import Family, InterfaceAddress
+from multi.types import AddressReason, Family, InterfaceAddress
 
 log = logging.getLogger("multi.discovery")
 
@@ -213,7 +213,7 @@ def _address(body: bytes) -> AddressRecord | None:
         return None
     address = ip_address(packed)
     flags = _number(found.get(IFA_FLAGS)) or flags
-    reason = ""
+    reason: AddressReason = ""
     if flags & IFA_F_DADFAILED:
         reason = "duplicate"
     elif flags & IFA_F_TENTATIVE and not flags & IFA_F_OPTIMISTIC:

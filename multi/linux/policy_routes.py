@@ -32,8 +32,8 @@ from multi.types import Family, Interface, Kind
 
 log = logging.getLogger("multi.linux")
 
-NOT_PERMITTED = "manage_routes: not permitted to change routes (needs CAP_NET_ADMIN): they are left as they are"
-NOT_LINUX = "manage_routes: this works on Linux only: routes are left as they are"
+NOT_PERMITTED = "not permitted to change routes (needs CAP_NET_ADMIN): they are left as they are"
+NOT_LINUX = "this works on Linux only: routes are left as they are"
 
 OUR_PROTOCOL = 99  # rtm_protocol and FRA_PROTOCOL; the kernel and routing daemons use others
 FIRST_TABLE = 10_000
@@ -317,4 +317,4 @@ def _family(literal: str) -> Family:
 def _refusal(error: OSError) -> str:
     if isinstance(error, PermissionError):
         return NOT_PERMITTED
-    return f"manage_routes: routes cannot be changed: {error.strerror or error}"
+    return f"routes cannot be changed: {error.strerror or error}"

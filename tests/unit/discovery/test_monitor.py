@@ -17,7 +17,7 @@ import uvloop
 from multi.discovery.kinds import DeviceFacts
 from multi.discovery.monitor import Loss, NetworkMonitor, losses, monitor
 from multi.discovery.snapshot import AddressRecord, LinkRecord, Route, Snapshot
-from multi.types import Family, InterfaceAddress
+from multi.types import AddressReason, Family, InterfaceAddress
 
 pytestmark = pytest.mark.timeout(30)
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="netlink is a thing of Linux")
@@ -302,7 +302,7 @@ def removed(record: AddressRecord) -> Loss:
     return Loss("wlan0", record.address.address, f"the address {record.address.address} was removed")
 
 
-def flagged(reason: str) -> AddressRecord:
+def flagged(reason: AddressReason) -> AddressRecord:
     return replace(SIX, address=replace(SIX.address, usable=False, reason=reason))
 
 
@@ -327,7 +327,8 @@ def test_what_was_lost_of_addresses(addresses: list[AddressRecord], lost: tuple[
 def test_a_deprecated_address_may_be_lost_but_none_that_was_never_usable() -> None:
     none = replace(WLAN, addresses=())
     assert losses(replace(WLAN, addresses=(flagged("deprecated"),)), none) == (removed(SIX),)
-    for reason in ("tentative", "duplicate", "link-local"):
+    never: tuple[AddressReason, ...] = ("tentative", "duplicate", "link-local")
+    for reason in never:
         assert losses(replace(WLAN, addresses=(flagged(reason),)), none) == ()
 
 

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 import multi.paths.candidates as module
 from multi.paths.candidates import EntrySpec, Rejection, candidates, one_per_interface
-from multi.types import Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
+from multi.types import AddressReason, Candidate, Family, Interface, InterfaceAddress, Kind, Role, Source
 from tests.unit.linux.fake_mptcp import CANDIDATE
 
 HOST, PORT = "mcserver", 7788
 FOUR, SIX = "203.0.113.7", "2001:db8:7::7"
 
 
-def address(text: str, usable: bool = True, reason: str = "") -> InterfaceAddress:
+def address(text: str, usable: bool = True, reason: AddressReason = "") -> InterfaceAddress:
     literal, _, prefix = text.partition("/")
     family = Family.IPV6 if ":" in literal else Family.IPV4
     return InterfaceAddress(literal, family, int(prefix), usable, reason)
