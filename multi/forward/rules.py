@@ -184,14 +184,18 @@ class Rules:
 def parse_rules(text: str) -> Rules:
     """Rules as they are given to `--forward-to`: `RULE,RULE,...` with `listen=PORTS` among them, or a file's name.
 
-    Raises ConfigError, OSError.
+    Raises ConfigError.
     """
     if ":" in text or text.startswith(LISTEN):
         parts = [part.strip() for part in text.split(",")]
         listen = [part.removeprefix(LISTEN) for part in parts if part.startswith(LISTEN)]
         allow = [part for part in parts if not part.startswith(LISTEN)]
         return Rules(_permissions({"allow": allow, "listen": listen}, "--forward-to"), {})
-    content = read_bounded(Path(text), FILE_LIMIT)
+    try:
+        content = read_bounded(Path(text), FILE_LIMIT)
+    except OSError as error:
+        words = f"cannot read it: {error.strerror}; without a file: HOST:PORTS,..."
+        raise ConfigError(words, printable(text)) from None
     try:
         return rules_of(json.loads(content), text)
     except (ValueError, RecursionError) as error:

@@ -587,6 +587,7 @@ def test_serve_needs_something_to_serve(files: Files) -> None:
         (),
         ("--allow-put", "--forward-to", "localhost:1"),
         ("--forward-to", "localhost:x"),
+        ("--forward-to", str(files.root / "nosuch.json")),
     )
     for arguments in wrong:
         assert main(["serve", str(files.server_config()), *arguments]) == 2
