@@ -207,6 +207,12 @@ class BoundedConnection(QuicConnection):
         if not isinstance(stream.receiver._ranges, Ranges):
             stream.receiver._ranges = Ranges(lambda: self._window // SMALLEST_GAP)
 
+    def _handle_ack_frame(self, context: Any, frame_type: int, buf: Any) -> None:
+        super()._handle_ack_frame(context, frame_type, buf)
+        # aioquic believes it, and takes all that is on its way for lost (RFC 9000 section 13.1).
+        if self._spaces[context.epoch].largest_acked_packet >= self._packet_number:
+            raise QuicConnectionError(QuicErrorCode.PROTOCOL_VIOLATION, frame_type, "acknowledges what was never sent")
+
     def _handle_crypto_frame(self, context: Any, frame_type: int, buf: Any) -> None:
         _scratch.clean()
         super()._handle_crypto_frame(context, frame_type, buf)

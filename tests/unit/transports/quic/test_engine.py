@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aioquic.quic.packet import QuicErrorCode
+from aioquic.tls import Epoch
 
 from multi.errors import TransportError
 from multi.lab.cert import write_development_certificates
@@ -125,6 +127,25 @@ def test_a_client_believes_that_its_connection_is_gone_if_the_server_said_how_th
     assert client.closing is not None
     assert client.closing.reason_phrase == GONE
     assert client.closing.frame_type is not None  # no application has said it
+
+
+@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("side", ["client", "server"])
+def test_who_acknowledges_what_was_never_sent_has_no_connection_any_more(tmp_path: Path, name: str, side: str) -> None:
+    clock, liar_engine = itertools.count(100.0, 0.001), engine_or_skip("aioquic")
+    engines = [liar_engine, engine_or_skip(name)]
+    ends = joined(tmp_path, *(engines if side == "client" else engines[::-1]), clock)
+    liar, other = ends if side == "client" else ends[::-1]
+    ends[0].write(0, b"a stream for both")
+    exchange(*ends, clock)
+    space = liar._connection._spaces[Epoch.ONE_RTT]  # type: ignore[attr-defined]
+    space.ack_queue.add(100_000)
+    other.write(0, b"to be acknowledged")
+    exchange(*ends, clock)
+    while other.closing is None:  # until the acknowledgement is due
+        liar.handle_timer(next(clock))
+        exchange(*ends, clock)
+    assert other.closing.error_code == QuicErrorCode.PROTOCOL_VIOLATION
 
 
 @pytest.mark.parametrize("client_engine", ENGINES)
