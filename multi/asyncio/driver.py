@@ -198,6 +198,17 @@ class _Link:
 class SessionDriver:
     """Owned by a client `Session` or by a `Server`."""
 
+    # As in `SessionBase`.
+    __slots__ = (
+        *("__weakref__", "_announced", "_broken", "_datagram_readers", "_datagrams", "_dials", "_ended", "_later"),
+        *("_leaving", "_left", "_lifeline", "_listeners", "_moved", "_peer_stream_came", "_peer_streams"),
+        *("_progress", "_pumping", "_ranked", "_sampled_at", "_settings", "_timer", "_timer_at", "_touched"),
+        *("_turns", "_unfinished", "_unreached", "_warnings", "_watch", "_watched", "aborted", "attempted_all"),
+        *("attempts", "closed", "closed_error", "confirmed", "core", "dial_errors", "in_turn", "links", "look_at"),
+        *("loop", "on_closed", "on_dialled", "on_event", "on_opened", "on_readable", "on_released", "opened"),
+        *("over", "past", "send_buffer", "soon", "writers"),
+    )
+
     def __init__(self, core: SessionCore, settings: TransportSettings, *, send_buffer: int) -> None:
         keep_freed_memory()
         self.core = core

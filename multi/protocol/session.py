@@ -112,6 +112,13 @@ class SessionCore(SessionBase):
     same); they raise ConfigError for what cannot be made.
     """
 
+    __slots__ = (
+        *("_auth", "_close_said_at", "_created_at", "_detached_at", "_ends_at", "_incoming", "_liveness"),
+        *("_open_deadline", "_open_timeout", "_opened", "_patience", "_peer_closing", "_peer_hears_away"),
+        *("_peer_lost", "_said_unknown", "_short_since", "_trouble_at", "datagrams", "left", "left_at", "paths"),
+        *("reason", "resume_timeout", "scheduling", "streams"),
+    )
+
     def __init__(
         self,
         side: Side,
@@ -1141,7 +1148,9 @@ class SessionCore(SessionBase):
     def dismantle(self) -> None:
         """Nobody uses it any more. It holds its parts and they hold it: only the garbage collector would find them."""
         self.sender.active.clear()  # where streams stand that hold it
-        vars(self).clear()
+        for name in (*SessionCore.__slots__, *SessionBase.__slots__):
+            if name != "__weakref__":
+                delattr(self, name)
 
     def _hears(self, connection: Connection) -> bool:
         """The peer takes what is said here; a client that was sent ACCEPT does before it has proved anything."""

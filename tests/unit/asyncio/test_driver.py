@@ -72,10 +72,10 @@ async def test_a_bug_ends_the_session_once_and_says_so(
     times: list[SessionDriver] = []
     driver.on_closed = times.append
 
-    def broken(**_: object) -> None:
+    def broken(_: SessionCore, **__: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(driver.core, "effects", broken)
+    monkeypatch.setattr(SessionCore, "effects", broken)
     with caplog.at_level(logging.ERROR, "multi.session"):
         driver.pump()
         driver.pump()
@@ -122,7 +122,7 @@ async def test_an_acknowledgement_that_makes_no_work_is_no_reason_to_pump(monkey
     driver = new_driver()
     driver.pump()
     pumped: list[bool] = []
-    monkeypatch.setattr(driver, "pump", lambda: pumped.append(True))
+    monkeypatch.setattr(SessionDriver, "pump", lambda _: pumped.append(True))
     link = _Link(driver, ConnectionId(0), Mock())
     assert driver.core.quiet
     link.batch_finished()
@@ -140,8 +140,8 @@ async def test_bytes_that_wait_for_their_rate_are_sent_when_it_allows_them(monke
     driver = new_driver()
     driver.pump()
     soon = driver.now() + 0.005
-    monkeypatch.setattr(driver.core, "near_timer", lambda: soon)
-    monkeypatch.setattr(driver.core, "far_timer", lambda: soon + 60.0)
+    monkeypatch.setattr(SessionCore, "near_timer", lambda _: soon)
+    monkeypatch.setattr(SessionCore, "far_timer", lambda _: soon + 60.0)
     driver.pump()
     assert armed(driver) > soon, "bytes alone move no timer"
     monkeypatch.setattr(driver.core.connections, "capped", lambda: [Mock()])
@@ -174,13 +174,13 @@ def answering(driver: SessionDriver, monkeypatch: pytest.MonkeyPatch) -> tuple[l
     driver.core.pending.append(driver.core.receiver.streams[STREAM_ZERO].news)
     driver.core.receiver.ack_now = True
     driver.on_readable[STREAM_ZERO] = lambda: done.append("read")
-    run = driver._run
+    run = SessionDriver._run
 
-    def pumped() -> None:
+    def pumped(driver: SessionDriver) -> None:
         done.append("pumped")
-        run()
+        run(driver)
 
-    monkeypatch.setattr(driver, "_run", pumped)
+    monkeypatch.setattr(SessionDriver, "_run", pumped)
     return done, _Link(driver, ConnectionId(0), Mock())
 
 
@@ -247,7 +247,7 @@ async def test_round_trips_are_asked_for_now_and_then_where_they_are_compared(
     driver.pump()
     sampled: list[bool] = []
     monkeypatch.setattr(SessionCore, "at_rest", True)
-    monkeypatch.setattr(driver, "_take_samples", lambda: sampled.append(True))
+    monkeypatch.setattr(SessionDriver, "_take_samples", lambda _: sampled.append(True))
     driver.links = {ConnectionId(number): Mock() for number in range(connections)}
     driver._watched, driver._sampled_at = True, driver.core.now - age
     _Link(driver, ConnectionId(0), Mock()).batch_finished()
