@@ -206,19 +206,23 @@ async def first_to_answer(
         while not all(dial.done() for dial in begun) or (coming and (after_failure or not begun)):
             if coming:
                 begun.append(asyncio.create_task(coming.pop(0)()))
-            running = [dial for dial in begun if not dial.done()]
-            await asyncio.wait(running, timeout=head_start if coming else None, return_when=asyncio.FIRST_COMPLETED)
+            wait = head_start if coming else None
+            await asyncio.wait([d for d in begun if not d.done()], timeout=wait, return_when=asyncio.FIRST_COMPLETED)
             won = next((dial for dial in begun if dial.done() and dial.exception() is None), None)
             if won is not None:
                 return won.result()
         return begun[0].result()
     finally:
-        others = [dial for dial in begun if dial is not won]
-        for dial in others:
-            dial.cancel()
-        for late in await asyncio.gather(*others, return_exceptions=True):
-            if not isinstance(late, BaseException):
-                late.abort()
+        await _give_up([dial for dial in begun if dial is not won])
+        begun.clear()  # what is raised here knows this frame, which must not hold it in turn
+
+
+async def _give_up(dials: Sequence[asyncio.Task[Channel]]) -> None:
+    for dial in dials:
+        dial.cancel()
+    for late in await asyncio.gather(*dials, return_exceptions=True):
+        if not isinstance(late, BaseException):
+            late.abort()
 
 
 def connected_socket(candidate: Candidate) -> socket.socket:
