@@ -232,6 +232,9 @@ class Server:
 
     # --- facts ---
 
+    def __repr__(self) -> str:
+        return f"<Server port={self.port} sessions={len(self._sessions)}>"
+
     @property
     def sessions(self) -> tuple[Session, ...]:
         """The living sessions."""

@@ -73,7 +73,7 @@ class Streams:
     def open(self, priority: int, deadline: float) -> StreamId | None:
         _check("priority", priority, LOWEST_PRIORITY)
         if not 0.0 <= deadline <= HIGHEST_DEADLINE:
-            raise LocalProtocolError(f"deadline {deadline} is not in 0..{HIGHEST_DEADLINE} seconds")
+            raise LocalProtocolError(f"deadline {deadline!r} is not in 0..{HIGHEST_DEADLINE} seconds")
         self.check_open()
         if (self._next_own - 1) // 2 >= self._own_limit:
             return None
@@ -342,4 +342,4 @@ class Streams:
 def _check(name: str, found: int, highest: int) -> None:
     """Refuse what the wire has no room for before anything has changed."""
     if not isinstance(found, int) or not 0 <= found <= highest:
-        raise LocalProtocolError(f"{name} {found} is not in 0..{highest}")
+        raise LocalProtocolError(f"{name} {found!r} is not in 0..{highest}")

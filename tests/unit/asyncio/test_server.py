@@ -35,6 +35,11 @@ async def answer_to(server: multi.Server, *pieces: bytes) -> bytes:
         writer.close()
 
 
+async def test_a_server_shows_its_port_and_how_many_sessions_it_has() -> None:
+    async with await multi.start_server(ignore, LISTEN) as server:
+        assert repr(server) == f"<Server port={server.port} sessions=0>"
+
+
 async def test_a_clients_configuration_starts_no_server() -> None:
     with pytest.raises(multi.ConfigError, match="needs listen"):
         await multi.start_server(ignore, {"connection_priority": [["tcp", "ipv4", HOST]], "remote_host": HOST})
