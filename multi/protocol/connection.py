@@ -51,6 +51,9 @@ PEAK_TIME = 0.5  # seconds for which the largest rate counts, and up to twice as
 RTT_KEPT = 0.005  # seconds until the round-trip time that paces windows is looked up again
 SAMPLE_INTERVAL = 0.010  # seconds between looks at a transport while much is on its way
 ANSWER_KEPT = 2.0  # seconds for which the answer to a question is fresher than the transport's mean
+LAGS_AFTER = 0.3  # seconds in which all that is little was late; longer than a repetition after a loss usually takes
+NEAR_AGAIN = 1.25  # times its smallest round trip, at most, of one that lags no more
+NEAR_SLACK = 0.005  # seconds besides
 SAMPLE_REFRESH = 0.5  # seconds between looks at one that carries little: round trips change slowly
 LITTLE = 16 * 1024  # bytes in both directions since the last look
 
@@ -171,6 +174,13 @@ class Connection:
     rtt: float = field(init=False)
     rtt_variation: float = field(init=False)
     min_rtt: float = field(init=False)
+    """What schedulers count on without queues of ours: the smallest there was, unless the connection lags."""
+    least_rtt: float = field(init=False)
+    """The smallest there was."""
+    _late_since: float = inf
+    """When something was copied that only this one carried; nothing was delivered in time since."""
+    _lags: bool = False
+    """What little it carries has been late for `LAGS_AFTER`: its network is not what it was."""
     _mean_rtt: float = 0.0
     """What the transport said last: over round trips that may be of long ago."""
     _answer: tuple[float, float] = (0.0, -inf)
@@ -205,7 +215,8 @@ class Connection:
         self.output = [[] for _ in range(facts.lanes)]
         self.heard_at = self.sent_at = self.progress_at = self.acked_at = self.session_progress_at = now
         self._not_sent_at = self._rate_since = self._begun_at = self._tokens_at = now
-        self.rtt, self.rtt_variation, self.min_rtt = facts.rtt, facts.rtt / 2, facts.rtt
+        self.rtt, self.rtt_variation = facts.rtt, facts.rtt / 2
+        self.min_rtt = self.least_rtt = facts.rtt
         self._tokens = self.bucket_depth
 
     # --- codec  ---
@@ -387,8 +398,7 @@ class Connection:
         if sample.rtt:
             self._take_mean(sample.rtt, now)
             self.rtt_variation = sample.rtt_variation
-        if sample.min_rtt and (not self.min_rtt or sample.min_rtt < self.min_rtt):
-            self.min_rtt = sample.min_rtt
+        self._take_least(sample.min_rtt)
         if sample.rate and not (sample.app_limited and sample.rate < self.rate):
             self.rate, self.rate_told = self._capped(max(sample.rate, self.rate * SLOWDOWN)), True
         self._take_peak(sample.rate, now)
@@ -475,21 +485,36 @@ class Connection:
 
     def take_rtt(self, rtt: float, now: float) -> None:
         """A keep-alive came back (RFC 6298 section 2). Where the transport tells, only if it came sooner: see above."""
-        if not self.min_rtt or rtt < self.min_rtt:
-            self.min_rtt = rtt
         if self.has_samples and self.rtt:
             if rtt < self.rtt:
                 self.rtt, self._answer = rtt, (rtt, now + ANSWER_KEPT)
+            self._take_least(rtt)
             return
         if self.rtt:
             self.rtt_variation += (abs(self.rtt - rtt) - self.rtt_variation) / 4
             self.rtt += (rtt - self.rtt) / 8
         else:
             self.rtt, self.rtt_variation = rtt, rtt / 2
+        self._take_least(rtt)
+
+    def _take_least(self, rtt: float) -> None:
+        """The smallest round trip of a sample or an answer, 0.0 = unknown; `rtt` is up to date."""
+        if rtt and (not self.least_rtt or rtt < self.least_rtt):
+            self.least_rtt = rtt
+        if self._lags and (self.in_flight > LITTLE or self.rtt <= self.least_rtt * NEAR_AGAIN + NEAR_SLACK):
+            self._lags = False  # with more under way, its own queue explains a long round trip
+        self.min_rtt = max(self.least_rtt, self.rtt) if self._lags else self.least_rtt
+
+    def late(self, now: float) -> None:
+        """Something that only this one carries would have arrived sooner elsewhere, and is sent there as well."""
+        self._late_since = min(self._late_since, now)
+        if now >= self._late_since + LAGS_AFTER and self.in_flight <= LITTLE:
+            self._lags = True
+            self._take_least(0.0)
 
     def delivered(self, size: int, now: float) -> None:
         """Session bytes that only this connection carried were acknowledged."""
-        self.session_progress_at = now
+        self.session_progress_at, self._late_since = now, inf
         if self.in_flight <= 0 and not self.carried_control:
             self.unsampled_at = None  # the peer has it all: nothing need be asked of the transport
         self._rate_bytes += size
@@ -513,8 +538,10 @@ class Connection:
         """
         trip = self.min_rtt or self.rtt
         took = now - self._begun_at - trip
-        if not self.congestion_window or self.in_flight < self._returned or not trip or took < trip + ACK_WAITS:
+        if not self.congestion_window or not trip or took < trip + ACK_WAITS:
             return 0.0
+        if self.in_flight < max(self._returned, DOUBTED):
+            return 0.0  # it was given no more
         flights = min((took - ACK_WAITS) / trip, 10.0)
         return self._returned / took if self._returned < INITIAL_WINDOW * (2.0**flights - 1.0) else 0.0
 

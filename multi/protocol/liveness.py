@@ -276,7 +276,7 @@ class Liveness:
         if connection.state is not ConnectionState.ACTIVE or connection.role is not Role.ACTIVE:
             return
         if not any(
-            connection.min_rtt < other.rtt < connection.rtt and now < other.sent_at + LOOK_AGAIN
+            connection.least_rtt < other.rtt < connection.rtt and now < other.sent_at + LOOK_AGAIN
             for other in self._connections.values()
             if other.state is ConnectionState.ACTIVE
         ):

@@ -607,6 +607,7 @@ class Sender:
                 # A path that was good when it was given all this and is next to dead now must not hold it back for as
                 # long as it lives: neither the bound counts then, nor what is expected of a path that gets ever slower.
                 if age >= OVERDUE and age >= OVERDUE_TIMES * arrival(best, size + best.not_sent):
+                    _tell_late(item, by_id, now)
                     self._copy(stream, item, best, now)
                     if size > best.segment_size:
                         return
@@ -615,12 +616,18 @@ class Sender:
                     continue
                 # A copy must be no close call: what has not left there yet counts once more.
                 if arrival(best, size + best.not_sent) < (MUCH_EARLIER if only_head else EARLIER) * remaining:
+                    _tell_late(item, by_id, now)
                     self._opportunistic_bytes += self._copy(stream, item, best, now)
                     # The list changed under the iterator when the range was split: look again next time.
                     if size > best.segment_size:
                         return
                 elif only_head:
                     break
+
+
+def _tell_late(item: Outstanding, connections: Mapping[ConnectionId, Connection], now: float) -> None:
+    if len(item.carriers) == 1 and (carrier := connections.get(item.carriers[0])) is not None:
+        carrier.late(now)
 
 
 def _priority(stream: SendStream) -> tuple[int, StreamId]:

@@ -12,6 +12,7 @@ from multi.protocol.connection import (
     BUCKET_SECONDS,
     FAST_SEGMENT,
     FASTEST_SEGMENT,
+    LAGS_AFTER,
     LITTLE,
     SAMPLE_INTERVAL,
     SAMPLE_REFRESH,
@@ -24,6 +25,7 @@ from multi.protocol.sealing import Cipher
 from multi.protocol.segment import SegmentType
 from multi.protocol.state import Step
 from multi.reasons import Cause, Reason
+from multi.schedulers.estimates import arrival
 from multi.types import ConnectionFacts, ConnectionId, ConnectionState, SessionId, StreamId, TransportSample
 
 ID = SessionId(bytes(range(16)))
@@ -234,6 +236,49 @@ def test_an_answer_that_came_sooner_than_the_transports_mean_counts_until_newer_
     made.take_rtt(0.010, 2.0)
     made.take_sample(sample(rtt=0.250), 2.0 + ANSWER_KEPT)
     assert made.rtt == 0.250, "that was long ago"
+
+
+def test_a_path_on_which_all_that_is_little_is_late_counts_with_its_mean_until_it_is_near_again() -> None:
+    made = connection()
+    made.take_sample(sample(rtt=0.010, rate=MBYTE), 0.0)
+    made.take_sample(sample(rtt=0.300, rate=MBYTE), 1.0)
+    carry(made, 100, 1.0)
+    before = arrival(made, 100)
+    made.late(1.0)
+    assert arrival(made, 100) == before, "a loss and its repetition make it late, too"
+    made.late(1.0 + LAGS_AFTER)
+    assert arrival(made, 100) == pytest.approx(before + (0.300 - 0.010) / 2, rel=0.01)
+    made.take_sample(sample(rtt=0.350, rate=MBYTE), 2.0)
+    assert arrival(made, 100) == pytest.approx(before + (0.350 - 0.010) / 2, rel=0.01)
+    assert made.least_rtt == 0.010
+    made.take_rtt(0.012, 3.0)
+    assert arrival(made, 100) == pytest.approx(before, rel=0.1)
+
+
+def test_what_is_delivered_or_much_makes_a_path_lag_no_more() -> None:
+    made = connection()
+    made.take_sample(sample(rtt=0.010, rate=MBYTE), 0.0)
+    made.take_sample(sample(rtt=0.300, rate=MBYTE), 1.0)
+    made.late(1.0)
+    made.delivered(0, 1.1)
+    made.late(1.0 + LAGS_AFTER)
+    assert made.min_rtt == 0.010
+    carry(made, LITTLE + 1, 1.5)
+    made.late(2.0 + LAGS_AFTER)
+    assert made.min_rtt == 0.010, "its own queue makes its round trip long"
+
+
+def test_a_few_bytes_that_come_back_late_tell_no_rate() -> None:
+    made = connection()
+    made.take_sample(replace(sample(rtt=0.040), congestion_window=14_600), 0.0)
+    carry(made, 120)
+    made.in_flight -= 40
+    made.delivered(40, 0.5)
+    assert made.rate == 0.0
+    carry(made, 40_000, 0.5)
+    made.in_flight -= 2_000
+    made.delivered(2_000, 1.5)
+    assert 0.0 < made.rate < 3_000
 
 
 def test_the_sessions_own_acknowledgements_give_a_rate_where_the_transport_tells_none() -> None:
