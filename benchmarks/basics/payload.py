@@ -47,10 +47,6 @@ class Calls:
         return len({file for file, _ in self.names})
 
     @property
-    def functions(self) -> int:
-        return len(set(self.names))
-
-    @property
     def changes(self) -> int:
         return sum(a[0] != b[0] for a, b in zip(self.names, self.names[1:], strict=False))
 

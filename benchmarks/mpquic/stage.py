@@ -19,7 +19,7 @@ from multi.transports.base import TlsSettings
 from multi.transports.mpquic import aioquic_engine
 from multi.transports.mpquic.private import PrivateEngine
 from multi.transports.mpquic.settings import MpquicSettings
-from multi.transports.quic.engine import PathEngine, PathOpened, implementation
+from multi.transports.quic.engine import PathEngine, implementation
 from multi.transports.quic.settings import QuicSettings
 
 __all__ = ["BULK", "URGENT", "Stage", "Unfinished"]
@@ -156,7 +156,3 @@ class Stage:
             engine.announce_path(path, place.local, seen.peer[1])
             del self._to_open[0]
             self.client.pump()
-
-    def opened_at_client(self) -> int:
-        """How many paths besides the first have answered."""
-        return sum(isinstance(event, PathOpened) for event in self.client.paths)

@@ -40,8 +40,6 @@ class PathFacts(NamedTuple):
     """Of datagrams."""
     lost: int = 0
     """Packets declared lost."""
-    probe_count: int = 0
-    """Probe timeouts in a row."""
     slow_start: bool = False
     """Its congestion window still grows with every byte that arrives: nothing was lost yet."""
     heard_at: float = inf

@@ -81,7 +81,7 @@ class PathDirection(Medium[PathSpec]):
         """Bytes of the first chunk that were delivered."""
         self._queued = 0
         self._blocked = False
-        self._written = self._next = self._received = self._arrived_to = 0
+        self._written = self._next = self._received = 0
         self._ended = self._end_told = False
         self._quantum, self._lowat = QUANTUM_START, LOWAT_MIN
         # the wire

@@ -211,7 +211,6 @@ class Path:
             self.sent,
             self.received,
             loss.lost,
-            loss._pto_count,
             loss._cc.ssthresh is None or loss.congestion_window < loss._cc.ssthresh,
             self.heard_at,
             self.pause,

@@ -474,7 +474,7 @@ def _facts(path: multi_noq.Path) -> PathFacts:
         (number, validated, suspect, backup, slow_start),
         times,
         (window, in_flight, sent, received),
-        (lost_bytes, lost, probes),
+        (lost_bytes, lost, _),
     ) = path
     state = PathState.SUSPECT if suspect else PathState.ACTIVE
     return PathFacts(
@@ -488,7 +488,6 @@ def _facts(path: multi_noq.Path) -> PathFacts:
         sent=sent,
         received=received,
         lost=lost,
-        probe_count=probes,
         slow_start=slow_start,
     )
 
