@@ -19,6 +19,7 @@ from multi.forward.proxy import Credentials
 from multi.forward.relay import Counters
 from multi.forward.specs import Forward, ProxyListener, Treatment, parse_forward, parse_listener, parse_treatment
 from multi.forward.stdio import standard_streams
+from multi.lab.output import put_line
 
 INTERRUPTIONS = (signal.SIGTERM, signal.SIGHUP)  # ssh sends SIGHUP to its proxy command at the end
 
@@ -92,22 +93,22 @@ async def _forward(
 ) -> None:
     _interrupt_on_signals()
     async with AsyncExitStack() as stack:
-        client = await stack.enter_async_context(ForwardClient(config, remotes, log=_print))
+        client = await stack.enter_async_context(ForwardClient(config, remotes, log=put_line))
         for item in forwards:
             stack.callback((server := await listen_for(client, item)).close)
-            _print(f"{_place(server)} leads to {item.target}")
+            put_line(f"{_place(server)} leads to {item.target}")
         for listener in listeners:
             stack.callback((server := await listen_as_proxy(client, listener, credentials)).close)
             asked = ", password asked for" if credentials else ""
-            _print(f"{_place(server)} is a proxy (SOCKS5 and HTTP CONNECT{asked})")
+            put_line(f"{_place(server)} is a proxy (SOCKS5 and HTTP CONNECT{asked})")
         for item in udp:
             stack.push_async_callback((datagrams := await listen_for_datagrams(client, item)).close)
-            _print(f"{_places(port.address for port in datagrams.ports)} (UDP) leads to {item.target}")
-        _print("ready")
+            put_line(f"{_places(port.address for port in datagrams.ports)} (UDP) leads to {item.target}")
+        put_line("ready")
         try:
             await client.wait()
         finally:
-            _print(f"forwarded: {client.counters}")
+            put_line(f"forwarded: {client.counters}")
 
 
 def _place(server: asyncio.Server) -> str:
@@ -122,7 +123,3 @@ def _interrupt_on_signals() -> None:
     loop = asyncio.get_running_loop()
     for number in INTERRUPTIONS:
         loop.add_signal_handler(number, signal.raise_signal, signal.SIGINT)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from multi.errors import printable
+from multi.lab.output import Room, lost_lines
 
 Format = Literal["text", "json"]
 
@@ -39,11 +40,21 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.Handler):
+    """Whoever collects may fall behind, be gone or have a full disk: that neither holds up nor ends a session."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._room = Room()
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             # Looked up each time: the progress view puts itself between while it is on the screen.
-            print(self.format(record), file=sys.stderr)
-        except Exception:  # whoever collects has gone, or its disk is full: that ends no session
+            if self._room.for_a_line(sys.stderr):
+                if lost := self._room.lost:
+                    self._room.lost = 0
+                    logger.warning("%s", lost_lines(lost))
+                print(self.format(record), file=sys.stderr)
+        except Exception:
             self.handleError(record)
 
 

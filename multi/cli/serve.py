@@ -20,6 +20,7 @@ from multi.forward.service import ForwardService, with_room_for_streams
 from multi.lab.files.protocol import LINE_LIMIT
 from multi.lab.files.service import REQUEST_TIMEOUT, FileService
 from multi.lab.files.tree import FileTree
+from multi.lab.output import put_line
 from multi.workers.run import Running, ServingProcess, place_of, run
 
 
@@ -43,14 +44,14 @@ def run_serve(config: ConfigLike, directory: Path | None, *, allow_put: bool, fo
         services.append(f"forwarding to {printable(forward_to)}")
     serve = partial(_serve_in_process, directory, allow_put, forward_to)
     stopped_by = run(loaded, serve, partial(_announce, loaded, " and ".join(services)))
-    _print("stopped")
+    put_line("stopped")
     return 130 if stopped_by is signal.SIGINT else 0
 
 
 def _announce(config: Config, what: str, server: Running) -> None:
-    _print(f"{what} on {place_of(config, server)}")
+    put_line(f"{what} on {place_of(config, server)}")
     for line in server.control.addresses:
-        _print(line)
+        put_line(line)
 
 
 def _serve_in_process(
@@ -58,10 +59,10 @@ def _serve_in_process(
 ) -> signal.Signals:
     with ExitStack() as stack:
         tree = stack.enter_context(FileTree(directory)) if directory is not None else None
-        files = FileService(tree, allow_put=allow_put, log=_print)
+        files = FileService(tree, allow_put=allow_put, log=put_line)
         if forward_to is None:
             return asyncio.run(_serve(process, files.serve, [files]))
-        forwarding = ForwardService(parse_rules(forward_to), log=_print)
+        forwarding = ForwardService(parse_rules(forward_to), log=put_line)
         allow_many_descriptors()
         return asyncio.run(_serve(process, partial(_either, files, forwarding), [files, forwarding]))
 
@@ -82,7 +83,7 @@ async def _serve(
     process: ServingProcess, on_client: ClientCallback, services: Sequence[FileService | ForwardService]
 ) -> signal.Signals:
     server = await process.start_server(on_client, limit=LINE_LIMIT)
-    signals = process.stop_signals(server, _print)
+    signals = process.stop_signals(server, put_line)
 
     def under_way() -> str:
         running = sum(service.running for service in services)
@@ -91,9 +92,5 @@ async def _serve(
     first = await signals.stopped(under_way)
     for service in services:
         if isinstance(service, ForwardService):
-            _print(f"forwarded: {service.counters}")
+            put_line(f"forwarded: {service.counters}")
     return first
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)

@@ -452,6 +452,20 @@ def test_reader_that_goes_away_is_no_error() -> None:
         assert process.stderr.read() == ""
 
 
+def test_a_server_goes_on_and_drains_though_nobody_reads_what_it_says(files: Files) -> None:
+    (files.served / "f").write_bytes(b"all of it")
+    with files.serving() as (process, port):
+        process.stdout.close()
+        for name, code in (("absent", 1), ("f", 0)):
+            got = run_forked("get", files.client_config(port), name, cwd=files.here)
+            assert (got.returncode, "broken pipe" in got.stderr.lower()) == (code, False)
+        process.send_signal(signal.SIGHUP)
+        process.terminate()
+        assert process.wait(TIMEOUT) == 0
+        assert process.stderr.read() == ""
+    assert (files.here / "f").read_bytes() == b"all of it"
+
+
 # --- forwarding ---
 
 

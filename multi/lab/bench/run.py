@@ -37,6 +37,7 @@ from multi.lab.bench.protocol import (
     encode,
     read,
 )
+from multi.lab.output import put_line
 from multi.workers.run import Running, ServingProcess, place_of, run
 
 DEFAULT_SECONDS = 10.0
@@ -153,7 +154,7 @@ def run_bench_server(config: ConfigLike) -> int:
 
 
 def _announce(config: Config, server: Running) -> None:
-    print(f"bench server on {place_of(config, server)}", flush=True)
+    put_line(f"bench server on {place_of(config, server)}")
 
 
 def _serve_in_process(process: ServingProcess) -> signal.Signals:
@@ -181,19 +182,16 @@ async def _serve(process: ServingProcess) -> signal.Signals:
         reader, writer = session.reader, session.writer
         writer.write(encode(Answer()))
         amount = f"{request.bytes} bytes" if request.bytes else f"{request.seconds:g} s"
-        print(
-            f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}",
-            flush=True,
-        )
+        put_line(f"measuring {amount} {'to' if request.reverse else 'from'} {writer.get_extra_info('peername')[0]}")
         if request.reverse:
             await _send_to(reader, writer, session, request, payload)
         else:
             report = await _receive(reader, session, request, payload)
-            print(f"received {report.bytes} bytes in {report.seconds:.2f} s", flush=True)
+            put_line(f"received {report.bytes} bytes in {report.seconds:.2f} s")
             writer.write(encode(report))
 
     server = await process.start_server(on_client, limit=LINE_LIMIT)
-    return await process.stop_signals(server, partial(print, flush=True)).stopped()
+    return await process.stop_signals(server, put_line).stopped()
 
 
 async def _send_to(
@@ -202,7 +200,7 @@ async def _send_to(
     """-R: the payload has a stream of its own, so that the report can follow on stream 0."""
     _, data_writer = await session.open_stream()
     await _send(data_writer, request, payload)
-    print(f"sent {(await read(reader, Received)).received} bytes", flush=True)
+    put_line(f"sent {(await read(reader, Received)).received} bytes")
     writer.write(encode(Report(connections=_connections(session), retransmitted=session.bytes_reinjected)))
 
 
