@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -63,9 +64,26 @@ def log_to_stderr(verbosity: int, form: Format) -> None:
     text = "%(asctime)s %(name)s %(levelname)s: %(message)s" if verbosity else "multi: warning: %(message)s"
     handler = _Handler()
     handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(text))
-    root = logging.getLogger("multi")
-    root.handlers[:] = [handler]
-    root.setLevel(LEVELS[min(verbosity, 2)])
+    ours = logging.getLogger("multi")
+    ours.handlers[:] = [handler]
+    ours.setLevel(LEVELS[min(verbosity, 2)])
+    if form == "json":
+        ours.propagate = False
+        _log_everything(handler)
+
+
+def _log_everything(handler: logging.Handler) -> None:
+    """What asyncio, other libraries and the interpreter have to say would come as text."""
+    logging.getLogger().handlers[:] = [handler]
+    logging.captureWarnings(True)
+    sys.excepthook = lambda *error: logger.error("uncaught exception", exc_info=error)
+    threading.excepthook = lambda told: logger.error(
+        "uncaught exception in a thread",
+        exc_info=(told.exc_type, told.exc_value or told.exc_type(), told.exc_traceback),
+    )
+    sys.unraisablehook = lambda told: logger.error(
+        "%s %r", told.err_msg or "exception ignored in", told.object, exc_info=told.exc_value
+    )
 
 
 def say(text: str, form: Format, error: Exception | None = None) -> None:

@@ -102,6 +102,9 @@ def work(job: Job) -> None:
         else:
             worker.cannot_start(error)
         sys.exit(1)
+    except Exception:
+        logger.exception("worker %d failed", job.index)
+        sys.exit(1)
 
 
 def _end_with(parent: int) -> None:

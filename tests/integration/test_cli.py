@@ -209,6 +209,33 @@ def test_logs_for_programs_are_an_object_a_line_with_the_session(files: Files, u
     assert "error" not in json.loads(line)
 
 
+def test_what_libraries_and_the_interpreter_say_is_an_object_a_line_too() -> None:
+    program = """
+import logging, threading, warnings
+from multi.cli.logs import log_to_stderr
+
+log_to_stderr(0, "json")
+logging.getLogger("asyncio").error("first\\nsecond")
+warnings.warn("warned")
+
+class Broken:
+    def __del__(self):
+        raise ValueError("ignored")
+
+Broken()
+thread = threading.Thread(target=int, args=("none",))
+thread.start()
+thread.join()
+raise KeyboardInterrupt
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT).stderr
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [line["logger"] for line in lines] == ["asyncio", "py.warnings", *["multi.cli"] * 3]
+    assert lines[0]["message"] == "first\nsecond"
+    assert ["ValueError: ignored" in lines[2]["error"], "ValueError" in lines[3]["error"]] == [True, True]
+    assert lines[4]["error"].endswith("KeyboardInterrupt")
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_session_goes_on_where_nobody_takes_what_it_logs(form: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     class Gone(io.StringIO):
